@@ -1,0 +1,56 @@
+"""Columns of byte strings: one buffer and its offsets instead of a list of Python objects."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class ByteColumn:
+    """n byte strings stored end to end.
+
+    Attributes:
+        data: uint8 (sum of lengths,), the strings one after another.
+        offsets: int64 (n + 1,), ascending; string i is data[offsets[i]:offsets[i + 1]].
+            offsets[0] need not be 0, so a contiguous range of rows is a view.
+    """
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """int64 (n,): length of each string in bytes."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str | bytes]) -> Self:
+        """Builds a column from Python strings (ASCII or UTF-8)."""
+        encoded = [s.encode() if isinstance(s, str) else s for s in strings]
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(s) for s in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def rows(self, begin: int, end: int) -> Self:
+        """The rows begin..end-1 as a view on the same buffer."""
+        return type(self)(self.data, self.offsets[begin : end + 1])
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """The given rows, copied, in the given order."""
+        lengths = self.lengths[rows]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        source = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return type(self)(self.data[source], offsets)
+
+    def to_strings(self) -> list[str]:
+        """The strings as Python `str`, decoded as UTF-8."""
+        raw = self.data[self.offsets[0] : self.offsets[-1]].tobytes()
+        bounds = (self.offsets - self.offsets[0]).tolist()
+        return [raw[a:b].decode() for a, b in zip(bounds, bounds[1:], strict=False)]

@@ -1,0 +1,74 @@
+"""What a model is and what a run was asked to do: frozen, torch-free descriptions."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["esm2", "dnabert_s"]
+Precision = Literal["auto", "fp32", "fp16", "bf16"]
+Engine = Literal["packed", "reference"]
+AttentionChoice = Literal["auto", "sdpa", "reference"]
+EmbeddingsDtype = Literal["none", "float16", "float32"]
+Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """The architecture of one transformer, as read from its checkpoint.
+
+    Attributes:
+        family: which of the two architectures this is.
+        num_layers: transformer layers; a `repr_layer` is valid in 0..num_layers.
+        embedding_dim: width D of the hidden states.
+        num_heads: attention heads N; head_dim is D / N.
+        ffn_dim: width of the feed-forward layer (of each gated half for DNABERT-S).
+        vocab_size: rows of the token embedding.
+        layer_norm_eps: epsilon of every LayerNorm.
+        token_dropout: ESM-2 only: embeddings are rescaled for masked tokens at inference too.
+    """
+
+    family: Family
+    num_layers: int
+    embedding_dim: int
+    num_heads: int
+    ffn_dim: int
+    vocab_size: int
+    layer_norm_eps: float
+    token_dropout: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.embedding_dim // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One run's settings as asked for; "auto" and None are resolved when the plan is made.
+
+    Attributes:
+        chunk_length: chunk length K in bp; None when whole sequences are embedded.
+        esm_model: catalogue name, hub name or path of the protein model; None for a DNA-only run.
+        dnabert_model: the same for the DNA model; None for a protein-only run.
+        head: path of the classifier head; None takes the bundled head of the bundled models, or, when
+            `chunk_length` is None, no head.
+        repr_layer: layer of the ESM-2 representation (of the single model when only one is run),
+            0..num_layers; None is the last.
+        precision: arithmetic of the forward pass.
+        devices: "auto", "cpu", or CUDA device indices.
+        token_budget: most tokens in one packed batch; None lets the engine choose.
+        engine: "packed", or "reference" (one sequence at a time, fp32, plain attention).
+        attention: attention backend.
+        embeddings: dtype in which vectors are stored, or "none" to store scores only.
+    """
+
+    chunk_length: int | None = 500
+    esm_model: str | None = "tiny"
+    dnabert_model: str | None = "tiny"
+    head: str | None = None
+    repr_layer: int | None = None
+    precision: Precision = "auto"
+    devices: tuple[str, ...] = ("auto",)
+    token_budget: int | None = None
+    engine: Engine = "packed"
+    attention: AttentionChoice = "auto"
+    embeddings: EmbeddingsDtype = "float32"
