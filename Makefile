@@ -1,0 +1,43 @@
+# make demo    install into .venv, then find the viral contigs of examples/
+# make test    install with the test tools, then run all tests
+# make check   formatting, lint, types, layers and the architecture test
+#
+# PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
+# PIP_ARGS="..."                 further arguments for pip install
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
+
+.PHONY: demo test check clean
+
+demo: .venv/installed
+	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+clean:
+	rm -rf .venv demo
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "virnuc needs Python 3.11 to 3.13 and '$(PYTHON)' is not one: set PYTHON, as in PYTHON=python3.12 make demo" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) --editable '.[dev]'
+	@touch $@ .venv/installed
