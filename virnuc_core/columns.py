@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -53,4 +54,4 @@ class ByteColumn:
         """The strings as Python `str`, decoded as UTF-8."""
         raw = self.data[self.offsets[0] : self.offsets[-1]].tobytes()
         bounds = (self.offsets - self.offsets[0]).tolist()
-        return [raw[a:b].decode() for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [raw[a:b].decode() for a, b in pairwise(bounds)]

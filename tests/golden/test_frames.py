@@ -1,0 +1,54 @@
+"""Chunks and frames against the original program's, byte for byte."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.sequences.reader import iter_records
+
+
+@pytest.fixture(params=[300, 500])
+def chunk_length(request: pytest.FixtureRequest) -> int:
+    length: int = request.param
+    return length
+
+
+@pytest.fixture
+def golden(data_dir: Path) -> Path:
+    return data_dir / "golden" / "frames"
+
+
+@pytest.fixture
+def store(golden: Path, tmp_path: Path, chunk_length: int) -> FrameStore:
+    return build_frame_store([golden / "input.fa.gz"], tmp_path / "frames", chunk_length)
+
+
+def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path, chunk_length: int) -> None:
+    sequences = [record.sequence.decode() for record in iter_records([golden / "input.fa.gz"], "dna")]
+    table = [
+        f"{name}\t{sequences[record][start:end]}"
+        for name, record, start, end in zip(
+            store.chunk_ids(0, store.num_chunks),
+            store.chunk_record,
+            store.chunk_start,
+            store.chunk_end,
+            strict=True,
+        )
+    ]
+    with gzip.open(golden / f"chunks_{chunk_length}.tsv.gz", "rt") as file:
+        expected = [line.rstrip("\n").split("\t") for line in file][1:]
+    # The original changes to upper case after chunking.
+    assert table == [f"{name}\t{sequence.upper()}" for name, sequence in expected]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_frames_are_byte_equal_to_the_original(
+    store: FrameStore, golden: Path, tmp_path: Path, chunk_length: int, suffix: str
+) -> None:
+    path = tmp_path / f"frames{suffix}"
+    write_frames_tsv(store, path)
+    written = gzip.decompress(path.read_bytes()) if suffix == ".tsv.gz" else path.read_bytes()
+    assert written == gzip.decompress((golden / f"expected_{chunk_length}.tsv.gz").read_bytes())

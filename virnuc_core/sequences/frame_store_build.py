@@ -1,0 +1,256 @@
+"""Writing a frame store: records are read, judged, chunked and translated batch by batch."""
+
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.atomic_write import sync_file, sync_folder, temporary_name
+from virnuc_core.columns import ByteColumn
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.column_files import ColumnWriter, map_strings
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.reader import Alphabet, Record, input_digest, iter_records, rejection_reason
+from virnuc_core.sequences.record_names import NameRegister, numbered_name, renamed
+from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta, content_digest
+from virnuc_core.sequences.translation import open_frames
+
+logger = logging.getLogger(__name__)
+
+Int64 = npt.NDArray[np.int64]
+
+# Letters that are worked on at once: small enough for the processor's cache, large enough for NumPy.
+_BATCH_LETTERS: Final = 1 << 20
+
+
+def build_frame_store(
+    inputs: Sequence[str | Path],
+    folder: str | Path,
+    chunk_length: int | None,
+    alphabet: Alphabet = "dna",
+    *,
+    rejected_copy: Path | None = None,
+) -> FrameStore:
+    """Reads sequence files and stores their open frames, or whole sequences, in a new store.
+
+    The store appears under its name when it is whole; a store that was there is replaced. Memory is
+    bounded by about 5 bytes a letter of the longest record and 8 bytes a record.
+
+    Args:
+        inputs: regular sequence files, see `iter_records`.
+        folder: where the store shall be.
+        chunk_length: chunk length in bp; None stores whole sequences.
+        alphabet: what the records are; frames need "dna".
+        rejected_copy: where rejected.tsv is also written, even if no record can be used.
+
+    Raises:
+        InputError: an input cannot be read, or holds no record that can be used.
+        UsageError: the chunk length is below 1, or given for proteins, or `folder` holds something else.
+    """
+    if chunk_length is not None and (alphabet != "dna" or chunk_length < 1):
+        raise UsageError(
+            f"A chunk length of {chunk_length} cannot be used with {alphabet} records. "
+            "Give a positive chunk length for DNA, and none for proteins."
+        )
+    folder = Path(folder)
+    with _new_folder(folder) as building:
+        _Builder(building, chunk_length, alphabet).build(inputs, rejected_copy)
+    return FrameStore.open(folder)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Gives a temporary folder to fill; it becomes `folder` when the block ends without an error.
+
+    Raises:
+        UsageError: `folder` is there and is not a frame store.
+    """
+    if folder.exists() and not StoreMeta.is_in(folder):
+        raise UsageError(f"{folder} is in the way: it is not a frame store. Move it or name another folder.")
+    temporary = temporary_name(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_folder(temporary)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.replace(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
+
+
+class _Builder:
+    """Fills a new, empty folder with the columns, tables and meta.json of one store."""
+
+    def __init__(self, folder: Path, chunk_length: int | None, alphabet: Alphabet) -> None:
+        self._folder = folder
+        self._chunk_length = chunk_length
+        self._alphabet: Alphabet = alphabet
+        self._names = NameRegister()
+        self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
+
+    def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
+        """Reads the inputs and writes everything, meta.json last.
+
+        Raises:
+            InputError: an input cannot be read, or holds no record that can be used.
+        """
+        digests = tuple(input_digest(path) for path in inputs)
+        rejected = self._folder / REJECTED_NAME
+        with (
+            open(rejected, "w", encoding="utf-8", newline="\n") as table,
+            ColumnWriter(self._folder) as columns,
+        ):
+            for batch in self._batches(iter_records(inputs, self._alphabet), table):
+                self._add(columns, batch)
+        if rejected_copy is not None:
+            shutil.copyfile(rejected, rejected_copy)
+        if not self._num_records:
+            raise InputError(self._nothing_usable(inputs, rejected_copy))
+        if self._num_rejected:
+            logger.warning(
+                "%d of %d records cannot be used; %s says why",
+                self._num_rejected, self._num_rejected + self._num_records, REJECTED_NAME,
+            )  # fmt: skip
+        sync_file(rejected)
+        num_renamed = self._make_names_unique()
+        StoreMeta(
+            chunk_length=self._chunk_length,
+            alphabet=self._alphabet,
+            inputs=digests,
+            num_records=self._num_records,
+            num_chunks=self._num_chunks,
+            num_frames=self._num_frames,
+            num_rejected=self._num_rejected,
+            num_renamed=num_renamed,
+            content_sha256=content_digest(self._folder),
+        ).write(self._folder)
+
+    def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
+        """Groups the usable records into batches and lists the others in the table."""
+        rejected.write("record\tid\tfile\tlength\treason\n")
+        batch: list[Record] = []
+        letters = 0
+        for record in records:
+            reason = rejection_reason(record.sequence, self._alphabet)
+            if reason is not None:
+                self._num_rejected += 1
+                length = len(record.sequence)
+                rejected.write(f"{record.number}\t{_name(record)}\t{record.path}\t{length}\t{reason}\n")
+                continue
+            batch.append(record)
+            letters += len(record.sequence)
+            if letters >= _BATCH_LETTERS:
+                yield batch
+                batch, letters = [], 0
+        if batch:
+            yield batch
+
+    def _add(self, columns: ColumnWriter, batch: list[Record]) -> None:
+        """Appends a batch of records with their chunks and frames."""
+        names = [_name(record).encode() for record in batch]
+        for name in names:
+            self._names.add(name)
+        sequences = ByteColumn.from_strings([record.sequence for record in batch])
+        columns.append_strings("record_name", ByteColumn.from_strings(names))
+        columns.append("record_number", np.array([record.number for record in batch], np.int64))
+        columns.append("record_length", sequences.lengths)
+        if self._chunk_length is None:
+            self._add_whole(columns, sequences)
+        else:
+            self._add_frames(columns, sequences, self._chunk_length)
+        self._num_records += len(batch)
+
+    def _add_whole(self, columns: ColumnWriter, sequences: ByteColumn) -> None:
+        """Appends records as they are: one chunk and one row each."""
+        count = len(sequences)
+        zeros = np.zeros(count, np.int64)
+        rows = self._num_records + np.arange(count)
+        self._add_chunks(columns, rows, zeros, zeros, sequences.lengths)
+        columns.append("frame_chunk", rows)
+        columns.append("frame_number", zeros.astype(np.uint8))
+        columns.append_strings(self._alphabet, sequences)
+        self._num_frames += count
+
+    def _add_frames(self, columns: ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
+        """Appends the chunks of the records and the open frames of the chunks."""
+        table = chunk_table(sequences.lengths, chunk_length)
+        first_chunk = self._num_chunks
+        self._add_chunks(columns, self._num_records + table.record, table.index, table.start, table.end)
+        starts = sequences.offsets[table.record] + table.start
+        ends = sequences.offsets[table.record] + table.end
+        for begin, end in _groups(ends):
+            left, right = int(starts[begin]), int(ends[end - 1])
+            frames = open_frames(sequences.data[left:right], starts[begin:end] - left, ends[begin:end] - left)
+            columns.append("frame_chunk", first_chunk + begin + frames.chunk)
+            columns.append("frame_number", frames.frame)
+            columns.append_strings("protein", frames.protein)
+            columns.append_strings("dna", frames.dna)
+            self._num_frames += len(frames)
+
+    def _add_chunks(
+        self, columns: ColumnWriter, record: Int64, index: Int64, start: Int64, end: Int64
+    ) -> None:
+        columns.append("chunk_record", record)
+        columns.append("chunk_index", index)
+        columns.append("chunk_start", start)
+        columns.append("chunk_end", end)
+        self._num_chunks += len(record)
+
+    def _make_names_unique(self) -> int:
+        """Renames the records whose name an earlier one has, and returns how many there are."""
+        names = map_strings(self._folder, "record_name", self._num_records)
+        numbers = self._names.repeats(names)
+        rows = np.flatnonzero(numbers)
+        if not len(rows):
+            return 0
+        example = names.rows(rows[0], rows[0] + 1).to_strings()[0]
+        logger.warning(
+            "%d records have the name of an earlier one and get a number; the first is now called %s",
+            len(rows), numbered_name(example.encode(), int(numbers[rows[0]])).decode(),
+        )  # fmt: skip
+        aside = self._folder / "unique_names"
+        aside.mkdir()
+        with ColumnWriter(aside) as columns:
+            for block in renamed(names, numbers):
+                columns.append_strings("record_name", block)
+        for path in aside.iterdir():
+            path.replace(self._folder / path.name)
+        aside.rmdir()
+        return len(rows)
+
+    def _nothing_usable(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> str:
+        files = ", ".join(map(str, inputs))
+        if not self._num_rejected:
+            return f"{files}: no sequence record found. Give FASTA or FASTQ files with at least one record."
+        with open(self._folder / REJECTED_NAME, encoding="utf-8") as table:
+            next(table)
+            reason = next(table).rstrip("\n").split("\t")[-1]
+        where = f" {rejected_copy} lists them all." if rejected_copy else ""
+        return (
+            f"{files}: none of the {self._num_rejected} records can be used; the first one: {reason}.{where} "
+            f"Give {'nucleotide' if self._alphabet == 'dna' else 'protein'} sequences."
+        )
+
+
+def _name(record: Record) -> str:
+    return record.name or f"record_{record.number}"
+
+
+def _groups(ends: Int64) -> Iterator[tuple[int, int]]:
+    """Cuts chunks into runs (begin, end) that span about _BATCH_LETTERS bases each, for long records."""
+    bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
+    begin = 0
+    for end in [*np.unique(bounds).tolist(), len(ends)]:
+        if end > begin:
+            yield begin, end
+            begin = end

@@ -1,0 +1,86 @@
+"""What a frame store says about itself: its counts, its origin and a digest of its content."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from virnuc_core.atomic_write import write_text
+from virnuc_core.errors import DamagedFileError
+from virnuc_core.sequences.reader import Alphabet, InputFile
+
+SCHEMA_VERSION: Final = 1
+REJECTED_NAME: Final = "rejected.tsv"
+_META_NAME: Final = "meta.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreMeta:
+    """What a frame store holds and where it came from.
+
+    Attributes:
+        chunk_length: chunk length in bp; None when whole sequences are stored.
+        alphabet: what the input records are.
+        inputs: the input files.
+        num_records: used records.
+        num_chunks: their chunks.
+        num_frames: open frames, or records when whole sequences are stored: the rows of a run.
+        num_rejected: records that were not used.
+        num_renamed: records that got a number because an earlier one has the same name.
+        content_sha256: hex digest over everything that a run computes with.
+        schema_version: of the folder.
+    """
+
+    chunk_length: int | None
+    alphabet: Alphabet
+    inputs: tuple[InputFile, ...]
+    num_records: int
+    num_chunks: int
+    num_frames: int
+    num_rejected: int
+    num_renamed: int
+    content_sha256: str
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Writes meta.json, which makes the folder a store."""
+        write_text(folder / _META_NAME, json.dumps(asdict(self), indent=2) + "\n")
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether the folder has a meta.json, of whatever state."""
+        return (folder / _META_NAME).is_file()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads meta.json.
+
+        Raises:
+            DamagedFileError: it is missing, unreadable, or of another schema version.
+        """
+        path = folder / _META_NAME
+        try:
+            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            inputs = tuple(InputFile(**one) for one in fields.pop("inputs"))
+            meta = cls(inputs=inputs, **fields)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DamagedFileError(
+                f"{folder} is not a whole frame store: {path.name} cannot be used ({error!r}). "
+                "Delete the folder and run again."
+            ) from error
+        if meta.schema_version != SCHEMA_VERSION:
+            raise DamagedFileError(
+                f"{folder} is a frame store of schema version {meta.schema_version}; this program reads "
+                f"version {SCHEMA_VERSION}. Delete the folder and run again."
+            )
+        return meta
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of a store's columns."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.bin")):
+        with open(path, "rb") as stream:
+            digest.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""Six-frame translation of chunks, keeping the frames that are open, without a loop over chunks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.columns import ByteColumn
+
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+
+FRAME_NAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+
+_STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
+_DROPPED = 0  # stands for the amino acid of a codon that is not pure ACGT
+_STOP = ord("*")
+
+
+def _base_table(values: tuple[int, int, int, int], other: int) -> bytes:
+    """A translate table that maps A, C, G, T to `values` and every other byte to `other`."""
+    table = bytearray([other] * 256)
+    for base, value in zip(b"ACGT", values, strict=True):
+        table[base] = value
+    return bytes(table)
+
+
+# The three tables of a codon add up to 0..63 for pure ACGT and to 64 or more otherwise, within a byte.
+_FIRST = _base_table((0, 16, 32, 48), 64)
+_SECOND = _base_table((0, 4, 8, 12), 64)
+_THIRD = _base_table((0, 1, 2, 3), 64)
+_AMINO_ACID = _STANDARD_CODE + bytes([_DROPPED] * 192)
+_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """The n open frames of a run of chunks, in order of chunk and frame.
+
+    Attributes:
+        chunk: int64 (n,), row of the chunk.
+        frame: uint8 (n,), index into FRAME_NAMES.
+        protein: the translation; codons with other letters than ACGT are left out.
+        dna: what DNABERT-S is given: the frame's strand from the frame's start, 3 bases a residue and one
+            more unless the chunk ends there.
+    """
+
+    chunk: Int64
+    frame: UInt8
+    protein: ByteColumn
+    dna: ByteColumn
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+
+def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Translates chunks in six frames and keeps each frame whose protein is non-empty and has no stop.
+
+    Args:
+        bases: uint8 (N,), upper-case sequence; records may lie end to end.
+        starts: int64 (C,), first base of each chunk in `bases`.
+        ends: int64 (C,), one past the last base of each chunk.
+
+    Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no least length;
+    the slice given to DNABERT-S is strand[f : f + 1 + 3 * residues].
+    """
+    total = len(bases)
+    forward = np.ascontiguousarray(bases).tobytes()
+    strands = forward + forward[::-1].translate(_COMPLEMENT)
+    residues, codons_a_class = _translate_by_class(strands)
+
+    # A chunk's reverse complement lies mirrored in the second half of `strands`.
+    shift = np.arange(3)
+    first = np.concatenate([starts[:, None] + shift, (2 * total - ends)[:, None] + shift], axis=1).ravel()
+    num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
+    begin = (first % 3) * codons_a_class + first // 3
+    end = begin + num_codons
+
+    num_dropped = _count_between(np.flatnonzero(residues == _DROPPED), begin, end)
+    num_stops = _count_between(np.flatnonzero(residues == _STOP), begin, end)
+    kept = np.flatnonzero((num_stops == 0) & (num_codons > num_dropped))
+
+    protein = _gather(residues, begin[kept], num_codons[kept])
+    if num_dropped[kept].any():
+        protein = ByteColumn(
+            protein.data[protein.data != _DROPPED], _offsets((num_codons - num_dropped)[kept])
+        )
+    chunk, frame = np.divmod(kept, 6)
+    strand_left = (ends - starts)[chunk] - frame % 3
+    dna = _gather(
+        np.frombuffer(strands, np.uint8), first[kept], np.minimum(3 * protein.lengths + 1, strand_left)
+    )
+    return FrameTable(chunk, frame.astype(np.uint8), protein, dna)
+
+
+def _translate_by_class(strands: bytes) -> tuple[UInt8, int]:
+    """Amino acid of the codon at every position, positions of equal remainder mod 3 laid together.
+
+    Returns:
+        uint8 (3 * M,) and M: the codon at position p is at (p % 3) * M + p // 3, so that every reading
+        frame is one contiguous range.
+    """
+    table_sum = np.frombuffer(strands.translate(_FIRST), np.uint8).copy()
+    table_sum[:-1] += np.frombuffer(strands.translate(_SECOND), np.uint8)[1:]
+    table_sum[:-2] += np.frombuffer(strands.translate(_THIRD), np.uint8)[2:]
+    rows = -(-len(strands) // 3)
+    by_class = np.full((3, rows), 64, np.uint8)
+    for remainder in range(3):
+        column = table_sum[remainder::3]
+        by_class[remainder, : len(column)] = column
+    return np.frombuffer(by_class.tobytes().translate(_AMINO_ACID), np.uint8), rows
+
+
+def _count_between(positions: Int64, begin: Int64, end: Int64) -> Int64:
+    """int64 (n,): how many of the ascending positions lie in begin[i]..end[i]-1."""
+    counts: Int64 = np.searchsorted(positions, end) - np.searchsorted(positions, begin)
+    return counts
+
+
+def _gather(source: UInt8, begin: Int64, lengths: Int64) -> ByteColumn:
+    """Copies the ranges source[begin[i] : begin[i] + lengths[i]] into a column."""
+    offsets = _offsets(lengths)
+    index = np.repeat(begin - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return ByteColumn(source[index], offsets)
+
+
+def _offsets(lengths: Int64) -> Int64:
+    """int64 (n + 1,): running sum of the lengths, from 0."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
