@@ -1,0 +1,1 @@
+"""From sequences to packed batches of token ids: both tokenizers and the packing."""
