@@ -1,0 +1,1 @@
+"""The two language models and the classifier head: finding, reading and running them."""

@@ -1,0 +1,45 @@
+"""DNABERT-S against the outputs of its authors' code."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.columns import ByteColumn
+from virnuc_core.models.attention import AttentionBackend
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.loading import load_model
+from virnuc_core.models.pooling import mean_pool
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "dnabert_s"
+
+
+@pytest.fixture(scope="module")
+def model() -> Encoder:
+    return load_model(resolve_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", torch.float32)[0]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@torch.inference_mode()
+def test_hidden_states_and_means_equal_the_authors(model: Encoder, backend: AttentionBackend) -> None:
+    with np.load(GOLDEN / "golden.npz") as golden:
+        layout = model.build_layout(golden["cu_seqlens"], backend)
+        hidden_states = model(torch.from_numpy(golden["input_ids"]), layout)
+        means = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        np.testing.assert_allclose(hidden_states.numpy(), golden["hidden_states"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(means.numpy(), golden["mean_pooled"], rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_means_from_strings_equal_the_authors(model: Encoder, shared_dir: Path) -> None:
+    tokenizer = DnabertTokenizer(shared_dir / "golden" / "dnabert_tokenizer" / "tokenizer.json")
+    with np.load(GOLDEN / "golden_strings.npz") as golden:
+        tokens = tokenizer.encode(ByteColumn.from_strings(golden["sequences"].tolist()))
+        np.testing.assert_array_equal(tokens.num_tokens, golden["num_tokens"])
+        layout = model.build_layout(tokens.offsets.astype(np.int32), "sdpa")
+        hidden_states = model(torch.from_numpy(tokens.input_ids), layout)
+        means = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        np.testing.assert_allclose(means.numpy(), golden["mean_pooled"], rtol=0, atol=1e-5)

@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.errors import UsageError
+from virnuc_core.models import attention
+from virnuc_core.models.attention import PackedLayout, packed_attention, resolve_attention
+
+CPU = torch.device("cpu")
+LENGTHS = [
+    [7],
+    [5, 5, 5],
+    [1, 2, 30, 31, 29, 30, 3, 64],
+    [64, 33, 33, 2, 1, 1],
+    [4, 0, 6],
+]
+SCHEMES = [{"rotary_head_dim": 16}, {"alibi_heads": 3}, {}]
+
+
+def _layout(lengths: list[int], backend: attention.AttentionBackend, scheme: dict[str, int]) -> PackedLayout:
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return PackedLayout.build(cu_seqlens, backend=backend, device=CPU, dtype=torch.float32, **scheme)
+
+
+def _qkv(lengths: list[int], head_dim: int = 16) -> torch.Tensor:
+    return torch.randn(sum(lengths), 3, 3, head_dim, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("padded_share", [1.0, 1.25, 100.0])
+def test_sdpa_equals_reference(
+    lengths: list[int], scheme: dict[str, int], padded_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
+    qkv = _qkv(lengths)
+    expected = packed_attention(qkv, _layout(lengths, "reference", scheme))
+    assert expected.shape == (sum(lengths), 48)
+    actual = packed_attention(qkv, _layout(lengths, "sdpa", scheme))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
+
+
+def test_reference_is_softmax_attention_with_alibi() -> None:
+    lengths = [6, 3]
+    qkv = _qkv(lengths)
+    actual = packed_attention(qkv, _layout(lengths, "reference", {"alibi_heads": 3}))
+    slopes = [2.0**-4, 2.0**-8, 2.0**-2]
+    for begin, end in [(0, 6), (6, 9)]:
+        for head, slope in enumerate(slopes):
+            q, k, v = qkv[begin:end, :, head].unbind(1)
+            distance = (torch.arange(end - begin)[:, None] - torch.arange(end - begin)).abs()
+            expected = (q @ k.T / 4 - slope * distance).softmax(-1) @ v
+            torch.testing.assert_close(actual[begin:end, 16 * head : 16 * (head + 1)], expected)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
+@pytest.mark.parametrize("padded_share", [1.0, 1.25])
+def test_gradients_equal_those_of_the_reference(
+    scheme: dict[str, int], padded_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
+    lengths = LENGTHS[2]
+    gradients = []
+    for backend in ("sdpa", "reference"):
+        qkv = _qkv(lengths).requires_grad_()
+        packed_attention(qkv, _layout(lengths, backend, scheme)).square().sum().backward()
+        gradients.append(qkv.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
+def test_blocks_of_queries_change_nothing(
+    backend: attention.AttentionBackend, scheme: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [64, 40, 40, 3]
+    qkv = _qkv(lengths)
+    expected = packed_attention(qkv, _layout(lengths, "reference", scheme))
+    monkeypatch.setattr(attention, "_MAX_BIAS_ELEMENTS", 1000)
+    layout = _layout(lengths, backend, scheme)
+    assert all(r.bias is None or r.bias.numel() <= 1000 for r in layout.rectangles)
+    torch.testing.assert_close(packed_attention(qkv, layout), expected, rtol=0, atol=2e-6)
+
+
+def test_equal_lengths_are_read_in_place() -> None:
+    layout = _layout([5, 5, 5, 3, 3], "sdpa", {})
+    assert [(r.num_sequences, r.length, r.first_token) for r in layout.rectangles] == [(3, 5, 0), (2, 3, 15)]
+    assert all(r.padded is None and r.real is None and r.bias is None for r in layout.rectangles)
+    assert layout.restore is None
+
+
+def test_padding_stays_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", 1.25)
+    lengths = np.random.default_rng(0).integers(3, 200, 300).tolist()
+    layout = _layout(lengths, "sdpa", {})
+    slots = sum(r.num_sequences * r.length for r in layout.rectangles)
+    assert sum(lengths) <= slots <= 1.25 * sum(lengths)
+    assert len(layout.rectangles) < 20
+
+
+def test_auto_is_resolved_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert resolve_attention("auto", "cpu") == "sdpa"
+    assert "sdpa" in caplog.text
+    assert resolve_attention("reference", "cpu") == "reference"
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(UsageError, match="'flash' is unknown: choose auto, sdpa, reference"):
+        resolve_attention("flash", "cpu")

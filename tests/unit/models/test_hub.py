@@ -1,0 +1,141 @@
+"""Fetching from a model hub: a small real server on this machine, and no server at all."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "dnabert_s"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORIES = {
+    "lab/both": {
+        "config.json": (GOLDEN / "config.json").read_bytes(),
+        "tokenizer.json": b"{}",
+        "model.safetensors": (GOLDEN / "model.safetensors").read_bytes(),
+        "pytorch_model.bin": b"the same again",
+        "tf_model.h5": b"the same again",
+    },
+    "lab/bin": {"config.json": b"{}", "pytorch_model.bin": b"weights"},
+    "lab/nothing": {"README.md": b"no weights"},
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The four requests that a download makes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        path = self.path.partition("?")[0].strip("/")
+        for repo, files in REPOSITORIES.items():
+            info_paths = [f"api/models/{repo}{at}" for at in ("", "/revision/main", f"/revision/{COMMIT}")]
+            if path in info_paths:
+                siblings = [{"rfilename": name} for name in files]
+                info = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}
+                return 200, {}, json.dumps(info).encode()
+            if path == f"api/models/{repo}/tree/{COMMIT}":
+                tree = [
+                    {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                    for name, body in files.items()
+                ]
+                return 200, {}, json.dumps(tree).encode()
+            if path.startswith(f"{repo}/resolve/{COMMIT}/"):
+                body = files[path.rpartition("/")[2]]
+                etag = hashlib.sha1(body).hexdigest()
+                return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, body
+        return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
+
+    def do_HEAD(self) -> None:
+        status, headers, body = self.answer()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(self.answer()[2])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(home: Path, endpoint: str, code: str, **environment: str) -> str:
+    """Runs code in a process of its own, because the hub's client reads its settings once."""
+    program = (
+        "from virnuc_core.errors import CheckpointError\nfrom virnuc_core.models.hub import fetch\n"
+        "from virnuc_core.models.checkpoints import resolve_checkpoint\n"
+        f"commit = {COMMIT!r}\n{code}"
+    )
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env = os.environ | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*", "OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_form_of_the_weights_is_fetched_and_kept_for_later(hub: str, tmp_path: Path) -> None:
+    online = """
+print(*sorted(p.name for p in fetch("lab/both", commit).iterdir()))
+print(*sorted(p.name for p in fetch("lab/bin", commit).iterdir()))
+found = resolve_checkpoint("lab/both", None)
+print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer.name)
+for repo in ("lab/nothing", "lab/absent"):
+    try:
+        fetch(repo, None)
+    except CheckpointError as error:
+        print(error)
+"""
+    lines = run(tmp_path, hub, online).splitlines()
+    assert lines[0] == "config.json model.safetensors tokenizer.json"
+    assert lines[1] == "config.json pytorch_model.bin"
+    assert lines[2] == f"lab/both dnabert_s {COMMIT} model.safetensors tokenizer.json"
+    assert lines[3].startswith("lab/nothing on the model hub holds no model*.safetensors")
+    assert lines[4].startswith("lab/absent cannot be fetched from the model hub (RepositoryNotFoundError:")
+    offline = """
+print(fetch("lab/both", commit).name)
+print(fetch("lab/bin", commit).name)
+print(fetch("lab/both", None).name)
+"""
+    nowhere = "http://127.0.0.1:9"
+    assert run(tmp_path, nowhere, offline).split() == [COMMIT] * 3
+
+
+@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}])
+def test_without_a_hub_the_error_says_how_to_fetch(environment: dict[str, str], tmp_path: Path) -> None:
+    code = """
+for name, family in (("650M", "esm2"), ("lab/both", None)):
+    try:
+        resolve_checkpoint(name, family)
+    except CheckpointError as error:
+        print(error)
+"""
+    output = run(tmp_path, "http://127.0.0.1:9", code, **environment)
+    revision = "08e4846e537177426273712802403f7ba8261b6c"
+    assert "facebook/esm2_t33_650M_UR50D cannot be fetched from the model hub (" in output
+    assert (
+        f"    hf download facebook/esm2_t33_650M_UR50D --revision {revision} --local-dir DIR\n"
+        "then give DIR as the model." in output
+    )
+    assert "    hf download lab/both --local-dir DIR\n" in output

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.models.positions import RotaryTable, alibi_slopes, position_ids, rotate, sequence_index
+
+
+def test_positions_start_again_in_each_sequence() -> None:
+    bounds = torch.tensor([0, 3, 7, 10], dtype=torch.int32)
+    assert position_ids(bounds, 10).tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert sequence_index(bounds, 10).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_empty_sequences_have_no_positions() -> None:
+    bounds = torch.tensor([0, 0, 2, 2, 3, 3], dtype=torch.int32)
+    assert position_ids(bounds, 3).tolist() == [0, 1, 0]
+    assert sequence_index(bounds, 3).tolist() == [1, 1, 3]
+
+
+def test_rotation_is_that_of_complex_numbers() -> None:
+    heads = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([0, 1, 7, 500, 1022])
+    turned = rotate(heads, RotaryTable.build(8, positions))
+
+    angles = positions.numpy()[:, None] * 10000.0 ** (-np.arange(4) / 4)
+    pairs = heads.numpy()[..., :4] + 1j * heads.numpy()[..., 4:]
+    expected = pairs * np.exp(1j * angles)[:, None, :]
+    np.testing.assert_allclose(turned.numpy(), np.concatenate((expected.real, expected.imag), -1), atol=1e-4)
+
+
+def test_half_precision_keeps_exact_angles() -> None:
+    heads = torch.randn(1, 1, 64, generator=torch.Generator().manual_seed(0)).half()
+    table = RotaryTable.build(64, torch.tensor([1022]))
+    turned = rotate(heads, table)
+    assert turned.dtype == torch.float16
+    torch.testing.assert_close(turned.float(), rotate(heads.float(), table), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "exponents"),
+    [
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+        (6, [2, 4, 6, 8, 1, 3]),
+        (1, [8]),
+    ],
+)
+def test_alibi_slopes_of_any_head_count(num_heads: int, exponents: list[float]) -> None:
+    torch.testing.assert_close(alibi_slopes(num_heads), 2.0 ** -torch.tensor(exponents))

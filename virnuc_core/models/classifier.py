@@ -1,0 +1,147 @@
+"""The published classifier head: features of one frame to P(other) and P(virus)."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.models.catalogue import BUNDLED_HEADS
+from virnuc_core.models.tensor_files import read_pickle, read_tensors
+
+HIDDEN_WIDTH: Final = 512
+_DROPOUT: Final = 0.5
+
+
+class MLPClassifier(nn.Module):
+    """Linear, BatchNorm, ReLU, Dropout, Linear.
+
+    Source: the original VirNucPro's MLPClassifier, whose attribute names these are.
+
+    Args:
+        in_features: width D of the features, the DNA vector before the protein vector.
+        hidden_width: width of the hidden layer.
+    """
+
+    def __init__(self, in_features: int, hidden_width: int = HIDDEN_WIDTH) -> None:
+        super().__init__()
+        self.hidden_layer = nn.Linear(in_features, hidden_width)
+        self.bn1 = nn.BatchNorm1d(hidden_width)
+        self.output_layer = nn.Linear(hidden_width, 2)
+        self.dropout = nn.Dropout(_DROPOUT)
+
+    @property
+    def in_features(self) -> int:
+        """Width D of the features it takes."""
+        return self.hidden_layer.in_features
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (n, 2) of features (n, D)."""
+        hidden = functional.relu(self.bn1(self.hidden_layer(features)))
+        logits: Tensor = self.output_layer(self.dropout(hidden))
+        return logits
+
+    @torch.inference_mode()
+    def virus_probabilities(self, features: Tensor) -> Tensor:
+        """Scores frames; the module must be in evaluation mode.
+
+        Args:
+            features: fp32 (n, D).
+
+        Returns:
+            fp32 (n, 2): P(other), P(virus).
+
+        Raises:
+            MismatchError: the features are of another width.
+        """
+        if features.shape[1] != self.in_features:
+            raise MismatchError(
+                f"the classifier head takes {self.in_features} features and the models give "
+                f"{features.shape[1]} (DNA and protein together). Choose the head that was trained on these "
+                "models."
+            )
+        return functional.softmax(self(features), dim=1)
+
+
+class _PickledModule:
+    """Stands in for every module class of a pickled head: it keeps the attributes and does nothing."""
+
+
+_STAND_INS: Final = tuple(
+    (_PickledModule, name)
+    for name in (
+        "__main__.MLPClassifier",
+        "torch.nn.modules.linear.Linear",
+        "torch.nn.modules.batchnorm.BatchNorm1d",
+        "torch.nn.modules.activation.ReLU",
+        "torch.nn.modules.dropout.Dropout",
+    )
+)
+
+
+def resolve_head(name_or_path: str) -> Path:
+    """The file of a head: one of `BUNDLED_HEADS` by name, or a path.
+
+    Raises:
+        CheckpointError: there is no such head.
+    """
+    path = BUNDLED_HEADS.get(name_or_path, Path(name_or_path).expanduser()).absolute()
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no classifier head {name_or_path}: it is not a file, and not one of "
+            f"{', '.join(BUNDLED_HEADS)}."
+        )
+    return path
+
+
+def load_classifier(path: Path) -> MLPClassifier:
+    """Reads a head in evaluation mode, without running code that the file carries.
+
+    Args:
+        path: a pickled whole `__main__.MLPClassifier` as published, a state dict, or safetensors.
+
+    Raises:
+        CheckpointError: the file is damaged, holds other objects, or is no such head.
+    """
+    try:
+        state = _read_state(path)
+        hidden_width, in_features = state["hidden_layer.weight"].shape
+        classifier = MLPClassifier(in_features, hidden_width)
+        state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
+        classifier.load_state_dict(state)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not an MLPClassifier head (hidden_layer, bn1, output_layer with 2 outputs): {error}. "
+            "Give a head of VirNucPro or virnuc."
+        ) from error
+    return classifier.requires_grad_(False).eval()
+
+
+def classifier_fingerprint(path: Path) -> str:
+    """SHA-256 (hex) of the file of a head."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return read_tensors(path)[0]
+    content = read_pickle(path, _STAND_INS)
+    if isinstance(content, _PickledModule):
+        content = _pickled_tensors(content)
+    if not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError("it holds more than tensors")
+    return {str(key): value for key, value in content.items()}
+
+
+def _pickled_tensors(module: _PickledModule, prefix: str = "") -> dict[str, Tensor]:
+    """The parameters and buffers of a pickled module and its children, by their dotted names."""
+    attributes = vars(module)
+    own = {**attributes["_parameters"], **attributes["_buffers"]}
+    state = {prefix + name: tensor for name, tensor in own.items() if tensor is not None}
+    for name, child in attributes["_modules"].items():
+        state |= _pickled_tensors(child, f"{prefix}{name}.")
+    return state

@@ -1,0 +1,88 @@
+"""DNABERT-S on packed tokens: a post-LayerNorm encoder with symmetric ALiBi and a gated feed-forward layer.
+
+Shapes: B sequences, T tokens ([CLS] and [SEP] included), N heads, D embedding_dim, F ffn_dim.
+
+    input_ids (T,) -> LayerNorm(word + token type) (T, D) -> layers (T, D)
+    layer: norm(x + attention(x)), then norm(x + ffn(x)), ffn = Linear(F -> D)(gelu(first half) * second half)
+
+Source: the DNABERT-S authors' bert_layers.py, which is also DNABERT-2's.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from virnuc_core.models.attention import AttentionBackend, PackedLayout, packed_attention
+from virnuc_core.models.encoder import Encoder, validate_repr_layer
+from virnuc_core.models.linear import linear, linear_gated_gelu, linear_residual
+from virnuc_core.specs import ModelSpec
+
+
+class DnabertSLayer(nn.Module):
+    """One transformer layer; `ffn_in` has the rows of the gate's gelu half, then those of its linear half."""
+
+    def __init__(self, spec: ModelSpec, dropout: float) -> None:
+        super().__init__()
+        width = spec.embedding_dim
+        self.num_heads = spec.num_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.ffn_in = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
+        self.ffn_out = nn.Linear(spec.ffn_dim, width)
+        self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor, layout: PackedLayout) -> Tensor:
+        """(T, D) -> (T, D)."""
+        dropout = self.dropout if self.training else 0.0
+        qkv = linear(self.qkv, hidden_states).unflatten(1, (3, self.num_heads, -1))
+        attended = packed_attention(qkv, layout)
+        hidden_states = self.attention_norm(
+            linear_residual(self.attention_out, attended, hidden_states, dropout)
+        )
+        inner = linear_gated_gelu(self.ffn_in, hidden_states)
+        output: Tensor = self.ffn_norm(linear_residual(self.ffn_out, inner, hidden_states, dropout))
+        return output
+
+
+class DnabertS(Encoder):
+    """The DNA language model; layer 0 is the embedding after its LayerNorm.
+
+    Args:
+        spec: the architecture, family "dnabert_s".
+        dropout: share of each residual branch dropped in training mode; inference ignores it.
+    """
+
+    pools_specials: ClassVar[bool] = True
+
+    def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
+        super().__init__(spec)
+        self.word_embeddings = nn.Embedding(spec.vocab_size, spec.embedding_dim)
+        self.token_type_embedding = nn.Parameter(torch.zeros(spec.embedding_dim))
+        self.embedding_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
+        self.layers = nn.ModuleList(DnabertSLayer(spec, dropout) for _ in range(spec.num_layers))
+        self.initialise_weights()
+
+    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
+        """See `Encoder.build_layout`."""
+        weight = self.word_embeddings.weight
+        return PackedLayout.build(
+            cu_seqlens,
+            backend=backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            alibi_heads=self.spec.num_heads,
+        )
+
+    def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        """See `Encoder.forward`."""
+        last = validate_repr_layer(self.spec, repr_layer)
+        embedded = self.word_embeddings(input_ids) + self.token_type_embedding
+        hidden_states: Tensor = self.embedding_norm(embedded)
+        for layer in self.layers[:last]:
+            hidden_states = layer(hidden_states, layout)
+        return hidden_states

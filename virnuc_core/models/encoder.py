@@ -1,0 +1,79 @@
+"""What the two transformers have in common, so that the engine needs to know only this."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from virnuc_core.errors import UsageError
+from virnuc_core.models.attention import AttentionBackend, PackedLayout
+from virnuc_core.specs import ModelSpec
+
+_INITIAL_STD = 0.02
+
+
+class Encoder(nn.Module):
+    """A transformer over packed tokens.
+
+    Attributes:
+        spec: its architecture.
+        pools_specials: whether the mean of a sequence takes in its first and last token.
+    """
+
+    pools_specials: ClassVar[bool]
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    @abstractmethod
+    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
+        """The layout of one batch for this model, on its device.
+
+        Args:
+            cu_seqlens: int32 (B + 1,), starting at 0, on the host.
+            backend: from `resolve_attention`.
+        """
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        """Hidden states of one packed batch.
+
+        Args:
+            input_ids: int32 or int64 (T,), special tokens included.
+            layout: of the batch, from `build_layout`.
+            repr_layer: 0 is the embedding, n the output of layer n; None is the last layer. Later layers
+                are not computed.
+
+        Returns:
+            (T, D) in the model's dtype.
+
+        Raises:
+            UsageError: there is no such layer.
+        """
+
+    def initialise_weights(self) -> None:
+        """Small normal weights and zero biases, for a model that is trained from scratch."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
+    """The layer to read, `num_layers` for None.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    if repr_layer is None:
+        return spec.num_layers
+    if not 0 <= repr_layer <= spec.num_layers:
+        raise UsageError(
+            f"representation layer {repr_layer} does not exist: this {spec.family} model has "
+            f"{spec.num_layers} layers, so choose 0 (embeddings) to {spec.num_layers} (last layer)"
+        )
+    return repr_layer

@@ -1,0 +1,62 @@
+"""From a checkpoint to a model that is ready to run."""
+
+import logging
+
+import torch
+
+from virnuc_core.errors import CheckpointError
+from virnuc_core.models.dnabert_s import DnabertS
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.weights import Checkpoint, load_state_dict, read_spec
+from virnuc_core.specs import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
+    """A model of this architecture with fresh weights, in training mode.
+
+    Args:
+        spec: the architecture; its family decides the class.
+        dropout: share of each residual branch dropped in training mode.
+    """
+    return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
+
+
+def load_model(
+    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype
+) -> tuple[Encoder, ModelSpec]:
+    """Reads a model, casts it once and moves it once.
+
+    Args:
+        checkpoint: from `resolve_checkpoint`.
+        device: where the weights go.
+        dtype: what they are cast to, on the host, before they move.
+
+    Returns:
+        The model in evaluation mode, without gradients, and its architecture.
+
+    Raises:
+        CheckpointError: the weights are missing, damaged, or not those of such a model.
+    """
+    spec = read_spec(checkpoint)
+    with torch.device("meta"):
+        model = build_model(spec)
+    try:
+        model.load_state_dict(load_state_dict(checkpoint), assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name} does not fit the {spec.family} architecture that its "
+            f"configuration describes: {error}"
+        ) from error
+    model = model.requires_grad_(False).eval().to(dtype).to(device)
+    _log.info(
+        "loaded %s: %d layers, width %d, %s on %s",
+        checkpoint.name,
+        spec.num_layers,
+        spec.embedding_dim,
+        str(dtype).removeprefix("torch."),
+        device,
+    )
+    return model, spec
