@@ -1,0 +1,1 @@
+"""From shards to one file of vectors, calls, tables and a report."""

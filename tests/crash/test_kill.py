@@ -1,0 +1,123 @@
+"""SIGKILL in the middle of a run; afterwards every file is byte for byte that of an undisturbed one."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from virnuc_core.atomic_write import temporary_name
+from virnuc_core.errors import LaneError
+from virnuc_core.inference.events import LaneEvent, ShardDone
+from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.shards import pending_shards
+from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.tables import write_tables
+
+# Runs a lane and says when a shard is done; its parent kills it then.
+PARENT = """
+import multiprocessing, sys
+from pathlib import Path
+from virnuc_core.inference.launcher import run_lane
+from virnuc_core.run_plan import RunFolder, read_plan
+
+def tell(event):
+    print(multiprocessing.active_children()[0].pid, flush=True)
+
+if __name__ == "__main__":
+    folder = RunFolder(Path(sys.argv[1]))
+    run_lane(folder, range(len(read_plan(folder.plan).shards)), "cpu", on_event=tell)
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_contigs(tmp_path_factory.mktemp("contigs") / "contigs.fa")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, models: MadeModels, contigs: Path) -> dict[str, bytes]:
+    """Every file of an undisturbed run."""
+    run = plan_run(tmp_path_factory.mktemp("undisturbed"), contigs, models.config(), shard_seconds=0.02)
+    return finish(run)
+
+
+@pytest.fixture
+def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
+    return plan_run(tmp_path / "run", contigs, models.config(), shard_seconds=0.02)
+
+
+def finish(run: MadeRun) -> dict[str, bytes]:
+    """Does what the same command does when it is given again; the bytes of every file then."""
+    run_lane(run.folder, pending_shards(run.folder, run.plan), "cpu")
+    aggregate(run.folder, run.plan, run.store)
+    write_tables(run.folder, run.store)
+    files = [path for path in run.folder.root.rglob("*") if path.is_file() and "damaged" not in path.name]
+    return {str(path.relative_to(run.folder.root)): path.read_bytes() for path in files}
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("shards_before", [0, 1, 5])
+def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: int) -> None:
+    done: list[int] = []
+
+    def kill(event: LaneEvent) -> None:
+        if isinstance(event, ShardDone):
+            done.append(event.shard)
+        if len(done) == shards_before:
+            for process in multiprocessing.active_children():
+                process.kill()
+
+    with pytest.raises(LaneError, match="was ended by SIGKILL") as caught:
+        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=kill)
+    assert caught.value.retryable
+    kept = {index for index in done if run.folder.shard(index).exists()}
+    assert kept == set(done)
+    times = {index: run.folder.shard(index).stat().st_mtime_ns for index in kept}
+    assert finish(run) == expected
+    assert times == {index: run.folder.shard(index).stat().st_mtime_ns for index in kept}
+
+
+def test_kill_the_parent(run: MadeRun, expected: dict[str, bytes], tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script), str(run.folder.root)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        [*_, lane] = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not is_gone(lane):
+        assert time.monotonic() < deadline, "the lane outlived its parent"
+        time.sleep(0.05)
+    assert finish(run) == expected
+
+
+def test_what_a_kill_in_mid_write_leaves(run: MadeRun, expected: dict[str, bytes]) -> None:
+    """Half-written files of every sort, and a shard that lost its end with the power."""
+    run_lane(run.folder, (0, 1), "cpu")
+    finals = (run.folder.embeddings, run.folder.contigs, run.folder.predictions)
+    for path in (run.folder.shard(2), *finals):
+        temporary_name(path).write_bytes(b"half a file")
+    shard = run.folder.shard(1)
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    assert finish(run) == expected
+    assert shard.with_name(f"{shard.name}.damaged-1").exists()

@@ -1,0 +1,122 @@
+"""Small models with random weights, and sequences to run them on, for tests of the whole way."""
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.sharding import SHARD_SECONDS
+from virnuc_core.inference.worker import run_shards
+from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.run_plan import Kind, RunFolder, RunPlan
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.specs import RunConfig
+
+GOLDEN = Path(__file__).parent / "data" / "golden"
+ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
+WIDTH = 96
+# No frame of it is open, in windows of 60 bases.
+NO_OPEN_FRAME = "TTAATTAACTAGCTAG" * 12
+
+
+@dataclass(frozen=True)
+class MadeModels:
+    """Paths of an ESM-2, a DNABERT-S and a head for the two."""
+
+    esm2: Path
+    dnabert: Path
+    head: Path
+
+    def config(self, **changes: object) -> RunConfig:
+        """Settings of a predict run with these models and 60-bp chunks."""
+        settings = {
+            "chunk_length": 60,
+            "esm_model": str(self.esm2),
+            "dnabert_model": str(self.dnabert),
+            "head": str(self.head),
+            "devices": ("cpu",),
+        }
+        return RunConfig(**{**settings, **changes})
+
+
+def make_models(folder: Path) -> MadeModels:
+    """The golden models, with a tokenizer and a head made here."""
+    dnabert = folder / "dnabert"
+    shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
+    make_tokenizer(dnabert / "tokenizer.json")
+    head = make_head(folder / "head.safetensors", 2 * WIDTH)
+    return MadeModels(ESM2, dnabert, head)
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """A run with its plan, up to wherever it has come."""
+
+    folder: RunFolder
+    store: FrameStore
+    plan: RunPlan
+
+    def compute(self, indices: Sequence[int] | None = None) -> None:
+        """Computes shards in this process; None for all of them."""
+        chosen = range(len(self.plan.shards)) if indices is None else indices
+        run_shards(self.folder, chosen, "cpu", 0, lambda event: None)
+
+
+def plan_run(
+    root: Path, fasta: Path, config: RunConfig, *, kind: Kind = "predict", shard_seconds: float = 0.05
+) -> MadeRun:
+    """Indexes and plans a run with shards small enough to have several."""
+    folder = RunFolder(root)
+    root.mkdir(exist_ok=True)
+    alphabet = "protein" if config.dnabert_model is None else "dna"
+    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHARD_SECONDS, "cpu", shard_seconds)
+        plan = open_plan(config, store, kind, ("cpu",), folder)
+    return MadeRun(folder, store, plan)
+
+
+def make_tokenizer(path: Path) -> None:
+    """Byte pairs of a few DNA words, under the ids of the published vocabulary's special tokens."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
+    merges = [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(path))
+
+
+def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path:
+    """A head of random weights; this bias makes it call both classes on the golden models' vectors."""
+    torch.manual_seed(seed)
+    head = MLPClassifier(width)
+    torch.nn.init.normal_(head.output_layer.weight, std=0.3)
+    torch.nn.init.zeros_(head.output_layer.bias)
+    with torch.no_grad():
+        head.output_layer.bias[1] = bias
+    save_file(head.state_dict(), path)
+    return path
+
+
+def write_contigs(path: Path, num_records: int = 40, seed: int = 0) -> Path:
+    """A FASTA file of random contigs, some without any open frame."""
+    letters = random.Random(seed)
+    with path.open("w") as file:
+        for number in range(num_records):
+            length = letters.choice([30, 60, 150, 400])
+            sequence = "".join(letters.choices("ACGT", k=length))
+            if number % 7 == 3:
+                sequence = NO_OPEN_FRAME
+            file.write(f">contig{number % 37}\n{sequence}\n")
+    return path

@@ -1,0 +1,32 @@
+"""Small models and a finished run on them, made once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from virnuc_core.inference.launcher import run_lane
+from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.tables import write_tables
+
+
+@pytest.fixture(scope="session")
+def made_models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    """A small ESM-2, a small DNABERT-S and a head."""
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A FASTA file of random contigs."""
+    return write_contigs(tmp_path_factory.mktemp("contigs") / "contigs.fa")
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels, contigs: Path) -> MadeRun:
+    """A predict run with shards, embeddings and tables; tests must not change it."""
+    run = plan_run(tmp_path_factory.mktemp("run"), contigs, made_models.config())
+    run_lane(run.folder, range(len(run.plan.shards)), "cpu")
+    aggregate(run.folder, run.plan, run.store)
+    write_tables(run.folder, run.store)
+    return run

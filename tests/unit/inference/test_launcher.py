@@ -1,0 +1,107 @@
+"""Lanes: real processes, their events, their log, and how they end."""
+
+import logging
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from virnuc_core.env_config import reload
+from virnuc_core.errors import CheckpointError
+from virnuc_core.inference import launcher
+from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.shards import pending_shards
+from virnuc_core.run_plan import RunPlan, Shard
+
+
+def plan_with(finished_run: MadeRun, costs: list[float]) -> RunPlan:
+    shards = tuple(Shard(index=i, begin=i, end=i + 1, cost=cost) for i, cost in enumerate(costs))
+    return replace(finished_run.plan, shards=shards)
+
+
+def test_shards_are_dealt_by_cost(finished_run: MadeRun) -> None:
+    plan = plan_with(finished_run, [1, 1, 1, 5, 1, 1])
+    assert deal_shards(plan, range(6), 2) == ((3,), (0, 1, 2, 4, 5))
+    assert deal_shards(plan, (4, 1), 1) == ((1, 4),)
+    assert deal_shards(plan, (4, 1), 5) == ((1,), (4,))
+    assert deal_shards(plan, (), 3) == ()
+
+
+@pytest.fixture
+def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
+    return plan_run(tmp_path / "run", contigs, made_models.config())
+
+
+def test_a_lane_computes_what_this_process_would(
+    run: MadeRun, finished_run: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[LaneEvent] = []
+    with caplog.at_level(logging.INFO):
+        report = run_lane(run.folder, (1, 3), "cpu", lane=4, on_event=events.append)
+    assert [type(event) for event in events] == [ModelsLoaded, ShardDone, ShardDone]
+    assert tuple(events[1:]) == report.shards
+    assert [done.shard for done in report.shards] == [1, 3]
+    assert (report.lane, report.device) == (4, "cpu")
+    assert "CPU" in report.device_name
+    assert 0 < report.load_seconds < report.seconds
+    for index in (1, 3):
+        assert run.folder.shard(index).read_bytes() == finished_run.folder.shard(index).read_bytes()
+    logged = [record for record in caplog.records if record.name == "virnuc_core.inference.worker"]
+    assert logged[0].getMessage().startswith("lane 4: shard 2 of")
+    assert multiprocessing.active_children() == []
+
+
+def test_lanes_at_the_same_time_give_the_same_shards(run: MadeRun, finished_run: MadeRun) -> None:
+    lanes = deal_shards(run.plan, pending_shards(run.folder, run.plan), 2)
+    with ThreadPoolExecutor(2) as threads:
+        tasks = [
+            threads.submit(run_lane, run.folder, indices, "cpu", lane=lane, num_lanes=2)
+            for lane, indices in enumerate(lanes)
+        ]
+        for task in tasks:
+            task.result()
+    for shard in run.plan.shards:
+        mine, theirs = (r.folder.shard(shard.index).read_bytes() for r in (run, finished_run))
+        assert mine == theirs
+
+
+def test_an_error_of_the_lane_is_raised_here(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
+    (models.dnabert / "tokenizer.json").unlink()
+    (models.dnabert / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        run_lane(run.folder, (0,), "cpu")
+    assert multiprocessing.active_children() == []
+
+
+def test_an_error_of_the_listener_ends_the_lane(run: MadeRun) -> None:
+    def stop(event: LaneEvent) -> None:
+        raise KeyboardInterrupt
+
+    threads_before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=stop)
+    assert multiprocessing.active_children() == []
+    assert threading.active_count() == threads_before
+
+
+def test_threads_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRNUC_THREADS", "8")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    reload()
+    assert launcher._child_environment("cpu", 3) == (
+        "cpu",
+        {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "RAYON_NUM_THREADS": "2"},
+    )
+    device, environment = launcher._child_environment("cuda:1", 16)
+    assert (device, environment["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "1")
+    assert environment["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    reload()
+    assert launcher._child_environment("cuda:1", 2)[1]["CUDA_VISIBLE_DEVICES"] == "6"

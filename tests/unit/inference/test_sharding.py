@@ -1,0 +1,70 @@
+"""Where shards begin and end."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.made_models import MadeRun
+from virnuc_core.inference.sharding import cut_rows, plan_shards
+
+
+def bounds(
+    costs: list[float], groups: list[int], target: float, max_rows: int = 1000
+) -> list[tuple[int, int]]:
+    shards = cut_rows(np.array(costs), np.array(groups, np.int64), target, max_rows)
+    return [(shard.begin, shard.end) for shard in shards]
+
+
+def test_equal_rows_are_cut_evenly() -> None:
+    assert bounds([1.0] * 9, list(range(9)), 3.0) == [(0, 3), (3, 6), (6, 9)]
+    assert bounds([1.0] * 10, list(range(10)), 3.4) == [(0, 3), (3, 6), (6, 9), (9, 10)]
+
+
+def test_a_group_is_never_cut() -> None:
+    assert bounds([1.0] * 6, [0, 0, 0, 0, 1, 2], 2.0) == [(0, 4), (4, 6)]
+
+
+def test_a_costly_row_is_alone() -> None:
+    assert bounds([1.0, 100.0, 1.0], [0, 1, 2], 10.0) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_rows_are_bounded_too() -> None:
+    assert bounds([0.0] * 5, list(range(5)), 1.0, max_rows=2) == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_nothing_gives_no_shards() -> None:
+    assert bounds([], [], 1.0) == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 6)), min_size=1, max_size=60),
+    st.floats(0.01, 50),
+    st.integers(1, 40),
+)
+def test_all_rows_once_in_order(chunks: list[tuple[float, int]], target: float, max_rows: int) -> None:
+    groups = [i for i, (_, rows) in enumerate(chunks) for _ in range(rows)]
+    costs = [chunks[i][0] for i in groups]
+    shards = cut_rows(np.array(costs), np.array(groups, np.int64), target, max_rows)
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    assert (shards[0].begin, shards[-1].end) == (0, len(groups))
+    for left, right in pairwise(shards):
+        assert left.end == right.begin
+        assert groups[left.end - 1] != groups[right.begin]
+    for shard in shards:
+        assert shard.begin < shard.end
+        assert shard.cost == pytest.approx(sum(costs[shard.begin : shard.end]), abs=1e-5)
+        if groups[shard.begin] != groups[shard.end - 1]:
+            assert shard.cost <= target * (1 + 1e-6)
+            assert shard.end - shard.begin <= max_rows
+
+
+def test_a_gpu_has_larger_shards_than_a_cpu(finished_run: MadeRun) -> None:
+    models = finished_run.plan.models
+    costs = [sum(s.cost for s in plan_shards(finished_run.store, models, d)) for d in ("cpu", "cuda:0")]
+    assert costs[1] < costs[0]
+    assert plan_shards(finished_run.store, models, "cuda:0") == plan_shards(
+        finished_run.store, models, "cuda:5"
+    )

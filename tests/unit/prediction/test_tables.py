@@ -1,0 +1,142 @@
+"""The tables of a run, against the same things worked out row by row with pandas."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
+from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.prediction import tables
+from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.embeddings_file import EmbeddingsFile
+from virnuc_core.prediction.tables import frame_rows, write_tables
+from virnuc_core.run_plan import RunFolder
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, sep="\t", keep_default_na=False)
+
+
+def all_tables(folder: RunFolder) -> list[bytes]:
+    paths = (folder.predictions, folder.contigs, folder.prediction_results, folder.highest_score)
+    return [path.read_bytes() for path in (*paths, folder.rejected)]
+
+
+def test_frames_have_the_digits_of_the_original() -> None:
+    scores = np.array([[0.9517528, 0.04824718], [1e-8, 1], [0.5, 0.5]], np.float32)
+    assert list(frame_rows(["a", "b", "c"], scores)) == [
+        "a\tothers\t0.9517528\t0.04824718\n",
+        "b\tvirus\t1e-08\t1.0\n",
+        "c\tothers\t0.5\t0.5\n",
+    ]
+
+
+def test_frame_table(finished_run: MadeRun) -> None:
+    table = read(finished_run.folder.prediction_results)
+    store = finished_run.store
+    assert list(table.columns) == ["Sequence_ID", "Prediction", "score1", "score2"]
+    assert table.Sequence_ID.tolist() == store.frame_ids(0, store.num_frames)
+    with EmbeddingsFile(finished_run.folder.embeddings) as file:
+        scores = file.rows("scores", 0, file.num_rows)
+    np.testing.assert_array_equal(table[["score1", "score2"]].to_numpy(np.float32), scores)
+    assert table.Prediction.tolist() == np.where(scores[:, 1] > scores[:, 0], "virus", "others").tolist()
+    assert set(table.Prediction) == {"virus", "others"}
+
+
+def test_highest_scores_are_what_the_original_makes_of_the_frame_table(finished_run: MadeRun) -> None:
+    frames = read(finished_run.folder.prediction_results)
+    frames["Modified_ID"] = frames["Sequence_ID"].str[:-2]
+    highest = frames.groupby("Modified_ID")[["score1", "score2"]].max()
+    expected = io.StringIO()
+    verdicts = (highest.score2 >= highest.score1).rename("Is_Virus").reset_index()
+    verdicts.to_csv(expected, sep="\t", index=False)
+    assert finished_run.folder.highest_score.read_text() == expected.getvalue()
+
+
+def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
+    store = finished_run.store
+    table = read(finished_run.folder.predictions)
+    assert list(table.columns) == list(tables.PREDICTION_COLUMNS)
+    ids = [f"{contig}_chunk_{chunk}" for contig, chunk in zip(table.contig, table.chunk, strict=True)]
+    assert ids == store.chunk_ids(0, store.num_chunks)
+    assert (table.start - 1).tolist() == store.chunk_start.tolist()
+    assert table.end.tolist() == store.chunk_end.tolist()
+    scored = table[table.status == "scored"]
+    verdicts = read(finished_run.folder.highest_score).set_index("Modified_ID").Is_Virus
+    scored_ids = [ids[row] for row in scored.index]
+    assert (scored.call == "virus").tolist() == verdicts[scored_ids].tolist()
+    assert set(scored.call) == {"virus", "other"}
+    frames = set(read(finished_run.folder.prediction_results).Sequence_ID)
+    assert all(f"{name}{frame}" in frames for name, frame in zip(scored_ids, scored.best_frame, strict=True))
+
+
+def test_chunks_without_an_open_frame_say_so(finished_run: MadeRun) -> None:
+    table = read(finished_run.folder.predictions)
+    rest = table[table.status != "scored"]
+    assert set(rest.contig) >= {"contig3", "contig10"}
+    for column, value in {"status": "no_open_frame", "call": "unscored", "p_virus": "NA"}.items():
+        assert set(rest[column]) == {value}
+
+
+def test_contigs_are_the_sums_of_their_chunks(finished_run: MadeRun) -> None:
+    chunks = read(finished_run.folder.predictions)
+    contigs = read(finished_run.folder.contigs)
+    assert list(contigs.columns) == list(tables.CONTIG_COLUMNS)
+    assert contigs.record.tolist() == list(range(1, 41))
+    assert contigs.contig.tolist() == finished_run.store.record_names(0, 40)
+    for contig in contigs.itertuples():
+        own = chunks[chunks.contig == contig.contig]
+        scored = own[own.status == "scored"]
+        assert (contig.chunks, contig.scored_chunks) == (len(own), len(scored))
+        assert contig.viral_chunks == (own.call == "virus").sum()
+        if len(scored):
+            mean = scored.p_virus.astype(float).mean()
+            assert float(contig.mean_p) == pytest.approx(mean, abs=2e-6)
+            assert float(contig.share_viral) == pytest.approx(
+                (own.call == "virus").sum() / len(scored), abs=1e-6
+            )
+            assert contig.call == ("virus" if mean >= 0.5 else "other")
+        else:
+            assert (contig.share_viral, contig.mean_p, contig.call) == ("NA", "NA", "unscored")
+
+
+def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = all_tables(finished_run.folder)
+    counts = [write_tables(finished_run.folder, finished_run.store)]
+    for size in (1, 2, 5):
+        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
+        counts.append(write_tables(finished_run.folder, finished_run.store))
+        assert all_tables(finished_run.folder)[:4] == before[:4]
+    assert counts[1:] == counts[:1] * 3
+    assert counts[0].contigs_virus + counts[0].contigs_other + counts[0].contigs_unscored == 40
+    assert counts[0].chunks == finished_run.store.num_chunks
+
+
+def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(f">a\n{NO_OPEN_FRAME}\n>empty\n\n>b\n{NO_OPEN_FRAME}\n")
+    run = plan_run(tmp_path / "run", fasta, made_models.config())
+    aggregate(run.folder, run.plan, run.store)
+    counts = write_tables(run.folder, run.store)
+    assert (counts.records, counts.rejected, counts.scored_chunks, counts.contigs_unscored) == (2, 1, 0, 2)
+    assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
+    assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
+    assert read(run.folder.rejected).id.tolist() == ["empty"]
+
+
+def test_embeddings_of_another_run_are_refused(
+    tmp_path: Path, finished_run: MadeRun, made_models: MadeModels
+) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(">a\nATGAAAGTTCTG\n")
+    run = plan_run(tmp_path / "run", fasta, made_models.config())
+    run.folder.embeddings.write_bytes(finished_run.folder.embeddings.read_bytes())
+    with pytest.raises(MismatchError, match="different runs"):
+        write_tables(run.folder, run.store)
+    run.folder.embeddings.write_bytes(b"nothing")
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        write_tables(run.folder, run.store)
+    assert not run.folder.predictions.exists()

@@ -1,0 +1,88 @@
+"""Calls of chunks and contigs, against the rules written out one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnuc_core.prediction.verdicts import (
+    NO_FRAME,
+    OTHER,
+    UNSCORED,
+    VIRUS,
+    ChunkVerdicts,
+    call_chunks,
+    call_contig,
+    sum_contigs,
+)
+
+
+def call(frames: list[list[tuple[int, float]]]) -> ChunkVerdicts:
+    """Calls chunks given as lists of (frame number, P(virus))."""
+    rows = [(chunk, frame, p) for chunk, several in enumerate(frames) for frame, p in several]
+    scores = np.array([(1 - p, p) for _, _, p in rows], np.float32).reshape(-1, 2)
+    chunks = np.array([row[0] for row in rows], np.int64)
+    numbers = np.array([row[1] for row in rows], np.uint8)
+    return call_chunks(scores, chunks, numbers, len(frames))
+
+
+def test_the_highest_scores_decide() -> None:
+    verdicts = call([[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [(5, 0.3)]])
+    assert verdicts.is_virus.tolist() == [True, False, False]
+    assert verdicts.p_virus.tolist() == pytest.approx([0.9 / 1.7, 0.6 / 1.5, 0.3])
+    assert verdicts.best_frame.tolist() == [0, 2, 5]
+
+
+def test_a_tie_is_virus() -> None:
+    verdicts = call([[(0, 0.75), (1, 0.25)], [(2, 0.5)]])
+    assert verdicts.is_virus.tolist() == [True, True]
+    assert verdicts.p_virus.tolist() == [0.5, 0.5]
+
+
+def test_the_first_of_equally_decided_frames() -> None:
+    assert call([[(1, 0.75), (4, 0.25), (5, 0.75)]]).best_frame.tolist() == [1]
+
+
+def test_chunks_without_a_frame() -> None:
+    verdicts = call([[], [(2, 0.8)], []])
+    assert verdicts.is_scored.tolist() == [False, True, False]
+    assert verdicts.best_frame.tolist() == [NO_FRAME, 2, NO_FRAME]
+    assert np.isnan(verdicts.p_virus).tolist() == [True, False, True]
+    assert not call([[], []]).is_scored.any()
+    assert len(call([]).is_scored) == 0
+
+
+def test_contigs() -> None:
+    verdicts = call([[(0, 0.9)], [], [(0, 0.4)], [(1, 0.1)], []])
+    totals = sum_contigs(verdicts, np.array([0, 0, 0, 1, 2]), 3)
+    assert totals.chunks.tolist() == [3, 1, 1]
+    assert totals.scored_chunks.tolist() == [2, 1, 0]
+    assert totals.viral_chunks.tolist() == [1, 0, 0]
+    assert totals.p_sum.tolist() == pytest.approx([1.3, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("scored", "p_sum", "expected"), [(2, 1.3, VIRUS), (2, 1.0, VIRUS), (2, 0.99, OTHER), (0, 0.0, UNSCORED)]
+)
+def test_call_contig(scored: int, p_sum: float, expected: str) -> None:
+    assert call_contig(scored, p_sum) == expected
+
+
+PROBABILITY = st.floats(0, 1, width=32)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), PROBABILITY), max_size=6), max_size=20))
+def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
+    verdicts = call(frames)
+    for chunk, several in enumerate(frames):
+        assert verdicts.is_scored[chunk] == bool(several)
+        if several:
+            pairs = [(np.float32(1 - p), np.float32(p), frame) for frame, p in several]
+            is_virus = max(pair[1] for pair in pairs) >= max(pair[0] for pair in pairs)
+            decided = max(pairs, key=lambda pair: abs(pair[1] - np.float32(0.5)))
+            assert verdicts.is_virus[chunk] == is_virus
+            assert verdicts.best_frame[chunk] == decided[2]
+            assert (verdicts.p_virus[chunk] >= 0.5) == is_virus
+            assert not math.isnan(verdicts.p_virus[chunk])

@@ -1,0 +1,44 @@
+"""A file is whole or absent."""
+
+from pathlib import Path
+
+import pytest
+
+from virnuc_core.atomic_write import atomic_path, temporary_name, write_text
+
+
+def test_the_file_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "table.tsv"
+    with atomic_path(path) as temporary:
+        temporary.write_text("whole")
+        assert not path.exists()
+    assert path.read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "table.tsv"
+    write_text(path, "old")
+
+    def write_half() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "table.tsv"
+    temporary_name(path).write_text("half of an earlier attempt, longer than the file")
+    write_text(path, "Grüße")
+    assert path.read_text(encoding="utf-8") == "Grüße"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        write_text(tmp_path / "missing" / "table.tsv", "")

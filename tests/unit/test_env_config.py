@@ -1,0 +1,71 @@
+"""Environment variables are read late, once, and strictly."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from virnuc_core.env_config import available_threads, env, reload
+from virnuc_core.errors import UsageError
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIRNUC_HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    config = reload()
+    assert config.home == Path("~/.virnuc").expanduser()
+    assert not config.disable_fp16
+    assert not config.v1_attention
+    assert config.threads is None
+    assert config.cuda_visible_devices is None
+    assert config.tracking_uri is None
+    assert available_threads() >= 1
+
+
+def test_a_change_is_seen_after_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not env().disable_fp16
+    monkeypatch.setenv("VIRNUC_DISABLE_FP16", "1")
+    assert not env().disable_fp16
+    assert reload().disable_fp16
+    assert env().disable_fp16
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), (" ON ", True), ("0", False), ("no", False), ("", False)]
+)
+def test_flags(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("VIRNUC_V1_ATTENTION", text)
+    assert reload().v1_attention is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("VIRNUC_DISABLE_FP16", "maybe"), ("VIRNUC_THREADS", "0"), ("VIRNUC_THREADS", "two")]
+)
+def test_a_value_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=f"{name} is '{text}'"):
+        reload()
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    reload()
+    assert available_threads() == 3
+    monkeypatch.setenv("VIRNUC_THREADS", "5")
+    reload()
+    assert available_threads() == 5
+
+
+@pytest.mark.parametrize(("text", "value"), [("", ()), ("2,3", ("2", "3"))])
+def test_visible_devices(monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert reload().cuda_visible_devices == value
+
+
+def test_nothing_is_read_at_import() -> None:
+    command = "import virnuc_core.env_config, sys; print('torch' in sys.modules)"
+    environment = {**os.environ, "VIRNUC_DISABLE_FP16": "neither"}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -1,0 +1,103 @@
+"""The only reader of environment variables; nothing is read before somebody asks.
+
+| variable | meaning |
+|---|---|
+| `VIRNUC_HOME` | folder of the tracking database and of caches; default `~/.virnuc` |
+| `VIRNUC_DISABLE_FP16` | 1: every model runs in fp32, whatever was asked for |
+| `VIRNUC_V1_ATTENTION` | 1: plain fp32 attention, one sequence at a time, as `--attention reference` |
+| `VIRNUC_THREADS` | CPU threads to share out among the lanes; default: `OMP_NUM_THREADS`, else the cores this process may use |
+| `CUDA_VISIBLE_DEVICES` | GPUs that this process may use; lanes get one each |
+| `MLFLOW_TRACKING_URI` | where runs are logged instead of the database in `VIRNUC_HOME` |
+| `PREFECT_HOME` | where Prefect keeps its settings and database instead of `VIRNUC_HOME` |
+"""
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from virnuc_core.errors import UsageError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvConfig:
+    """The environment as virnuc understands it.
+
+    Attributes:
+        home: folder for what outlives a run.
+        disable_fp16: run everything in fp32.
+        v1_attention: use the reference attention.
+        threads: CPU threads for all lanes together; None when not set.
+        cuda_visible_devices: ids of the GPUs this process may use; None when not restricted.
+        tracking_uri: MLflow's tracking store; None when not set.
+        prefect_home: Prefect's own folder; None when not set.
+    """
+
+    home: Path
+    disable_fp16: bool
+    v1_attention: bool
+    threads: int | None
+    cuda_visible_devices: tuple[str, ...] | None
+    tracking_uri: str | None
+    prefect_home: str | None
+
+
+@lru_cache(maxsize=1)
+def env() -> EnvConfig:
+    """The environment, read on the first call and kept.
+
+    Raises:
+        UsageError: a variable has a value that cannot be used.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return EnvConfig(
+        home=Path(os.environ.get("VIRNUC_HOME") or "~/.virnuc").expanduser(),
+        disable_fp16=_flag("VIRNUC_DISABLE_FP16"),
+        v1_attention=_flag("VIRNUC_V1_ATTENTION"),
+        threads=_count("VIRNUC_THREADS") or _count("OMP_NUM_THREADS"),
+        cuda_visible_devices=None if visible is None else tuple(filter(None, visible.split(","))),
+        tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or None,
+        prefect_home=os.environ.get("PREFECT_HOME") or None,
+    )
+
+
+def reload() -> EnvConfig:
+    """Reads the environment again, for a process that has changed it.
+
+    Raises:
+        UsageError: a variable has a value that cannot be used.
+    """
+    env.cache_clear()
+    return env()
+
+
+def available_threads() -> int:
+    """CPU threads that all lanes of this process may use together, at least 1."""
+    if env().threads is not None:
+        return env().threads or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _flag(name: str) -> bool:
+    text = os.environ.get(name, "").strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise UsageError(f"environment variable {name} is {text!r}; set it to 1 or 0, or unset it.")
+
+
+def _count(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(
+        f"environment variable {name} is {text!r}; set it to a number of at least 1, or unset it."
+    )

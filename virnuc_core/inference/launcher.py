@@ -1,0 +1,239 @@
+"""One process per lane: started afresh, given one device and its share of the CPU, watched until it ends.
+
+Nothing here imports torch, so the device is chosen before torch can look at the machine.
+"""
+
+import heapq
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from logging.handlers import QueueHandler
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Final
+
+from virnuc_core.env_config import available_threads, env
+from virnuc_core.errors import LaneError, VirnucError
+from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded, ShardDone
+from virnuc_core.run_plan import RunFolder, RunPlan
+
+_FINISHED: Final = "finished"
+_SECONDS_TO_END: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneOrder:
+    """What a lane's process is told.
+
+    Attributes:
+        folder: the run's folder.
+        indices: the shards to compute.
+        lane: number of the lane.
+        device: the device as the child sees it.
+        environment: variables to set before torch is imported.
+    """
+
+    folder: RunFolder
+    indices: tuple[int, ...]
+    lane: int
+    device: str
+    environment: dict[str, str]
+
+
+def deal_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
+    """Deals shards to lanes so that the lanes end at about the same time.
+
+    The costliest shard goes first, each to the lane with the least work. What a shard holds does not
+    depend on this, only who computes it.
+
+    Args:
+        plan: the plan that the shards are of.
+        indices: the shards to deal.
+        num_lanes: most lanes to use.
+
+    Returns:
+        For each lane its shards in row order; lanes without work are left out.
+    """
+    loads = [(0.0, lane) for lane in range(num_lanes)]
+    dealt: list[list[int]] = [[] for _ in loads]
+    for index in sorted(indices, key=lambda i: (-plan.shards[i].cost, i)):
+        load, lane = heapq.heappop(loads)
+        dealt[lane].append(index)
+        heapq.heappush(loads, (load + plan.shards[index].cost, lane))
+    return tuple(tuple(sorted(lane)) for lane in dealt if lane)
+
+
+def run_lane(
+    folder: RunFolder,
+    indices: Sequence[int],
+    device: str,
+    *,
+    lane: int = 0,
+    num_lanes: int = 1,
+    on_event: Callable[[LaneEvent], None] | None = None,
+) -> LaneReport:
+    """Works through shards in a process of its own, and waits for it.
+
+    Several lanes run at once when this is called from several threads. Log records of the process come out
+    of this process's loggers.
+
+    Args:
+        folder: the run's folder, with its plan and frame store.
+        indices: the shards to compute.
+        device: "cpu" or "cuda:N", as this process sees it.
+        lane: number of the lane.
+        num_lanes: lanes that run at the same time on this machine; they share the CPU threads.
+        on_event: called in this thread for every event of the lane.
+
+    Raises:
+        LaneError: the process ended before its work did.
+        VirnucError: what the lane raised.
+        OSError: what the lane met when it read or wrote files.
+    """
+    started = time.perf_counter()
+    child_device, environment = _child_environment(device, num_lanes)
+    order = _LaneOrder(folder, tuple(indices), lane, child_device, environment)
+    process, receiver = _start(order)
+    loaded = ModelsLoaded(lane=lane, device=device, device_name="", seconds=0.0)
+    done: list[ShardDone] = []
+    try:
+        for event in _events(receiver, process, order):
+            if isinstance(event, ModelsLoaded):
+                # From the start of the process, and with the device's name in this process.
+                event = loaded = replace(event, device=device, seconds=time.perf_counter() - started)
+            else:
+                done.append(event)
+            if on_event is not None:
+                on_event(event)
+        seconds = time.perf_counter() - started
+    finally:
+        receiver.close()
+        _end(process, patience=_SECONDS_TO_END if len(done) == len(order.indices) else 0)
+    return LaneReport(
+        lane=lane,
+        device=device,
+        device_name=loaded.device_name,
+        load_seconds=loaded.seconds,
+        seconds=seconds,
+        shards=tuple(done),
+    )
+
+
+def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
+    """Starts the process of a lane, and gives the end of the pipe that it reports through."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_lane_main,
+        args=(order, logging.getLogger("virnuc_core").getEffectiveLevel(), sender),
+        name=f"virnuc-lane-{order.lane}",
+        daemon=True,
+    )
+    process.start()
+    sender.close()  # the child's copy is the only one then, so its end is seen here
+    return process, receiver
+
+
+def _child_environment(device: str, num_lanes: int) -> tuple[str, dict[str, str]]:
+    """The device as the child will see it, and the environment that makes it so."""
+    threads = str(max(1, available_threads() // num_lanes))
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads}
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return device, environment
+    visible = env().cuda_visible_devices
+    return "cuda:0", {**environment, "CUDA_VISIBLE_DEVICES": visible[int(index)] if visible else index}
+
+
+def _events(receiver: Connection, process: SpawnProcess, order: _LaneOrder) -> Iterator[LaneEvent]:
+    """Yields the lane's events until it has finished; log records go to the loggers on the way."""
+    left = len(order.indices)
+    while True:
+        try:
+            message = receiver.recv()
+        except (EOFError, OSError):  # the latter when it ended in the middle of a message
+            process.join()
+            raise LaneError(
+                f"the process of lane {order.lane} on {order.device} {_how_it_ended(process.exitcode)} with "
+                f"{left} of {len(order.indices)} shards to do. Finished shards are kept: run the same "
+                "command again to go on."
+            ) from None
+        if isinstance(message, logging.LogRecord):
+            logger = logging.getLogger(message.name)
+            if logger.isEnabledFor(message.levelno):
+                logger.handle(message)
+        elif isinstance(message, BaseException):
+            raise message
+        elif message == _FINISHED:
+            return
+        else:
+            left -= isinstance(message, ShardDone)
+            yield message
+
+
+def _how_it_ended(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+    return f"ended with exit code {exitcode}"
+
+
+def _end(process: SpawnProcess, patience: float) -> None:
+    """Waits for a process that is ending, and ends one that is not."""
+    process.join(patience)
+    if process.is_alive():
+        process.terminate()
+        process.join(_SECONDS_TO_END)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    process.close()
+
+
+def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
+    """The body of the lane's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ.update(order.environment)
+    # Without it MKL rounds according to where in memory a thread finds its numbers, and so to the number
+    # of threads; then a run that goes on with fewer cores would not give the same bytes.
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    logging.getLogger().setLevel(log_level)
+    logging.getLogger().addHandler(_PipeHandler(sender))
+    from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
+
+    try:
+        run_shards(order.folder, order.indices, order.device, order.lane, sender.send)
+    except (VirnucError, OSError, MemoryError) as error:
+        sender.send(error)
+    else:
+        sender.send(_FINISHED)
+
+
+def _die_with_parent() -> None:
+    """Ends this process when its parent is gone, so that no lane computes for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+class _PipeHandler(QueueHandler):
+    """Sends log records, with their text filled in, to the parent."""
+
+    def __init__(self, sender: Connection) -> None:
+        super().__init__(queue.SimpleQueue())
+        self._sender = sender
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Sends one prepared record."""
+        self._sender.send(record)

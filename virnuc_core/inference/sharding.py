@@ -1,0 +1,86 @@
+"""Where the shards of a run begin and end: ranges of rows that cost about the same."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.errors import UsageError
+from virnuc_core.run_plan import PlannedModel, Shard
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.specs import ModelSpec
+
+# What a device does in a second, on the safe side: two CPU cores in fp32, one data-centre GPU in fp16.
+_FLOPS: Final = {"cpu": 5e10, "cuda": 2e14}
+# A shard is what a killed run loses. On the CPU models load in no time, so it may be short; on a GPU it
+# should be long against the ends of its pipeline.
+SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
+# Bounds the memory for the vectors of a shard: 0.9 GB in fp32 for the widest pair in use, 768 + 2560.
+MAX_SHARD_ROWS: Final = 65_536
+# What a row costs besides arithmetic: tokenizing, packing, writing.
+_SECONDS_PER_ROW: Final = 2e-5
+_BASES_PER_TOKEN: Final = 4.8
+_SPECIAL_TOKENS: Final = 2
+
+
+def plan_shards(store: FrameStore, models: tuple[PlannedModel, ...], device: str) -> tuple[Shard, ...]:
+    """Cuts the rows of a store into shards; the frames of a chunk are never parted.
+
+    The bounds depend on the sequences, the models and the kind of device, not on how many there are.
+
+    Args:
+        store: the frame store of the inputs.
+        models: what will run on every row.
+        device: a device of the kind that will be used.
+
+    Raises:
+        UsageError: a model cannot read the kind of sequence in the store.
+    """
+    kind = device.partition(":")[0]
+    seconds = np.full(store.num_frames, _SECONDS_PER_ROW)
+    for model in models:
+        column = store.protein if model.family == "esm2" else store.dna
+        if column is None:
+            raise UsageError(f"model {model.name} ({model.family}) cannot read this kind of sequence.")
+        letters = column.lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN)
+        seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind]
+    return cut_rows(seconds, store.frame_chunk, SHARD_SECONDS[kind], MAX_SHARD_ROWS)
+
+
+def cut_rows(
+    costs: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], target_cost: float, max_rows: int
+) -> tuple[Shard, ...]:
+    """Cuts rows into contiguous shards of about equal cost; a group of rows is never cut.
+
+    Args:
+        costs: float64 (n,), estimated seconds of each row.
+        groups: int64 (n,), ascending; rows of one group (the frames of a chunk) stay together.
+        target_cost: seconds that a shard should take at most, a single group apart.
+        max_rows: most rows in a shard, a single group apart.
+
+    Returns:
+        Shards that cover all rows in order; none for no rows.
+    """
+    if len(costs) == 0:
+        return ()
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(groups)) + 1, [len(groups)]))
+    until = np.concatenate(([0.0], np.cumsum(costs)))[starts]
+    shards: list[Shard] = []
+    num_wanted = max(1, int(np.ceil(until[-1] / target_cost)), -(-len(costs) // max_rows))
+    share = float(until[-1]) / num_wanted
+    first = 0
+    while first < len(starts) - 1:
+        by_cost = int(np.searchsorted(until, until[first] + share * (1 + 1e-9), side="right")) - 1
+        by_rows = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
+        last = max(first + 1, min(by_cost, by_rows))
+        cost = round(float(until[last] - until[first]), 6)
+        shards.append(Shard(index=len(shards), begin=int(starts[first]), end=int(starts[last]), cost=cost))
+        first = last
+    return tuple(shards)
+
+
+def _flops(spec: ModelSpec, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Floating-point operations of one sequence: matrix products and attention."""
+    width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
+    per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)
+    return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)

@@ -1,0 +1,83 @@
+"""Which of a plan's shards are on the disk, and which are still to be computed."""
+
+import logging
+from collections.abc import Iterator
+
+from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.run_plan import RunFolder, RunPlan, Shard
+from virnuc_core.shard_file import ModelIdentity, ShardIdentity, ShardResult, read_shard, set_aside
+
+_log = logging.getLogger(__name__)
+
+
+def identity_of(plan: RunPlan, shard: Shard) -> ShardIdentity:
+    """What the file of a shard must say."""
+    return ShardIdentity(
+        plan_fingerprint=plan.fingerprint(),
+        index=shard.index,
+        begin=shard.begin,
+        end=shard.end,
+        models=tuple(
+            ModelIdentity(
+                name=model.name,
+                family=model.family,
+                weights_fingerprint=model.weights_fingerprint,
+                num_layers=model.spec.num_layers,
+                repr_layer=model.repr_layer,
+                embedding_dim=model.spec.embedding_dim,
+                token_budget=model.token_budget,
+            )
+            for model in plan.models
+        ),
+        head_fingerprint=plan.head.fingerprint if plan.head else "",
+        precision=plan.precision,
+        embeddings=plan.embeddings,
+        virnuc_version=plan.virnuc_version,
+    )
+
+
+def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
+    """The shards that are still to be computed, in order.
+
+    Every shard on the disk is read and checked. One that is damaged or of another run is renamed, with a
+    warning, and counts as not there.
+    """
+    pending = []
+    for shard in plan.shards:
+        path = folder.shard(shard.index)
+        if not path.exists():
+            pending.append(shard.index)
+            continue
+        try:
+            read_shard(path, identity_of(plan, shard))
+        except (DamagedFileError, MismatchError) as error:
+            _log.warning("%s Set aside as %s; it is computed again.", error, set_aside(path).name)
+            pending.append(shard.index)
+    return tuple(pending)
+
+
+def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
+    """Refuses to go on unless every shard of the plan is on the disk and whole.
+
+    Raises:
+        DamagedFileError: a shard is missing or not whole.
+        MismatchError: a shard is of another run.
+    """
+    for _ in iter_shard_results(folder, plan):
+        pass
+
+
+def iter_shard_results(folder: RunFolder, plan: RunPlan) -> Iterator[tuple[Shard, ShardResult]]:
+    """Yields all shards in row order, each checked when it is read.
+
+    Raises:
+        DamagedFileError: a shard is missing or not whole.
+        MismatchError: a shard is of another run.
+    """
+    for shard in plan.shards:
+        path = folder.shard(shard.index)
+        if not path.exists():
+            raise DamagedFileError(
+                f"shard {path} is missing: run the same command again, it computes what is missing."
+            )
+        yield shard, read_shard(path, identity_of(plan, shard))

@@ -1,0 +1,220 @@
+"""What a file or folder is, and whether it is whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import h5py
+
+from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.inference.shards import identity_of
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
+from virnuc_core.prediction.embeddings_file import EmbeddingsFile
+from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.store_meta import StoreMeta, content_digest
+from virnuc_core.shard_file import HDF5_ERRORS, read_identity, read_shard
+
+InspectedKind = Literal["run folder", "frame store", "shard", "embeddings file", "checkpoint", "head"]
+Facts = list[tuple[str, str]]
+
+_ROWS_AT_ONCE: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What was found.
+
+    Attributes:
+        kind: what it is.
+        path: where.
+        facts: what it says of itself, as (name, value), in the order to be shown.
+        problems: why it is not whole; empty when it is.
+    """
+
+    kind: InspectedKind
+    path: Path
+    facts: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that should be there is there and reads back as written."""
+        return not self.problems
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "kind": self.kind,
+            "path": str(self.path),
+            "whole": self.is_whole,
+            "facts": dict(self.facts),
+            "problems": list(self.problems),
+        }
+
+    @property
+    def summary(self) -> str:
+        """The same in lines for a person."""
+        lines = [f"{self.path}: {self.kind}, {'whole' if self.is_whole else 'not whole'}"]
+        lines += [f"  {name}: {value}" for name, value in self.facts]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def inspect_path(path: Path) -> Inspection:
+    """Recognises a file or folder by its content, reads all of it, and says what it is.
+
+    Args:
+        path: a run folder, frame store, shard, embeddings file, model checkpoint or classifier head.
+
+    Raises:
+        InputError: there is nothing at `path`.
+    """
+    if not path.exists():
+        raise InputError(f"there is nothing at {path}: give an existing file or folder.")
+    if path.is_dir():
+        if RunFolder(path).plan.exists():
+            return _inspected("run folder", path, _run_folder)
+        if StoreMeta.is_in(path):
+            return _inspected("frame store", path, _frame_store)
+        return _inspected("checkpoint", path, _checkpoint)
+    if h5py.is_hdf5(path):
+        if _is_shard(path):
+            return _inspected("shard", path, _shard)
+        return _inspected("embeddings file", path, _embeddings)
+    head = _inspected("head", path, _head)
+    return head if head.is_whole else _inspected("checkpoint", path, _checkpoint)
+
+
+def _inspected(kind: InspectedKind, path: Path, read: Callable[[Path, Facts], list[str]]) -> Inspection:
+    """Runs one reader; what it raises is the last problem, and facts found before are kept."""
+    facts: Facts = []
+    try:
+        problems = read(path, facts)
+    except (CheckpointError, DamagedFileError, MismatchError) as error:
+        problems = [str(error)]
+    return Inspection(kind=kind, path=path, facts=tuple(facts), problems=tuple(problems))
+
+
+def _run_folder(path: Path, facts: Facts) -> list[str]:
+    folder = RunFolder(path)
+    plan = read_plan(folder.plan)
+    facts += _plan_facts(plan)
+    problems = []
+    whole = 0
+    for shard in plan.shards:
+        try:
+            read_shard(folder.shard(shard.index), identity_of(plan, shard))
+            whole += 1
+        except (DamagedFileError, MismatchError) as error:
+            if folder.shard(shard.index).exists():
+                problems.append(str(error))
+    facts.append(("shards", f"{whole} of {len(plan.shards)} whole"))
+    if whole < len(plan.shards):
+        problems.append(
+            f"{len(plan.shards) - whole} shards are still to be computed: run the same command again."
+        )
+    return problems + _parts(folder, plan)
+
+
+def _parts(folder: RunFolder, plan: RunPlan) -> list[str]:
+    """Problems of the frame store and of the final files of a run."""
+    found = _inspected("frame store", folder.frames, _frame_store)
+    problems = list(found.problems)
+    if plan.kind == "predict":
+        finals = [folder.predictions, folder.contigs, folder.prediction_results, folder.highest_score]
+        finals += [folder.rejected, folder.report]
+        problems += [
+            f"{file} is missing: run the same command again." for file in finals if not file.exists()
+        ]
+        problems += _inspected("embeddings file", folder.embeddings, _embeddings).problems
+    return problems
+
+
+def _plan_facts(plan: RunPlan) -> Facts:
+    facts = [
+        ("kind", plan.kind),
+        ("plan fingerprint", plan.fingerprint()),
+        ("inputs", ", ".join(file.name for file in plan.inputs)),
+        ("chunk length", f"{plan.chunk_length} bp" if plan.chunk_length else "whole sequences"),
+    ]
+    for model in plan.models:
+        layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
+        facts.append((f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"))
+    if plan.head is not None:
+        facts.append(("head", plan.head.name))
+    facts.append(("arithmetic", f"{plan.precision}, {plan.engine} engine, {plan.attention} attention"))
+    facts.append(("rows", str(plan.num_rows)))
+    facts.append(("virnuc version", plan.virnuc_version))
+    return facts
+
+
+def _frame_store(path: Path, facts: Facts) -> list[str]:
+    store = FrameStore.open(path)
+    meta = store.meta
+    facts += [
+        ("inputs", ", ".join(file.name for file in meta.inputs)),
+        ("records", f"{meta.num_records} used, {meta.num_rejected} rejected"),
+        ("chunks", str(meta.num_chunks)),
+        ("frames", str(meta.num_frames)),
+        ("chunk length", f"{meta.chunk_length} bp" if meta.chunk_length else "whole sequences"),
+    ]
+    if content_digest(path) != meta.content_sha256:
+        return [f"the columns of {path} were altered after they were written: delete it and run again."]
+    return []
+
+
+def _shard(path: Path, facts: Facts) -> list[str]:
+    identity = read_identity(path)
+    facts += [
+        ("plan fingerprint", identity.plan_fingerprint),
+        ("shard", str(identity.index)),
+        ("rows", f"{identity.begin} to {identity.end - 1}"),
+        ("models", ", ".join(model.name for model in identity.models)),
+        ("precision", identity.precision),
+        ("virnuc version", identity.virnuc_version),
+    ]
+    read_shard(path, identity)
+    return []
+
+
+def _embeddings(path: Path, facts: Facts) -> list[str]:
+    with EmbeddingsFile(path) as file:
+        facts += [(name, str(value)) for name, value in file.attributes.items()]
+        facts += [("datasets", ", ".join(file.names)), ("rows", str(file.num_rows))]
+        for begin in range(0, file.num_rows, _ROWS_AT_ONCE):
+            for name in file.names:
+                file.rows(name, begin, begin + _ROWS_AT_ONCE)
+    return []
+
+
+def _checkpoint(path: Path, facts: Facts) -> list[str]:
+    checkpoint = resolve_checkpoint(str(path), None)
+    facts += [("family", checkpoint.family), ("weights fingerprint", weights_fingerprint(checkpoint))]
+    spec = read_spec(checkpoint)
+    facts += [
+        ("layers", str(spec.num_layers)),
+        ("width", str(spec.embedding_dim)),
+        ("heads", str(spec.num_heads)),
+        ("vocabulary", str(spec.vocab_size)),
+    ]
+    load_state_dict(checkpoint)
+    return []
+
+
+def _head(path: Path, facts: Facts) -> list[str]:
+    classifier = load_classifier(path)
+    facts += [("features", str(classifier.in_features)), ("fingerprint", classifier_fingerprint(path))]
+    return []
+
+
+def _is_shard(path: Path) -> bool:
+    try:
+        with h5py.File(path, "r") as file:
+            return "begin" in file.attrs
+    except HDF5_ERRORS:
+        return False

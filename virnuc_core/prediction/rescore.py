@@ -1,0 +1,47 @@
+"""Scores of stored vectors by another head."""
+
+from pathlib import Path
+from typing import Final
+
+from virnuc_core.errors import UsageError
+from virnuc_core.inference.scorer import Scorer
+from virnuc_core.models.classifier import resolve_head
+from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile
+from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
+
+_BLOCK_ROWS: Final = 8192
+
+
+def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
+    """Writes a table like `prediction_results.txt` from an embeddings file, a block of rows at a time.
+
+    Scores of float16 vectors differ a little from those of the run, which are made before rounding.
+
+    Args:
+        embeddings: the `embeddings.h5` of a predict run.
+        head: name of a bundled head, or path of one.
+        out: the table.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        CheckpointError: the head cannot be used.
+        DamagedFileError: the embeddings file is not whole.
+        MismatchError: the head takes features of another width.
+        UsageError: the file does not hold the vectors of both models.
+    """
+    scorer = Scorer(resolve_head(head), "cpu")
+    with EmbeddingsFile(embeddings) as file:
+        missing = [name for name in VECTORS.values() if name not in file]
+        if missing:
+            raise UsageError(
+                f"{embeddings} has no {' and no '.join(missing)} vectors. Give the embeddings.h5 of a "
+                "predict run that was made without --embeddings none."
+            )
+        with open_table(out, FRAME_COLUMNS) as table:
+            for begin in range(0, file.num_rows, _BLOCK_ROWS):
+                end = min(begin + _BLOCK_ROWS, file.num_rows)
+                dna, protein = (file.rows(VECTORS[family], begin, end) for family in ("dnabert_s", "esm2"))
+                table.writelines(frame_rows(file.ids(begin, end), scorer.score(dna, protein)))
+        return file.num_rows

@@ -1,0 +1,110 @@
+"""From the scores of frames to a call for each chunk, and from those to one for each contig."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+NO_FRAME: Final = 255
+VIRUS: Final = "virus"
+OTHER: Final = "other"
+UNSCORED: Final = "unscored"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkVerdicts:
+    """What is called of C chunks.
+
+    Attributes:
+        is_scored: bool (C,), whether the chunk has an open frame; the rest means something only then.
+        is_virus: bool (C,).
+        p_virus: float64 (C,), at least 0.5 exactly where `is_virus`; NaN where not scored.
+        best_frame: uint8 (C,), number of the most decided frame, `NO_FRAME` where not scored.
+    """
+
+    is_scored: npt.NDArray[np.bool_]
+    is_virus: npt.NDArray[np.bool_]
+    p_virus: npt.NDArray[np.float64]
+    best_frame: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContigTotals:
+    """Sums over the chunks of R contigs.
+
+    Attributes:
+        chunks: int64 (R,), chunks of the contig.
+        scored_chunks: int64 (R,), those with an open frame.
+        viral_chunks: int64 (R,), those called virus.
+        p_sum: float64 (R,), p_virus added up over the scored chunks.
+    """
+
+    chunks: npt.NDArray[np.int64]
+    scored_chunks: npt.NDArray[np.int64]
+    viral_chunks: npt.NDArray[np.int64]
+    p_sum: npt.NDArray[np.float64]
+
+
+def call_chunks(
+    scores: npt.NDArray[np.float32],
+    chunks: npt.NDArray[np.int64],
+    frame_numbers: npt.NDArray[np.uint8],
+    num_chunks: int,
+) -> ChunkVerdicts:
+    """Calls each chunk from the scores of its frames.
+
+    With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, it is called virus when
+    M2 >= M1, and p_virus is M2 / (M1 + M2). The most decided frame is the one whose P(virus) is farthest
+    from 0.5, the first of equals.
+
+    Args:
+        scores: fp32 (n, 2), P(other) and P(virus) of n frames.
+        chunks: int64 (n,), chunk of each frame, 0..num_chunks-1, ascending.
+        frame_numbers: uint8 (n,), 0..5.
+        num_chunks: C.
+
+    Source: `determine_virus` in VirNucPro's prediction.py, for the call.
+    """
+    is_scored = np.zeros(num_chunks, np.bool_)
+    is_virus = np.zeros(num_chunks, np.bool_)
+    p_virus = np.full(num_chunks, np.nan)
+    best_frame = np.full(num_chunks, NO_FRAME, np.uint8)
+    if len(scores):
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(chunks)) + 1))
+        scored = chunks[starts]
+        highest = np.maximum.reduceat(scores, starts)
+        is_scored[scored] = True
+        is_virus[scored] = highest[:, 1] >= highest[:, 0]
+        wide = highest.astype(np.float64)
+        p_virus[scored] = wide[:, 1] / wide.sum(axis=1)
+        decided = np.abs(scores[:, 1] - np.float32(0.5))
+        frames_each = np.diff(np.append(starts, len(scores)))
+        is_best = decided == np.repeat(np.maximum.reduceat(decided, starts), frames_each)
+        # Assigned from the last to the first, so that the first of equals stays.
+        best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
+    return ChunkVerdicts(is_scored=is_scored, is_virus=is_virus, p_virus=p_virus, best_frame=best_frame)
+
+
+def sum_contigs(verdicts: ChunkVerdicts, contigs: npt.NDArray[np.int64], num_contigs: int) -> ContigTotals:
+    """Adds up chunks by contig.
+
+    Args:
+        verdicts: of C chunks.
+        contigs: int64 (C,), contig of each chunk, 0..num_contigs-1.
+        num_contigs: R.
+    """
+    scored = contigs[verdicts.is_scored]
+    return ContigTotals(
+        chunks=np.bincount(contigs, minlength=num_contigs),
+        scored_chunks=np.bincount(scored, minlength=num_contigs),
+        viral_chunks=np.bincount(contigs[verdicts.is_virus], minlength=num_contigs),
+        p_sum=np.bincount(scored, verdicts.p_virus[verdicts.is_scored], num_contigs).astype(np.float64),
+    )
+
+
+def call_contig(scored_chunks: int, p_sum: float) -> str:
+    """`VIRUS` when the mean p_virus over the scored chunks is at least 0.5, `UNSCORED` without any."""
+    if scored_chunks == 0:
+        return UNSCORED
+    return VIRUS if p_sum / scored_chunks >= 0.5 else OTHER

@@ -1,0 +1,267 @@
+"""One HDF5 file per shard: written whole or not at all, and checked to the last byte when read.
+
+A shard is the unit of commit: it holds both models' vectors and the scores of the same rows, so nothing is
+joined later. docs/formats.md describes the layout.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.atomic_write import atomic_path
+from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.specs import Family
+
+SCHEMA_VERSION: Final = 1
+# A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
+HDF5_VERSION: Final = ("v110", "v110")
+# What h5py raises on a file that is not whole, depending on which byte is wrong.
+HDF5_ERRORS: Final = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError)
+_DATASETS: Final = ("dna", "protein", "scores")
+_CHECKSUM: Final = "attributes_sha256"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelIdentity:
+    """What a shard records of one model, besides its vectors."""
+
+    name: str
+    family: Family
+    weights_fingerprint: str
+    num_layers: int
+    repr_layer: int
+    embedding_dim: int
+    token_budget: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardIdentity:
+    """What a shard must agree in with the plan before it is kept or merged.
+
+    Attributes:
+        plan_fingerprint: of the plan that the shard was made for.
+        index: place in that plan.
+        begin: first row.
+        end: one past the last row.
+        models: the models that made the vectors.
+        head_fingerprint: the classifier that made the scores; "" without scores.
+        precision: arithmetic of the forward pass.
+        embeddings: dtype of the stored vectors, or "none".
+        virnuc_version: version that computed it.
+    """
+
+    plan_fingerprint: str
+    index: int
+    begin: int
+    end: int
+    models: tuple[ModelIdentity, ...]
+    head_fingerprint: str
+    precision: str
+    embeddings: str
+    virnuc_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCounters:
+    """Work of one model: real tokens, batches, and the tokens those batches had room for."""
+
+    name: str
+    family: Family
+    tokens: int
+    batches: int
+    capacity: int
+
+    @property
+    def packing_efficiency(self) -> float:
+        """Real tokens over room, in (0, 1]; 1.0 for no work."""
+        return self.tokens / self.capacity if self.capacity else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardCounters:
+    """Work of one shard, or the sum over several: rows, amino acids, bases, and per model."""
+
+    frames: int
+    residues: int
+    bases: int
+    models: tuple[ModelCounters, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardResult:
+    """The numbers of one shard, rows in row order.
+
+    Attributes:
+        dna: (n, D_dna) vectors of the DNA model, in the dtype to be stored; None without one.
+        protein: (n, D_protein) the same of the protein model.
+        scores: fp32 (n, 2), P(other) and P(virus); None without a head.
+        counters: the work done.
+    """
+
+    dna: npt.NDArray[np.floating[Any]] | None
+    protein: npt.NDArray[np.floating[Any]] | None
+    scores: npt.NDArray[np.float32] | None
+    counters: ShardCounters
+
+
+def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
+    """Adds up the work of several shards of one plan."""
+    total = ShardCounters(frames=0, residues=0, bases=0, models=())
+    for part in parts:
+        models = part.models
+        if total.models:
+            models = tuple(map(_add_model, total.models, part.models))
+        total = ShardCounters(
+            frames=total.frames + part.frames,
+            residues=total.residues + part.residues,
+            bases=total.bases + part.bases,
+            models=models,
+        )
+    return total
+
+
+def write_shard(path: Path, result: ShardResult, identity: ShardIdentity) -> None:
+    """Commits a shard: it is on the disk, whole and under its name, when this returns.
+
+    The bytes depend on the arguments only, so a shard computed twice is the same file.
+    """
+    attributes: dict[str, str | int] = {"schema_version": SCHEMA_VERSION}
+    attributes |= {f.name: getattr(identity, f.name) for f in fields(identity) if f.name != "models"}
+    attributes["models"] = json.dumps([asdict(model) for model in identity.models])
+    attributes["counters"] = json.dumps(asdict(result.counters))
+    with atomic_path(path) as temporary, h5py.File(temporary, "w", libver=HDF5_VERSION) as file:
+        for name in _DATASETS:
+            array = getattr(result, name)
+            if array is not None:
+                file.create_dataset(name, data=array)
+                attributes[f"{name}_sha256"] = _sha256(array)
+        write_attributes(file, attributes)
+
+
+def read_shard(path: Path, identity: ShardIdentity) -> ShardResult:
+    """Reads a shard and checks all of it.
+
+    Args:
+        path: the file.
+        identity: what it must be.
+
+    Raises:
+        DamagedFileError: it is missing, not whole, or altered.
+        MismatchError: it is whole, but of another plan, model, range or version.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            attributes = read_attributes(file)
+            arrays = {name: file[name][()] for name in _DATASETS if name in file}
+            found = _identity_of(attributes)
+            counters = _counters_of(json.loads(attributes["counters"]))
+            altered = [n for n in _DATASETS if (n in arrays) != (f"{n}_sha256" in attributes)]
+            altered += [n for n, a in arrays.items() if attributes.get(f"{n}_sha256") != _sha256(a)]
+    except HDF5_ERRORS as error:
+        raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
+    if altered:
+        raise DamagedFileError(f"shard {path}: the checksum of {altered[0]!r} is wrong: compute it again.")
+    _require_identity(path, found, identity)
+    return ShardResult(
+        dna=arrays.get("dna"), protein=arrays.get("protein"), scores=arrays.get("scores"), counters=counters
+    )
+
+
+def read_identity(path: Path) -> ShardIdentity:
+    """What a shard says it is.
+
+    Raises:
+        DamagedFileError: it is missing, not a shard, or its attributes are altered.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            return _identity_of(read_attributes(file))
+    except HDF5_ERRORS as error:
+        raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged or foreign file to the first free `NAME.damaged-N`, and returns that name."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
+def write_attributes(file: h5py.File, attributes: dict[str, str | int]) -> None:
+    """Writes attributes to the root of a file, and a checksum over them."""
+    for name in sorted(attributes):
+        file.attrs[name] = attributes[name]
+    file.attrs[_CHECKSUM] = _attributes_sha256(attributes)
+
+
+def read_attributes(file: h5py.File) -> dict[str, Any]:
+    """Reads the attributes of a file's root.
+
+    Raises:
+        ValueError: the checksum over them is missing or wrong, or the schema is another one.
+    """
+    attributes = {n: v if isinstance(v, str) else v.item() for n, v in file.attrs.items()}
+    if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
+        raise ValueError("the checksum over its attributes is wrong")
+    if attributes["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {attributes['schema_version']}, this virnuc reads {SCHEMA_VERSION}")
+    return attributes
+
+
+def _attributes_sha256(attributes: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(array: npt.NDArray[Any]) -> str:
+    """Over dtype, shape and values, so that none of them can change unnoticed."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _identity_of(attributes: dict[str, Any]) -> ShardIdentity:
+    values = {f.name: attributes[f.name] for f in fields(ShardIdentity)}
+    values["models"] = tuple(ModelIdentity(**model) for model in json.loads(values["models"]))
+    return ShardIdentity(**values)
+
+
+def _counters_of(document: dict[str, Any]) -> ShardCounters:
+    models = tuple(ModelCounters(**model) for model in document["models"])
+    return ShardCounters(**{**document, "models": models})
+
+
+def _add_model(left: ModelCounters, right: ModelCounters) -> ModelCounters:
+    return ModelCounters(
+        name=left.name,
+        family=left.family,
+        tokens=left.tokens + right.tokens,
+        batches=left.batches + right.batches,
+        capacity=left.capacity + right.capacity,
+    )
+
+
+def _require_identity(path: Path, found: ShardIdentity, wanted: ShardIdentity) -> None:
+    old, new = _flat(found), _flat(wanted)
+    # The plan's fingerprint differs whenever anything does, so it is named last.
+    differing = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    if differing:
+        name = min(differing, key=lambda name: name == "plan_fingerprint")
+        raise MismatchError(
+            f"shard {path} is of another run: {name} is {old.get(name)} in the file and {new.get(name)} in "
+            "the plan. Go on with the old setting, or start over with --force."
+        )
+
+
+def _flat(identity: ShardIdentity) -> dict[str, Any]:
+    """An identity as single values, those of a model under its family."""
+    values = asdict(identity)
+    models = values.pop("models")
+    return values | {f"{model['family']}.{name}": value for model in models for name, value in model.items()}
