@@ -1,0 +1,1 @@
+"""How the flows reach a Prefect server: deployments and work pools."""

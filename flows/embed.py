@@ -1,0 +1,65 @@
+"""Sequence files in, one mean vector a sequence out."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.lanes import run_lanes
+from flows.naming import run_name
+from flows.settings import EMBED_DEFAULTS, EmbedSettings, embed_config
+from tasks.embedding import find_pending
+from tasks.indexing import index
+from tasks.planning import family_of, plan
+from tasks.progress import StageClock
+from tasks.publishing import params_of, prefect_tags, publish
+from tasks.reporting import RunReport
+from tasks.results import aggregate, validate
+from tasks.run_folder import open_run_folder
+from tasks.tracking import tracked_run
+from virnuc_core.inference.device import resolve_devices
+
+
+@flow(name="embed", flow_run_name=run_name, persist_result=False)
+def embed(
+    inputs: list[str], out: str, model: str, settings: EmbedSettings = EMBED_DEFAULTS, force: bool = False
+) -> RunReport:
+    """Embeds proteins with ESM-2 or DNA with DNABERT-S; called again, it goes on where it stopped.
+
+    Args:
+        inputs: FASTA or FASTQ files, plain or compressed.
+        out: the embeddings file; the run's folder is beside it, `OUT.run`.
+        model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a path alone.
+        settings: how to run the model.
+        force: keep nothing of an earlier run.
+
+    Raises:
+        VirnucError: what is wrong, where, and what to do.
+    """
+    family, name = family_of(model)
+    config = embed_config(family, name, settings)
+    devices = resolve_devices(config.devices)
+    clock = StageClock()
+    with open_run_folder(Path(f"{out}.run"), force=force) as folder:
+        with clock.stage("index"):
+            index(folder, inputs, None, "protein" if family == "esm2" else "dna")
+        with clock.stage("plan"):
+            planned = plan(folder, config, "embed", devices)
+        with tracked_run(run_name(), params_of(planned, devices), prefect_tags(folder.root)) as tracked:
+            with clock.stage("embed"):
+                lanes = run_lanes(folder, find_pending(folder), devices)
+            with clock.stage("validate"):
+                validate(folder)
+            with clock.stage("aggregate"):
+                work = aggregate(folder, Path(out))
+            report = RunReport(
+                plan=planned,
+                out=out,
+                counts=None,
+                work=work,
+                lanes=lanes,
+                seconds=clock.seconds,
+                links=tracked.links,
+            )
+            with clock.stage("publish"):
+                publish(folder, report, tracked)
+    return report

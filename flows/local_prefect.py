@@ -1,0 +1,98 @@
+"""Prefect for a run from the command line: a temporary server, and nothing of it on the terminal."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from virnuc_core.env_config import env
+from virnuc_core.errors import UsageError, VirnucError
+
+# The server's first start on a slow or busy machine can take longer than Prefect's 20 s.
+_SERVER_SECONDS = 120
+
+
+def prepare_local_prefect() -> None:
+    """Sets what Prefect reads when it is first imported; whatever the user has set wins.
+
+    The runs of a temporary server are kept in a database in PREFECT_HOME. Without a home of its own, virnuc
+    would share `~/.prefect` with every other project of the user: a Prefect of another version there migrates
+    that database, and neither can read it afterwards. A server named in the user's profile is still used.
+
+    Raises:
+        UsageError: the home folder cannot be written.
+    """
+    home = env().home.resolve() / "prefect"
+    if env().prefect_home is None:
+        _make_folder(home)
+        profiles = Path("~/.prefect/profiles.toml").expanduser()
+        if profiles.exists():
+            os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))
+    defaults = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(_SERVER_SECONDS),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "virnuc_core,tasks,flows",
+        # Lines logged before and after a flow have no run to go to, and Prefect would warn of each.
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        # Errors reach the user once, from the command line itself; the server's database keeps the rest.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def local_prefect() -> Iterator[None]:
+    """Makes Prefect ready for the block: the server of the user's settings, or else a temporary one.
+
+    Raises:
+        UsageError: virnuc's home folder cannot be written.
+        VirnucError: the temporary server does not start.
+    """
+    prepare_local_prefect()
+    # Prefect's modules warn or fail when two threads import them at once, so this is not left to get_client.
+    import prefect.server.api.server  # noqa: F401
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    if PREFECT_API_URL.value():
+        yield
+        return
+    # A server that ends with the run has nobody to tell that the run has stopped, and ending the heartbeat
+    # takes a second for each flow and lane.
+    no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+    with no_heartbeat, ThreadPoolExecutor(1, initializer=_block_interrupts) as background:
+        server = background.submit(get_client, sync_client=True)
+        _import_what_runs_need()
+        try:
+            server.result()
+        except RuntimeError as error:
+            raise VirnucError(f"Prefect's temporary server does not start: {error}") from error
+        yield
+
+
+def _block_interrupts() -> None:
+    """Keeps Ctrl-C from the server, which inherits this: a run that is being stopped still reports to it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _import_what_runs_need() -> None:
+    """Takes about as long as the server does to start, and on another core."""
+    import flows.embed
+    import flows.predict  # noqa: F401
+    from tasks.tracking import open_store_early
+
+    open_store_early()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"virnuc's home folder {path.parent} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can."
+        ) from error

@@ -1,0 +1,135 @@
+"""What a person may ask of a run, checked by field, and how presets turn it into one RunConfig.
+
+The models here are the parameters of the Prefect flows as well as the flags of the command line, so a wrong
+value is refused in the same words at both doors, before anything runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+
+from virnuc_core.errors import UsageError
+from virnuc_core.specs import (
+    AttentionChoice,
+    EmbeddingsDtype,
+    Engine,
+    Family,
+    Precision,
+    Preset,
+    RunConfig,
+)
+
+
+def _split_devices(value: object) -> object:
+    """Lets "0,1" stand for ("0", "1")."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+class EngineSettings(BaseModel):
+    """Settings that every run over models has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repr_layer: int | None = Field(
+        default=None, description="Layer of the ESM-2 representation; the last by default"
+    )
+    precision: Precision = Field(default="auto", description="Arithmetic of the forward pass")
+    devices: Annotated[tuple[str, ...], BeforeValidator(_split_devices)] = Field(
+        default=("auto",), description='"auto", "cpu", or CUDA device numbers'
+    )
+    token_budget: PositiveInt | None = Field(default=None, description="Most tokens in one packed batch")
+    engine: Engine = Field(default="packed", description='"reference" runs one sequence at a time in fp32')
+    attention: AttentionChoice = Field(default="auto", description="Attention backend")
+
+
+class PredictSettings(EngineSettings):
+    """Settings of `predict`; None leaves the choice to the preset."""
+
+    preset: Preset = Field(default="tiny", description="Models and chunk length that belong together")
+    chunk_length: Annotated[int, Field(ge=3)] | None = Field(default=None, description="Chunk length in bp")
+    esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
+    dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
+    head: str | None = Field(default=None, description="Classifier head file")
+    embeddings: EmbeddingsDtype = Field(
+        default="float32", description='How vectors are stored; "none" keeps scores only'
+    )
+
+
+class EmbedSettings(EngineSettings):
+    """Settings of `embed`: one model, one mean vector a sequence."""
+
+    embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
+
+
+PREDICT_DEFAULTS: Final = PredictSettings()
+EMBED_DEFAULTS: Final = EmbedSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresetChoice:
+    """The models and the chunk length that a preset stands for."""
+
+    chunk_length: int
+    esm_model: str
+    dnabert_model: str
+
+
+PRESETS: Final[Mapping[Preset, PresetChoice]] = {
+    "tiny": PresetChoice(chunk_length=500, esm_model="tiny", dnabert_model="tiny"),
+    "virnucpro-500": PresetChoice(chunk_length=500, esm_model="3B", dnabert_model="DNABERT-S"),
+    "virnucpro-300": PresetChoice(chunk_length=300, esm_model="3B", dnabert_model="DNABERT-S"),
+}
+
+_Settings = TypeVar("_Settings", bound=EngineSettings)
+
+
+def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Checks plain values.
+
+    Raises:
+        UsageError: a value is of the wrong kind or out of range; all such fields are named.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']} (given {fault['input']!r})"
+            for fault in error.errors()
+        )
+        raise UsageError(f"these settings cannot be used: {faults}. See --help for the values.") from error
+
+
+def predict_config(settings: PredictSettings) -> RunConfig:
+    """The run that `predict` does with these settings: what is given wins over the preset."""
+    preset = PRESETS[settings.preset]
+    return RunConfig(
+        chunk_length=settings.chunk_length or preset.chunk_length,
+        esm_model=settings.esm_model or preset.esm_model,
+        dnabert_model=settings.dnabert_model or preset.dnabert_model,
+        head=settings.head,
+        repr_layer=settings.repr_layer,
+        precision=settings.precision,
+        devices=settings.devices,
+        token_budget=settings.token_budget,
+        engine=settings.engine,
+        attention=settings.attention,
+        embeddings=settings.embeddings,
+    )
+
+
+def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConfig:
+    """The run that `embed` does with these settings: whole sequences, one model, no head."""
+    return RunConfig(
+        chunk_length=None,
+        esm_model=model if family == "esm2" else None,
+        dnabert_model=model if family == "dnabert_s" else None,
+        repr_layer=settings.repr_layer,
+        precision=settings.precision,
+        devices=settings.devices,
+        token_budget=settings.token_budget,
+        engine=settings.engine,
+        attention=settings.attention,
+        embeddings=settings.embeddings,
+    )

@@ -1,0 +1,94 @@
+"""Who is told how far a run is: a terminal, or by default the log."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneProgress:
+    """How far one lane is.
+
+    Attributes:
+        lane: number of the lane, from 0.
+        device: where it computes.
+        rows_done: rows (frames or sequences) finished in this run.
+        rows_total: rows this lane has to do in this run.
+    """
+
+    lane: int
+    device: str
+    rows_done: int
+    rows_total: int
+
+
+class Progress(Protocol):
+    """Something that shows how far a run is; lanes call it from threads of their own."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins."""
+
+    def lane(self, progress: LaneProgress) -> None:
+        """A lane has begun, or has finished a shard."""
+
+
+class LoggedProgress:
+    """Progress as log lines, for runs that nobody watches from a terminal."""
+
+    def stage(self, name: str) -> None:
+        """Logs the name."""
+        _log.info("stage: %s", name)
+
+    def lane(self, progress: LaneProgress) -> None:
+        """Logs the count."""
+        _log.info(
+            "lane %d on %s: %d of %d rows",
+            progress.lane,
+            progress.device,
+            progress.rows_done,
+            progress.rows_total,
+        )
+
+
+# A context variable and not a parameter: the parameters of a flow are recorded, and this is not one of them.
+_current: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress())  # noqa: B039 (immutable)
+
+
+def current_progress() -> Progress:
+    """Whom to tell."""
+    return _current.get()
+
+
+@contextmanager
+def telling(progress: Progress) -> Iterator[None]:
+    """Tells `progress` about the runs inside the block."""
+    token = _current.set(progress)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class StageClock:
+    """Names the stages of a run as they begin and keeps their wall times.
+
+    Attributes:
+        seconds: wall time of each finished stage, in order.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Final[dict[str, float]] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """One stage, from the beginning of the block to its end."""
+        current_progress().stage(name)
+        begin = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - begin, 3)

@@ -1,0 +1,167 @@
+"""What a run was, what it found, how fast and with what: `run.json`, flat figures, and a few lines."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from virnuc_core.atomic_write import write_text
+from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.prediction.tables import TableCounts
+from virnuc_core.run_plan import RunPlan
+from virnuc_core.shard_file import ShardCounters, sum_counters
+
+SCHEMA_VERSION: Final = 1
+REPORTED_PACKAGES: Final = ("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow")
+BUNDLED_NOTE: Final = (
+    "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
+    "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """The end of a run.
+
+    Attributes:
+        plan: what was run.
+        out: the run's folder, or the embeddings file of an embed run.
+        counts: records, chunks, frames and calls; None for an embed run.
+        work: the work of all shards, those kept from earlier attempts included.
+        lanes: the lanes of this attempt; none when every shard was there.
+        seconds: wall time of each stage of this attempt.
+        links: where else to find this run.
+    """
+
+    plan: RunPlan
+    out: str
+    counts: TableCounts | None
+    work: ShardCounters
+    lanes: Sequence[LaneReport]
+    seconds: Mapping[str, float]
+    links: Mapping[str, str]
+
+    @property
+    def num_computed(self) -> int:
+        """Shards computed in this attempt."""
+        return sum(len(lane.shards) for lane in self.lanes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the calls must know."""
+        bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
+        is_bundled = any(model.location in bundled for model in self.plan.models)
+        return (BUNDLED_NOTE,) if is_bundled and self.counts is not None else ()
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """Work of this attempt over the time with loaded models; zeros when there was nothing to compute."""
+        work = sum_counters(shard.counters for lane in self.lanes for shard in lane.shards)
+        # Lanes run at the same time, so the slowest one is the time that all of them took.
+        seconds = max((lane.seconds - lane.load_seconds for lane in self.lanes), default=0.0)
+        amounts = {"sequences": work.frames, "residues": work.residues, "bases": work.bases}
+        amounts |= {f"{model.family}_tokens": model.tokens for model in work.models}
+        return {f"{what}_per_second": round(n / seconds, 1) if n else 0.0 for what, n in amounts.items()}
+
+    @property
+    def packing_efficiency(self) -> dict[str, float]:
+        """Real tokens over the room in the batches, by model family, over all shards."""
+        return {model.family: round(model.packing_efficiency, 4) for model in self.work.models}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure of the run, flat, so that runs can be compared one by one."""
+        efficiency = self.packing_efficiency.items()
+        return {
+            **(asdict(self.counts) if self.counts else {}),
+            **self.throughput,
+            **{f"{family}_packing_efficiency": share for family, share in efficiency},
+            **{f"{stage}_seconds": seconds for stage, seconds in self.seconds.items()},
+            "sequences": self.work.frames,
+            "residues": self.work.residues,
+            "bases": self.work.bases,
+            "tokens": sum(model.tokens for model in self.work.models),
+            "shards": len(self.plan.shards),
+            "computed_shards": self.num_computed,
+            "lanes": len(self.lanes),
+        }
+
+    @property
+    def lane_rows(self) -> list[dict[str, str | float]]:
+        """One row a lane: its device, its work and its speed."""
+        return [_lane_row(lane) for lane in self.lanes]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of run.json; `plan.json` has the shards one by one."""
+        plan = asdict(self.plan)
+        del plan["shards"], plan["schema_version"]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "plan_fingerprint": self.plan.fingerprint(),
+            "out": self.out,
+            **plan,
+            "counts": asdict(self.counts) if self.counts else None,
+            "work": asdict(self.work),
+            "shards": {"total": len(self.plan.shards), "computed": self.num_computed},
+            "stage_seconds": dict(self.seconds),
+            "lanes": self.lane_rows,
+            "throughput": self.throughput,
+            "packing_efficiency": self.packing_efficiency,
+            "notes": list(self.notes),
+            "links": dict(self.links),
+            "versions": {
+                "virnuc": self.plan.virnuc_version,
+                "python": platform.python_version(),
+                **{package: version(package) for package in REPORTED_PACKAGES},
+            },
+        }
+
+    @property
+    def summary(self) -> str:
+        """A few lines for a person."""
+        num_kept = len(self.plan.shards) - self.num_computed
+        speed = self.throughput
+        lines = _counts_in_words(self.counts) if self.counts else []
+        lines.append(
+            f"{self.work.frames} sequences embedded ({num_kept} of {len(self.plan.shards)} shards kept from "
+            f"before), {speed['sequences_per_second']:.0f} sequences/s, "
+            f"{speed['residues_per_second']:.0f} residues/s"
+        )
+        return "\n".join([*lines, f"results: {self.out}", *(f"note: {note}" for note in self.notes)])
+
+
+def write_report(path: Path, report: RunReport) -> None:
+    """Writes run.json atomically."""
+    write_text(path, json.dumps(report.document, indent=1) + "\n")
+
+
+def _counts_in_words(counts: TableCounts) -> list[str]:
+    return [
+        f"{counts.records} contigs: {counts.contigs_virus} virus, {counts.contigs_other} other, "
+        f"{counts.contigs_unscored} without an open frame; {counts.rejected} records rejected",
+        f"{counts.chunks} chunks: {counts.viral_chunks} virus, "
+        f"{counts.scored_chunks - counts.viral_chunks} other, "
+        f"{counts.chunks - counts.scored_chunks} without an open frame",
+    ]
+
+
+def _lane_row(lane: LaneReport) -> dict[str, str | float]:
+    sequences = sum(shard.counters.frames for shard in lane.shards)
+    seconds = lane.seconds - lane.load_seconds
+    parts = asdict(sum((shard.seconds for shard in lane.shards), StageSeconds()))
+    return {
+        "lane": lane.lane,
+        "device": lane.device,
+        "device_name": lane.device_name,
+        "shards": len(lane.shards),
+        "sequences": sequences,
+        "sequences_per_second": round(sequences / seconds, 1) if sequences else 0.0,
+        "seconds": round(lane.seconds, 3),
+        "load_seconds": round(lane.load_seconds, 3),
+        **{f"{part}_seconds": round(spent, 3) for part, spent in parts.items()},
+    }

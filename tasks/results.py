@@ -1,0 +1,34 @@
+"""From finished shards to the files that a person opens."""
+
+from pathlib import Path
+
+from tasks.stage import stage
+from virnuc_core.inference.shards import require_all_shards
+from virnuc_core.prediction.aggregate import aggregate as merge_shards
+from virnuc_core.prediction.tables import TableCounts, write_tables
+from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.shard_file import ShardCounters
+
+
+@stage
+def validate(folder: RunFolder) -> None:
+    """Makes sure that every shard of the plan is there and whole.
+
+    Raises:
+        DamagedFileError: one is not; the same command computes it again.
+        MismatchError: one is of another run.
+    """
+    require_all_shards(folder, read_plan(folder.plan))
+
+
+@stage
+def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
+    """Merges the shards into one file in input order; gives the work of all of them together."""
+    return merge_shards(folder, read_plan(folder.plan), FrameStore.open(folder.frames), out)
+
+
+@stage
+def classify(folder: RunFolder) -> TableCounts:
+    """Calls chunks and contigs from the scores of their frames, and writes the tables."""
+    return write_tables(folder, FrameStore.open(folder.frames))

@@ -1,0 +1,97 @@
+"""Lanes: several at once, one that is killed, and one that fails for good."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prefect import flow
+
+from flows.lanes import run_lanes
+from tasks.embedding import find_pending
+from tasks.indexing import index
+from tasks.planning import plan
+from tests.end_to_end.conftest import Checkpoints
+from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.inference import sharding
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.run_plan import RunFolder
+from virnuc_core.specs import RunConfig
+
+pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture
+def config(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    # Seventeen frames in a handful of shards.
+    monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 4)
+    return RunConfig(
+        esm_model=str(checkpoints.esm), dnabert_model=str(checkpoints.dnabert), head=str(checkpoints.head)
+    )
+
+
+def planned_run(root: Path, contigs: Path, config: RunConfig) -> RunFolder:
+    root.mkdir()
+    folder = RunFolder(root)
+    index.fn(folder, [str(contigs)], config.chunk_length, "dna")
+    plan.fn(folder, config, "predict", ("cpu",))
+    return folder
+
+
+@flow
+def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
+    folder = RunFolder(Path(root))
+    return run_lanes(folder, find_pending(folder), devices)
+
+
+def shard_bytes(folder: RunFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.shards.iterdir())}
+
+
+def test_number_of_lanes_does_not_change_a_byte(contigs: Path, config: RunConfig, tmp_path: Path) -> None:
+    one = planned_run(tmp_path / "one", contigs, config)
+    two = planned_run(tmp_path / "two", contigs, config)
+    assert len(computed(str(one.root), ("cpu",))) == 1
+    lanes = computed(str(two.root), ("cpu", "cpu"))
+    assert [lane.lane for lane in lanes] == [0, 1]
+    assert all(lane.shards for lane in lanes)
+    assert shard_bytes(one) == shard_bytes(two)
+    assert len(shard_bytes(one)) >= 5
+
+
+def test_killed_lane_is_tried_again_and_keeps_its_finished_shards(
+    contigs: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    folder = planned_run(tmp_path / "run", contigs, config)
+    killer = threading.Thread(target=kill_lane_after_first_shard, args=(folder,))
+    killer.start()
+    lanes = computed(str(folder.root), ("cpu",))
+    killer.join()
+    num_shards = len(shard_bytes(folder))
+    assert 0 < len(lanes[0].shards) < num_shards
+
+
+def kill_lane_after_first_shard(folder: RunFolder) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if folder.shard(0).exists():
+            for process in multiprocessing.active_children():
+                if process.name.startswith("virnuc-lane") and process.pid:
+                    os.kill(process.pid, signal.SIGKILL)
+                    return
+        time.sleep(0.001)
+
+
+def test_error_that_no_retry_can_mend_is_the_lanes_own(
+    contigs: Path, config: RunConfig, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    folder = planned_run(tmp_path / "run", contigs, config)
+    text = folder.plan.read_text()
+    folder.plan.write_text(text.replace(str(checkpoints.head), str(checkpoints.other_head)))
+    begin = time.monotonic()
+    with pytest.raises((CheckpointError, MismatchError), match="head"):
+        computed(str(folder.root), ("cpu",))
+    assert time.monotonic() - begin < 30

@@ -1,0 +1,115 @@
+"""The commands that need no flow: frames, score, inspect; and how the command line itself behaves."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.conftest import Checkpoints, CommandLine, rows
+
+
+def test_help_answers_at_once() -> None:
+    subprocess.run([sys.executable, "-m", "flows.cli", "--version"], check=True, capture_output=True)
+    begin = time.monotonic()
+    text = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "--help"], check=True, capture_output=True, text=True
+    )
+    # 0.1 s on a machine with nothing else to do.
+    assert time.monotonic() - begin < 2
+    assert "predict" in text.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, flows.cli; flows.cli.main(['--help']); print(sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    for heavy in ("torch", "prefect", "mlflow", "numpy", "h5py", "pydantic", "rich"):
+        assert f"'{heavy}'" not in modules
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["predict"], ["predict", "a.fa"], ["predict", "a.fa", "--out", "x", "--engine", "fast"]],
+)
+def test_usage_errors(virnuc: CommandLine, arguments: list[str]) -> None:
+    result = virnuc(*arguments)
+    assert result.code == 2
+    assert result.err.startswith("virnuc: error: ")
+    assert len(result.err.splitlines()) <= 2
+
+
+def test_standard_input_can_be_named_once(virnuc: CommandLine, tmp_path: Path) -> None:
+    result = virnuc("frames", "-", "-", "--chunk-length", "500", "--out", tmp_path / "frames.tsv")
+    assert result.code == 2
+    assert "once" in result.err
+
+
+@pytest.mark.parametrize("chunk_length", [300, 500])
+def test_frames_are_those_of_the_original(
+    virnuc: CommandLine, data_dir: Path, tmp_path: Path, chunk_length: int
+) -> None:
+    golden = data_dir / "golden" / "frames"
+    out = tmp_path / "frames.tsv"
+    result = virnuc("frames", golden / "input.fa.gz", "--chunk-length", chunk_length, "--out", out, "--json")
+    assert result.code == 0, result.err
+    with gzip.open(golden / f"expected_{chunk_length}.tsv.gz") as expected:
+        assert out.read_bytes() == expected.read()
+    assert json.loads(result.out)["counts"]["frames"] == len(rows(out)) - 1
+
+
+def test_frames_needs_a_folder_to_write_to(virnuc: CommandLine, contigs: Path, tmp_path: Path) -> None:
+    result = virnuc("frames", contigs, "--chunk-length", "500", "--out", tmp_path / "no" / "frames.tsv")
+    assert result.code == 2
+
+
+@pytest.mark.xdist_group("flows")
+def test_score_and_inspect_what_predict_has_left(
+    virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert virnuc_flows("predict", contigs, "--out", run, *checkpoints.flags).code == 0
+
+    same, other = tmp_path / "same.tsv", tmp_path / "other.tsv"
+    for head, out in ((checkpoints.head, same), (checkpoints.other_head, other)):
+        assert virnuc_flows("score", run / "embeddings.h5", "--head", head, "--out", out).code == 0
+    first, again, changed = (rows(path) for path in (run / "prediction_results.txt", same, other))
+    assert [row[0] for row in again] == [row[0] for row in first] == [row[0] for row in changed]
+    np.testing.assert_allclose(
+        [float(row[3]) for row in again[1:]], [float(row[3]) for row in first[1:]], atol=1e-6
+    )
+    assert changed != first
+
+    for path in (
+        run,
+        run / "embeddings.h5",
+        checkpoints.esm,
+        checkpoints.head,
+        next((run / "shards").iterdir()),
+    ):
+        found = virnuc_flows("inspect", path)
+        assert found.code == 0, found.out
+        assert "whole" in found.out
+
+    (run / "embeddings.h5").write_bytes((run / "embeddings.h5").read_bytes()[:-50])
+    damaged = virnuc_flows("inspect", run, "--json")
+    assert damaged.code == 4
+    assert not json.loads(damaged.out)["whole"]
+
+
+def test_inspect_nothing(virnuc: CommandLine, tmp_path: Path) -> None:
+    assert virnuc("inspect", tmp_path / "none").code == 3
+
+
+def test_unexpected_error_is_one_line_unless_debugging(
+    virnuc: CommandLine, contigs: Path, tmp_path: Path
+) -> None:
+    command = ("frames", contigs, "--chunk-length", "500", "--out", tmp_path / ("x" * 300))
+    result = virnuc(*command)
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
+    assert "File name too long" in result.err
+    assert "Traceback" in virnuc(*command, "--debug").err

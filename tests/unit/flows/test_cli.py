@@ -1,0 +1,80 @@
+"""The command line is an interface: its commands, flags and exit codes change on purpose only."""
+
+import click
+import pytest
+
+from flows.cli import cli, main
+from virnuc_core import __version__
+
+OUTPUT = ["--quiet", "--json", "--debug"]
+ENGINE = [
+    "--repr-layer",
+    "--precision",
+    "--devices",
+    "--token-budget",
+    "--engine",
+    "--attention",
+    "--force",
+]
+FLAGS = {
+    "predict": [
+        "--out",
+        "--chunk-length",
+        "--preset",
+        "--esm-model",
+        "--dnabert-model",
+        "--head",
+        "--embeddings",
+        *ENGINE,
+        *OUTPUT,
+    ],
+    "embed": ["--out", "--model", "--embeddings", *ENGINE, *OUTPUT],
+    "frames": ["--chunk-length", "--out", *OUTPUT],
+    "score": ["--head", "--out", *OUTPUT],
+    "inspect": OUTPUT,
+}
+
+
+def test_commands_and_flags_are_frozen() -> None:
+    found = {
+        name: [
+            option.opts[0]
+            for option in command.params
+            if isinstance(option, click.Option) and option.name != "help"
+        ]
+        for name, command in cli.commands.items()
+    }
+    assert found == FLAGS
+
+
+def test_choices_are_frozen() -> None:
+    choices = {
+        option.name: list(option.type.choices)
+        for option in cli.commands["predict"].params
+        if isinstance(option.type, click.Choice)
+    }
+    assert choices == {
+        "preset": ["tiny", "virnucpro-500", "virnucpro-300"],
+        "precision": ["auto", "fp32", "fp16", "bf16"],
+        "engine": ["packed", "reference"],
+        "attention": ["auto", "sdpa", "reference"],
+        "embeddings": ["none", "float16", "float32"],
+    }
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in FLAGS)])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "Usage: virnuc" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_usage_error_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "a.h5", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert '"exit_code": 2' in out
+    assert "--head" in err

@@ -1,0 +1,62 @@
+import pytest
+
+from flows.settings import (
+    EmbedSettings,
+    PredictSettings,
+    embed_config,
+    predict_config,
+    read_settings,
+)
+from virnuc_core.errors import UsageError
+from virnuc_core.specs import RunConfig
+
+
+def test_defaults_are_those_of_the_core() -> None:
+    assert predict_config(PredictSettings()) == RunConfig()
+
+
+@pytest.mark.parametrize(("preset", "chunk_length"), [("virnucpro-300", 300), ("virnucpro-500", 500)])
+def test_preset_of_the_published_models(preset: str, chunk_length: int) -> None:
+    config = predict_config(read_settings(PredictSettings, {"preset": preset}))
+    assert (config.chunk_length, config.esm_model, config.dnabert_model) == (chunk_length, "3B", "DNABERT-S")
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    values = {"preset": "virnucpro-500", "chunk_length": 300, "esm_model": "650M", "head": "a.pth"}
+    config = predict_config(read_settings(PredictSettings, values))
+    assert (config.chunk_length, config.esm_model, config.dnabert_model) == (300, "650M", "DNABERT-S")
+    assert config.head == "a.pth"
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [("auto", ("auto",)), ("0,1", ("0", "1")), ("0, 1", ("0", "1")), (["cpu"], ("cpu",))],
+)
+def test_devices(given: object, devices: tuple[str, ...]) -> None:
+    assert read_settings(EmbedSettings, {"devices": given}).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"chunk_length": 0}, "chunk_length"),
+        ({"token_budget": -1}, "token_budget"),
+        ({"engine": "fast"}, "engine"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_value_is_named(values: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        read_settings(PredictSettings, values)
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(UsageError, match=r"precision.*token_budget"):
+        read_settings(EmbedSettings, {"token_budget": 0, "precision": "fp8"})
+
+
+def test_embed_runs_one_model_over_whole_sequences() -> None:
+    config = embed_config("dnabert_s", "tiny", EmbedSettings(repr_layer=2))
+    assert (config.chunk_length, config.esm_model, config.dnabert_model) == (None, None, "tiny")
+    assert config.repr_layer == 2
+    assert embed_config("esm2", "8M", EmbedSettings()).esm_model == "8M"

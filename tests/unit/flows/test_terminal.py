@@ -1,0 +1,56 @@
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from flows.terminal import BarProgress, LineProgress, terminal
+from tasks.progress import LaneProgress, current_progress
+
+
+def lane(done: int, total: int = 100, number: int = 0) -> LaneProgress:
+    return LaneProgress(lane=number, device="cpu", rows_done=done, rows_total=total)
+
+
+def test_lines_are_few_and_the_last_one_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = LineProgress()
+    progress.stage("embed")
+    for done in range(101):
+        progress.lane(lane(done))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "virnuc: embed",
+        "virnuc: lane 0 on cpu: 0 of 100 sequences",
+        "virnuc: lane 0 on cpu: 100 of 100 sequences",
+    ]
+
+
+def test_bars_show_every_lane() -> None:
+    screen = io.StringIO()
+    with BarProgress(Console(file=screen, force_terminal=True, width=120)) as bars:
+        bars.stage("embed")
+        bars.lane(lane(10))
+        bars.lane(lane(20, number=1))
+        bars.lane(lane(50))
+    shown = screen.getvalue()
+    assert "embed" in shown
+    assert "lane 0 cpu" in shown
+    assert "lane 1 cpu" in shown
+
+
+def test_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal("quiet"):
+        logging.getLogger("virnuc_core.somewhere").warning("a %s that is rather long " * 8, *["word"] * 8)
+        logging.getLogger("virnuc_core.somewhere").info("not shown")
+        current_progress().stage("not shown")
+        current_progress().lane(lane(1))
+    logging.getLogger("virnuc_core.somewhere").warning("not shown any more")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("virnuc: warning: a word")
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal("human"):
+        current_progress().stage("index")
+    assert capsys.readouterr().err == "virnuc: index\n"
