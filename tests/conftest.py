@@ -30,8 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     os.environ["VIRNUC_HOME"] = home.name
     os.environ["PREFECT_HOME"] = f"{home.name}/prefect"
-    # Prefect's log handler outlives the first flow run, and warns of what later tests log outside of a flow.
-    os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
     prepare_local_prefect()
 
 

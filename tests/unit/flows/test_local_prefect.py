@@ -14,6 +14,7 @@ def _no_prefect_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     # What the function sets is taken back at the end of the test.
     monkeypatch.setattr(os, "environ", os.environ.copy())
+    env_config.reload()
 
 
 def test_home_is_under_that_of_virnuc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +29,7 @@ def test_home_is_under_that_of_virnuc(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_home_of_the_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "mine"))
+    env_config.reload()
     prepare_local_prefect()
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

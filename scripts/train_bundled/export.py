@@ -1,0 +1,108 @@
+"""Writes the trained pair in the layouts that anyone can load: ESM-2 as transformers has it, DNABERT-S as its authors do."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
+
+_ESM2_LAYER = {
+    "attention_norm": "attention.LayerNorm",
+    "attention_out": "attention.output.dense",
+    "ffn_norm": "LayerNorm",
+    "ffn_in": "intermediate.dense",
+    "ffn_out": "output.dense",
+}
+_DNABERT_LAYER = {
+    "qkv": "attention.self.Wqkv",
+    "attention_out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "ffn_in": "mlp.gated_layers",
+    "ffn_out": "mlp.wo",
+    "ffn_norm": "mlp.layernorm",
+}
+
+
+def export(model: TinyPair, folder: Path) -> None:
+    """Writes esm2_tiny/, dnabert_tiny/ and heads/ under `folder`; weights are fp16, heads fp32."""
+    for name, tensors, config in (
+        ("esm2_tiny", _esm2_tensors(model), _esm2_config()),
+        ("dnabert_tiny", _dnabert_tensors(model), _dnabert_config()),
+    ):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        half = {key: tensor.detach().half().cpu().contiguous() for key, tensor in tensors.items()}
+        save_file(half, folder / name / "model.safetensors", metadata={"format": "pt"})
+        (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "heads").mkdir(exist_ok=True)
+    for chunk_length, head in model.heads.items():
+        state = {key: tensor.detach().cpu().contiguous() for key, tensor in head.state_dict().items()}
+        state.pop("bn1.num_batches_tracked", None)
+        save_file(state, folder / "heads" / f"tiny_{chunk_length}.safetensors", metadata={"format": "pt"})
+
+
+def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:
+    tensors = {"esm.embeddings.word_embeddings.weight": model.esm2.embed_tokens.weight}
+    for i, layer in enumerate(model.esm2.layers):
+        prefix = f"esm.encoder.layer.{i}."
+        for kind in ("weight", "bias"):
+            for part, rows in zip(("query", "key", "value"), getattr(layer.qkv, kind).chunk(3), strict=True):
+                tensors[f"{prefix}attention.self.{part}.{kind}"] = rows
+            for ours, theirs in _ESM2_LAYER.items():
+                tensors[f"{prefix}{theirs}.{kind}"] = getattr(getattr(layer, ours), kind)
+    for kind in ("weight", "bias"):
+        tensors[f"esm.encoder.emb_layer_norm_after.{kind}"] = getattr(model.esm2.final_norm, kind)
+    return tensors
+
+
+def _dnabert_tensors(model: TinyPair) -> dict[str, Tensor]:
+    token_type = torch.zeros(2, DNABERT_SPEC.embedding_dim)
+    token_type[0] = model.dnabert.token_type_embedding.detach().cpu()
+    tensors = {
+        "embeddings.word_embeddings.weight": model.dnabert.word_embeddings.weight,
+        "embeddings.token_type_embeddings.weight": token_type,
+    }
+    for kind in ("weight", "bias"):
+        tensors[f"embeddings.LayerNorm.{kind}"] = getattr(model.dnabert.embedding_norm, kind)
+    for i, layer in enumerate(model.dnabert.layers):
+        for ours, theirs in _DNABERT_LAYER.items():
+            for kind, tensor in getattr(layer, ours).named_parameters():
+                tensors[f"encoder.layer.{i}.{theirs}.{kind}"] = tensor
+    return tensors
+
+
+def _esm2_config() -> dict[str, object]:
+    return {
+        "architectures": ["EsmModel"],
+        "model_type": "esm",
+        "vocab_size": ESM2_SPEC.vocab_size,
+        "hidden_size": ESM2_SPEC.embedding_dim,
+        "num_hidden_layers": ESM2_SPEC.num_layers,
+        "num_attention_heads": ESM2_SPEC.num_heads,
+        "intermediate_size": ESM2_SPEC.ffn_dim,
+        "layer_norm_eps": ESM2_SPEC.layer_norm_eps,
+        "position_embedding_type": "rotary",
+        "token_dropout": ESM2_SPEC.token_dropout,
+        "emb_layer_norm_before": False,
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "torch_dtype": "float16",
+    }
+
+
+def _dnabert_config() -> dict[str, object]:
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": DNABERT_SPEC.vocab_size,
+        "hidden_size": DNABERT_SPEC.embedding_dim,
+        "num_hidden_layers": DNABERT_SPEC.num_layers,
+        "num_attention_heads": DNABERT_SPEC.num_heads,
+        "intermediate_size": DNABERT_SPEC.ffn_dim,
+        "layer_norm_eps": DNABERT_SPEC.layer_norm_eps,
+        "type_vocab_size": 2,
+        "pad_token_id": 3,
+        "torch_dtype": "float16",
+    }

@@ -1,0 +1,80 @@
+"""Made relatives of real frames: synonymous codons and similar residues, each frame with its own taste for G and C.
+
+A model that is trained on them cannot lean on the codon usage or the base composition of the genomes it saw.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from Bio.Align import substitution_matrices
+
+from virnuc_core.columns import ByteColumn
+from virnuc_core.sequences.translation import open_frames
+
+_CODONS = np.array([[a, b, c] for a in b"ACGT" for b in b"ACGT" for c in b"ACGT"], np.uint8)
+_BLOCK_FRAMES = 4096
+_GC_TASTE = 0.7
+_SIMILARITY = 0.5
+
+
+def _residue_of_codons() -> npt.NDArray[np.uint8]:
+    """uint8 (64,): amino acid of each codon, 0 for a stop."""
+    starts = 3 * np.arange(64)
+    frames = open_frames(_CODONS.ravel(), starts, starts + 3)
+    residues = np.zeros(64, np.uint8)
+    forward = frames.frame == 0
+    residues[frames.chunk[forward]] = frames.protein.data[frames.protein.offsets[:-1][forward]]
+    return residues
+
+
+def _codon_weights(residues: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Log weight of every codon for every residue byte, float64 (2, 256, 64).
+
+    [0] allows synonymous codons only; [1] only those of other residues, by their BLOSUM62 score.
+    """
+    blosum = substitution_matrices.load("BLOSUM62")
+    weights = np.full((2, 256, 64), -np.inf)
+    for residue in set(residues.tolist()) - {0}:
+        synonymous = residues == residue
+        weights[0, residue, synonymous] = 0.0
+        for codon in np.flatnonzero(~synonymous & (residues > 0)):
+            weights[1, residue, codon] = _SIMILARITY * blosum[chr(residue)][chr(residues[codon])]
+    return weights
+
+
+def recode(
+    dna: ByteColumn, protein: ByteColumn, recoded: float, substituted: float, rng: np.random.Generator
+) -> tuple[ByteColumn, ByteColumn]:
+    """Draws codons of each frame anew.
+
+    Args:
+        dna: the nucleotides of each frame, 3 a residue and up to one more.
+        protein: their translations.
+        recoded: share of codons that are replaced by a synonymous one.
+        substituted: mean share of residues that are replaced by a similar one; each frame draws its own
+            between 0 and twice that.
+        rng: source of all draws.
+
+    Returns:
+        DNA and proteins of the same lengths. Frames with other letters than ACGT are left as they are.
+    """
+    residues = _residue_of_codons()
+    log_weights = _codon_weights(residues)
+    gc = np.isin(_CODONS, list(b"GC")).sum(1)
+    ambiguous = np.add.reduceat(~np.isin(dna.data, list(b"ACGT")), dna.offsets[:-1]) > 0
+    usable = np.flatnonzero(~ambiguous & (dna.lengths // 3 == protein.lengths))
+    bases, letters = dna.data.copy(), protein.data.copy()
+    for rows in np.array_split(usable, max(1, len(usable) // _BLOCK_FRAMES)):
+        lengths = protein.lengths[rows]
+        place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        where = np.repeat(protein.offsets[rows], lengths) + place
+        starts = np.repeat(dna.offsets[rows], lengths) + 3 * place
+        swapped = rng.random(len(place)) < np.repeat(rng.uniform(0, 2 * substituted, len(rows)), lengths)
+        taste = np.repeat(rng.normal(0, _GC_TASTE, len(rows)), lengths)
+        chosen = np.flatnonzero(swapped | (rng.random(len(place)) < recoded))
+        # Gumbel noise on the log weights draws one codon in proportion to the weights.
+        weights = log_weights[swapped[chosen].astype(int), protein.data[where[chosen]]]
+        weights = weights + taste[chosen, None] * gc + rng.gumbel(size=weights.shape)
+        codons = weights.argmax(1)
+        bases[starts[chosen, None] + np.arange(3)] = _CODONS[codons]
+        letters[where[chosen]] = residues[codons]
+    return ByteColumn(bases, dna.offsets), ByteColumn(letters, protein.offsets)

@@ -1,0 +1,38 @@
+"""The bundled models are what their layouts promise: other programs load them and see the same numbers."""
+
+import numpy as np
+import torch
+import transformers
+
+from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.columns import ByteColumn
+from virnuc_core.models.catalogue import BUNDLED_HEADS
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.loading import load_model
+
+MAX_BYTES = 20_000_000
+MAX_PARAMETERS = 4_000_000
+
+
+def test_transformers_gives_the_same_hidden_states() -> None:
+    checkpoint = resolve_checkpoint("tiny", "esm2")
+    theirs = transformers.EsmModel.from_pretrained(
+        checkpoint.location, add_pooling_layer=False, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ours, _ = load_model(checkpoint, "cpu", torch.float32)
+    tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"]))
+    ids = torch.from_numpy(tokens.input_ids.astype(np.int64))
+    layout = ours.build_layout(np.array([0, len(ids)], np.int32), "reference")
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(ours(ids, layout), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_they_are_small() -> None:
+    sizes = [path.stat().st_size for path in BUNDLED_HEADS.values()]
+    for family in ("esm2", "dnabert_s"):
+        checkpoint = resolve_checkpoint("tiny", family)
+        model, _ = load_model(checkpoint, "cpu", torch.float32)
+        assert sum(parameter.numel() for parameter in model.parameters()) <= MAX_PARAMETERS
+        sizes += [path.stat().st_size for path in checkpoint.location.iterdir()]
+    assert sum(sizes) <= MAX_BYTES
