@@ -5,14 +5,23 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.local_prefect import local_prefect
-from flows.settings import EmbedSettings, PredictSettings, read_settings
+from flows.outputs import folder_of, require_no_input
+from flows.settings import (
+    EmbedSettings,
+    FramesSettings,
+    PredictSettings,
+    predict_config,
+    read_settings,
+    require_head,
+)
 from flows.terminal import OutputMode, terminal
-from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import STDIN
@@ -23,6 +32,7 @@ def run_predict(
 ) -> None:
     """`virnuc predict`."""
     chosen = read_settings(PredictSettings, settings)
+    require_head(predict_config(chosen))
     with terminal(output), readable(inputs) as files, local_prefect():
         from flows.predict import predict
 
@@ -41,6 +51,9 @@ def run_embed(
 ) -> None:
     """`virnuc embed`."""
     chosen = read_settings(EmbedSettings, settings)
+    require_no_input(Path(out), inputs)
+    if Path(out).is_dir():
+        raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
     with terminal(output), readable(inputs) as files, local_prefect():
         from flows.embed import embed
 
@@ -50,9 +63,18 @@ def run_embed(
 
 def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: OutputMode) -> None:
     """`virnuc frames`."""
-    path = Path(out)
-    with terminal(output), readable(inputs) as files, TemporaryDirectory(dir=folder_of(path)) as scratch:
-        store = build_frame_store(files, Path(scratch) / "frames", chunk_length)
+    chosen = read_settings(FramesSettings, {"chunk_length": chunk_length})
+    path, rejected = Path(out), Path(f"{out}.rejected.tsv")
+    for written in (path, rejected):
+        require_no_input(written, inputs)
+    folder = folder_of(path)
+    with terminal(output), readable(inputs) as files, TemporaryDirectory(dir=folder) as scratch:
+        try:
+            store = build_frame_store(
+                files, Path(scratch) / "frames", chosen.chunk_length, rejected_copy=rejected
+            )
+        finally:
+            _drop_empty_table(rejected)
         write_frames_tsv(store, path)
         meta = store.meta
     counts = {
@@ -61,14 +83,19 @@ def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: Ou
         "chunks": meta.num_chunks,
         "frames": meta.num_frames,
     }
+    document: dict[str, Any] = {"out": str(path), "counts": counts}
     summary = f"{meta.num_frames} open frames of {meta.num_records} records in {path}"
-    show(output, {"out": str(path), "counts": counts}, summary)
+    if meta.num_rejected:
+        document["rejected"] = str(rejected)
+        summary += f"\n{meta.num_rejected} records cannot be used, see {rejected}"
+    show(output, document, summary)
 
 
 def run_score(embeddings: str, *, head: str, out: str, output: OutputMode) -> None:
     """`virnuc score`."""
     from virnuc_core.prediction.rescore import score_embeddings  # imports torch
 
+    require_no_input(Path(out), (embeddings, head))
     folder_of(Path(out))
     with terminal(output):
         rows = score_embeddings(Path(embeddings), head, Path(out))
@@ -101,19 +128,20 @@ def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
         spooled = Path(scratch) / "stdin"
         with open(spooled, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [str(spooled) if name == STDIN else name for name in inputs]
+        try:
+            yield [str(spooled) if name == STDIN else name for name in inputs]
+        except VirnucError as error:
+            # Nobody has given the path of the copy, and it is gone when the message is read.
+            raise type(error)(str(error).replace(str(spooled), "standard input")) from error
 
 
-def folder_of(out: Path) -> Path:
-    """The folder of an output file, before any work is done for it.
-
-    Raises:
-        UsageError: it is not there.
-    """
-    folder = out.absolute().parent
-    if not folder.is_dir() or out.is_dir():
-        raise UsageError(f"--out {out} cannot be written: it must be a file in a folder that exists.")
-    return folder
+def _drop_empty_table(path: Path) -> None:
+    """Deletes a table that has only its header."""
+    if path.exists():
+        with path.open("rb") as lines:
+            is_empty = sum(1 for _ in islice(lines, 2)) < 2
+        if is_empty:
+            path.unlink()
 
 
 def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:

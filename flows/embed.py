@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.lanes import run_lanes
 from flows.naming import run_name
+from flows.outputs import require_no_input
 from flows.settings import EMBED_DEFAULTS, EmbedSettings, embed_config
 from tasks.embedding import find_pending
 from tasks.indexing import index
@@ -37,9 +38,12 @@ def embed(
     """
     family, name = family_of(model)
     config = embed_config(family, name, settings)
+    require_no_input(Path(out), inputs)
     devices = resolve_devices(config.devices)
     clock = StageClock()
     with open_run_folder(Path(f"{out}.run"), force=force) as folder:
+        if force:
+            Path(out).unlink(missing_ok=True)
         with clock.stage("index"):
             index(folder, inputs, None, "protein" if family == "esm2" else "dna")
         with clock.stage("plan"):

@@ -2,13 +2,19 @@
 
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError, VirnucError
+
+if TYPE_CHECKING:
+    from prefect.server.api.server import SubprocessASGIServer
 
 # The server's first start on a slow or busy machine can take longer than Prefect's 20 s.
 _SERVER_SECONDS = 120
@@ -55,8 +61,8 @@ def local_prefect() -> Iterator[None]:
     """
     prepare_local_prefect()
     # Prefect's modules warn or fail when two threads import them at once, so this is not left to get_client.
-    import prefect.server.api.server  # noqa: F401
     from prefect.client.orchestration import get_client
+    from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     if PREFECT_API_URL.value():
@@ -66,13 +72,34 @@ def local_prefect() -> Iterator[None]:
     # takes a second for each flow and lane.
     no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
     with no_heartbeat, ThreadPoolExecutor(1, initializer=_block_interrupts) as background:
-        server = background.submit(get_client, sync_client=True)
-        _import_what_runs_need()
-        try:
-            server.result()
-        except RuntimeError as error:
-            raise VirnucError(f"Prefect's temporary server does not start: {error}") from error
+        start = background.submit(get_client, sync_client=True)
+        with _ending_with_this_process(start, SubprocessASGIServer()):
+            _import_what_runs_need()
+            try:
+                start.result()
+            except RuntimeError as error:
+                raise VirnucError(f"Prefect's temporary server does not start: {error}") from error
+            yield
+
+
+@contextmanager
+def _ending_with_this_process(start: Future[Any], server: "SubprocessASGIServer") -> Iterator[None]:
+    """Ends the server's process also when this one is killed in the block and cannot do it itself.
+
+    A shell waits at a pipe that nothing is written to: it closes when this process ends, however that ends.
+    """
+    while server.server_process is None and not start.done():
+        time.sleep(0.01)
+    if server.server_process is None:  # it does not start, and `start` says why
         yield
+        return
+    command = ["/bin/sh", "-c", 'read -r _; kill "$1"', "sh", str(server.server_process.pid)]
+    # In a session of its own, since Ctrl-C and hang-ups are for this process alone to act on.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
+        try:
+            yield
+        finally:
+            watch.kill()
 
 
 def _block_interrupts() -> None:

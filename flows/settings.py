@@ -8,9 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from virnuc_core.errors import UsageError
+from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.specs import (
     AttentionChoice,
     EmbeddingsDtype,
@@ -27,16 +36,21 @@ def _split_devices(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
+# A frame holds whole codons; an upper bound turns away a slip of the keyboard, not a genome.
+ChunkLength = Annotated[int, Field(ge=3, le=10_000_000)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
+
+
 class EngineSettings(BaseModel):
     """Settings that every run over models has."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    repr_layer: int | None = Field(
+    repr_layer: NonNegativeInt | None = Field(
         default=None, description="Layer of the ESM-2 representation; the last by default"
     )
     precision: Precision = Field(default="auto", description="Arithmetic of the forward pass")
-    devices: Annotated[tuple[str, ...], BeforeValidator(_split_devices)] = Field(
+    devices: Annotated[tuple[Device, ...], BeforeValidator(_split_devices)] = Field(
         default=("auto",), description='"auto", "cpu", or CUDA device numbers'
     )
     token_budget: PositiveInt | None = Field(default=None, description="Most tokens in one packed batch")
@@ -48,7 +62,7 @@ class PredictSettings(EngineSettings):
     """Settings of `predict`; None leaves the choice to the preset."""
 
     preset: Preset = Field(default="tiny", description="Models and chunk length that belong together")
-    chunk_length: Annotated[int, Field(ge=3)] | None = Field(default=None, description="Chunk length in bp")
+    chunk_length: ChunkLength | None = Field(default=None, description="Chunk length in bp")
     esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
     dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
     head: str | None = Field(default=None, description="Classifier head file")
@@ -61,6 +75,14 @@ class EmbedSettings(EngineSettings):
     """Settings of `embed`: one model, one mean vector a sequence."""
 
     embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
+
+
+class FramesSettings(BaseModel):
+    """Settings of `frames`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chunk_length: ChunkLength = Field(description="Chunk length in bp")
 
 
 PREDICT_DEFAULTS: Final = PredictSettings()
@@ -82,7 +104,7 @@ PRESETS: Final[Mapping[Preset, PresetChoice]] = {
     "virnucpro-300": PresetChoice(chunk_length=300, esm_model="3B", dnabert_model="DNABERT-S"),
 }
 
-_Settings = TypeVar("_Settings", bound=EngineSettings)
+_Settings = TypeVar("_Settings", bound=BaseModel)
 
 
 def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
@@ -117,6 +139,21 @@ def predict_config(settings: PredictSettings) -> RunConfig:
         attention=settings.attention,
         embeddings=settings.embeddings,
     )
+
+
+def require_head(config: RunConfig) -> None:
+    """Says before anything runs that the bundled models have no head for a chunk length.
+
+    Raises:
+        UsageError: they have none, and no other head is given.
+    """
+    of_bundled_models = config.esm_model == config.dnabert_model == "tiny"
+    if config.head is None and of_bundled_models and f"tiny-{config.chunk_length}" not in BUNDLED_HEADS:
+        lengths = " or ".join(name.removeprefix("tiny-") for name in BUNDLED_HEADS)
+        raise UsageError(
+            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: "
+            f"give --head, or --chunk-length {lengths}."
+        )
 
 
 def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConfig:

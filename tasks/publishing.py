@@ -30,7 +30,8 @@ def prefect_tags(out: Path) -> dict[str, str]:
         "prefect.flow_run_url": flow_run.ui_url,
         "virnuc.out": str(out.resolve()),
     }
-    return {name: value for name, value in tags.items() if value}
+    # A temporary server has no pages to link to, and Prefect writes their missing address as "None".
+    return {name: value for name, value in tags.items() if value and not value.startswith("None/")}
 
 
 def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:

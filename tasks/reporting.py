@@ -70,7 +70,7 @@ class RunReport:
     @property
     def packing_efficiency(self) -> dict[str, float]:
         """Real tokens over the room in the batches, by model family, over all shards."""
-        return {model.family: round(model.packing_efficiency, 4) for model in self.work.models}
+        return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
 
     @property
     def figures(self) -> dict[str, float]:

@@ -23,7 +23,8 @@ MAX_PARAMETERS = 8
 
 # Named exceptions with their reasons; one that is not needed any more fails.
 BROAD_EXCEPT = {
-    "flows/cli.py:main": "the outermost boundary: every failure becomes one line and an exit code"
+    "flows/cli.py:main": "the outermost boundary: every failure becomes one line and an exit code",
+    "virnuc_core/inference/launcher.py:_lane_main": "the end of a process: its failure goes to the parent",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import h5py
 import numpy as np
@@ -18,6 +18,8 @@ import numpy.typing as npt
 from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.specs import Family
+
+Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
 
 SCHEMA_VERSION: Final = 1
 # A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
@@ -185,6 +187,18 @@ def read_identity(path: Path) -> ShardIdentity:
             return _identity_of(read_attributes(file))
     except HDF5_ERRORS as error:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
+
+
+def recognise_hdf5(path: Path) -> Hdf5Kind:
+    """What an HDF5 file is, by the names of its attributes alone."""
+    try:
+        with h5py.File(path, "r") as file:
+            names = set(file.attrs)
+    except HDF5_ERRORS:
+        return "damaged HDF5 file"
+    if not {_CHECKSUM, "schema_version"} & names:
+        return "HDF5 file that virnuc did not write"
+    return "shard" if "begin" in names else "embeddings file"
 
 
 def set_aside(path: Path) -> Path:

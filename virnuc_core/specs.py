@@ -1,9 +1,10 @@
 """What a model is and what a run was asked to do: frozen, torch-free descriptions."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Family = Literal["esm2", "dnabert_s"]
+MODEL_IN_WORDS: Final[dict[Family, str]] = {"esm2": "an ESM-2 model", "dnabert_s": "a DNABERT-S model"}
 Precision = Literal["auto", "fp32", "fp16", "bf16"]
 Engine = Literal["packed", "reference"]
 AttentionChoice = Literal["auto", "sdpa", "reference"]

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +72,23 @@ class TokenizedFrames:
     record: npt.NDArray[np.int64]
     chunk: npt.NDArray[np.int64]
     num_chunks: int
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "TokenizedFrames":
+        """The given frames only."""
+        return replace(
+            self,
+            protein=_take_tokens(self.protein, rows),
+            dna=_take_tokens(self.dna, rows),
+            record=self.record[rows],
+            chunk=self.chunk[rows],
+        )
+
+
+def _take_tokens(tokens: TokenColumn, rows: npt.NDArray[np.int64]) -> TokenColumn:
+    lengths = tokens.num_tokens[rows]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    source = np.repeat(tokens.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return TokenColumn(tokens.input_ids[source], offsets)
 
 
 def load_genomes(fasta: Path, table: Path) -> Genomes:

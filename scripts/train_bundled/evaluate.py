@@ -1,32 +1,51 @@
-"""Measures a pair of models on frames that it was not trained on."""
+"""Measures a bundle on frames that it was not trained on, by the code that runs compute with."""
+
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from scripts.train_bundled.batches import FrameSet
-from scripts.train_bundled.dataset import Genomes
-from scripts.train_bundled.network import TinyPair
+from scripts.train_bundled.dataset import Genomes, TokenizedFrames, tokenized_frames
+from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.inference.device import default_token_budget
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.classifier import load_classifier
+from virnuc_core.models.loading import load_model
+from virnuc_core.models.pooling import mean_pool
 from virnuc_core.prediction.verdicts import call_chunks
+from virnuc_core.specs import Family
 
-_BATCH_FRAMES = 1024
+
+def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
+    """Classifier features fp32 (F, D_dna + D_protein) of every frame."""
+    dna = _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
+    protein = _vectors(bundle / "esm2_tiny", "esm2", frames.protein, device)
+    return np.concatenate([dna, protein], axis=1)
 
 
 @torch.inference_mode()
-def frame_scores(model: TinyPair, frames: FrameSet) -> npt.NDArray[np.float32]:
-    """Softmax scores (F, 2) of every frame, in order."""
-    scores = []
-    for begin in range(0, len(frames.labels), _BATCH_FRAMES):
-        rows = np.arange(begin, min(begin + _BATCH_FRAMES, len(frames.labels)))
-        features, *_ = model.features(*frames.batch(rows, model))
-        scores.append(model.logits(features, frames.chunk_length).softmax(-1).cpu())
-    return torch.cat(scores).numpy()
+def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> npt.NDArray[np.float32]:
+    model, spec = load_model(resolve_checkpoint(str(folder), family), device, torch.float32)
+    vectors = np.empty((len(tokens), spec.embedding_dim), np.float32)
+    for batch in iter_batches(tokens, pack(tokens.num_tokens, default_token_budget(spec, device))):
+        layout = model.build_layout(batch.cu_seqlens, "sdpa")
+        hidden_states = model(torch.from_numpy(batch.input_ids).to(device), layout)
+        pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        vectors[batch.rows] = pooled.cpu().numpy()
+    return vectors
 
 
-def evaluate(model: TinyPair, frames: FrameSet, genomes: Genomes) -> dict[str, object]:
+def evaluate(bundle: Path, chunk_length: int, genomes: Genomes, device: str) -> dict[str, object]:
     """AUROC, average precision and accuracy over the chunks with an open frame."""
-    scores = frame_scores(model, frames)
+    tokenizer = DnabertTokenizer(bundle / "dnabert_tiny" / "tokenizer.json")
+    frames = tokenized_frames(genomes, chunk_length, tokenizer)
+    features = torch.from_numpy(frame_features(bundle, frames, device))
+    head = load_classifier(bundle / "heads" / f"tiny_{chunk_length}.safetensors")
+    scores = head.virus_probabilities(features).numpy()
     frame_numbers = np.zeros(len(scores), np.uint8)
     verdicts = call_chunks(scores, frames.chunk, frame_numbers, frames.num_chunks)
     records = frames.record[np.unique(frames.chunk, return_index=True)[1]]
@@ -34,29 +53,13 @@ def evaluate(model: TinyPair, frames: FrameSet, genomes: Genomes) -> dict[str, o
     p_virus, called = (x[verdicts.is_scored] for x in (verdicts.p_virus, verdicts.is_virus))
     return {
         "chunks": frames.num_chunks,
-        "share_with_open_frame": float(verdicts.is_scored.mean()),
-        "auroc": float(roc_auc_score(viral, p_virus)),
-        "average_precision": float(average_precision_score(viral, p_virus)),
-        "accuracy": float((called == viral).mean()),
-        "called_viral_by_class": {
+        "share_with_open_frame": round(float(verdicts.is_scored.mean()), 4),
+        "auroc": round(float(roc_auc_score(viral, p_virus)), 4),
+        "average_precision": round(float(average_precision_score(viral, p_virus)), 4),
+        "accuracy": round(float((called == viral).mean()), 4),
+        "called_virus_by_class": {
             name: round(float(called[classes == i].mean()), 4)
             for i, name in enumerate(genomes.class_names)
             if (classes == i).any()
         },
     }
-
-
-@torch.no_grad()
-def recalibrate_heads(
-    model: TinyPair, sets: list[FrameSet], batch_frames: int, rng: np.random.Generator
-) -> None:
-    """Takes the heads' normalisation statistics anew from 200 clean batches of each chunk length."""
-    for frames in sets:
-        head = model.head(frames.chunk_length)
-        head.bn1.reset_running_stats()
-        head.bn1.momentum = None
-        head.bn1.train()
-        for _ in range(200):
-            features, *_ = model.features(*frames.batch(frames.draw(batch_frames, rng), model))
-            model.logits(features, frames.chunk_length)
-        head.bn1.eval()

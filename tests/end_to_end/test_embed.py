@@ -46,6 +46,18 @@ def test_embeds_dna_in_half_precision_from_standard_input(
         assert len(file["ids"]) == 2
 
 
+def test_force_removes_the_old_file_before_anything_else(
+    virnuc_flows: CommandLine, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    out, empty = tmp_path / "x.h5", tmp_path / "empty.faa"
+    empty.touch()
+    for force, stays in (((), True), (("--force",), False)):
+        out.touch()
+        result = virnuc_flows("embed", empty, "--out", out, "--model", f"esm2:{checkpoints.esm}", *force)
+        assert result.code == 3, result.err
+        assert out.exists() == stays
+
+
 def test_model_of_the_other_family_is_refused(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, proteins: Path, tmp_path: Path
 ) -> None:

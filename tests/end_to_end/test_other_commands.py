@@ -61,6 +61,53 @@ def test_frames_are_those_of_the_original(
     assert json.loads(result.out)["counts"]["frames"] == len(rows(out)) - 1
 
 
+def test_frames_says_which_records_it_has_left_out(
+    virnuc: CommandLine, contigs: Path, tmp_path: Path
+) -> None:
+    out, rejected = tmp_path / "frames.tsv", tmp_path / "frames.tsv.rejected.tsv"
+    command = ("--chunk-length", "500", "--out", out)
+    result = virnuc("frames", contigs, *command, "--json")
+    assert json.loads(result.out)["rejected"] == str(rejected)
+    assert len(rows(rejected)) == 2
+    assert str(rejected) in virnuc("frames", contigs, *command).out
+
+    good, bad = tmp_path / "good.fa", tmp_path / "bad.fa"
+    good.write_text(">a\nACGTACGTAAACCC\n")
+    bad.write_text(">a\nQQQQEFILP\n")
+    result = virnuc("frames", good, *command, "--json")
+    assert "rejected" not in json.loads(result.out)
+    assert not rejected.exists()
+    result = virnuc("frames", bad, *command)
+    assert result.code == 3
+    assert str(rejected) in result.err
+    assert len(rows(rejected)) == 2
+
+
+@pytest.mark.parametrize("chunk_length", [2, 10**12])
+def test_frames_refuses_a_chunk_length_out_of_range(
+    virnuc: CommandLine, contigs: Path, tmp_path: Path, chunk_length: int
+) -> None:
+    result = virnuc("frames", contigs, "--chunk-length", chunk_length, "--out", tmp_path / "frames.tsv")
+    assert result.code == 2
+    assert "chunk_length" in result.err
+
+
+def test_output_never_replaces_an_input(virnuc: CommandLine, tmp_path: Path) -> None:
+    source, link = tmp_path / "a.fa", tmp_path / "link"
+    source.write_text(">a\nACGTACGTAAACCC\n")
+    link.symlink_to(source)
+    for command in (
+        ("frames", source, "--chunk-length", "300", "--out", link),
+        ("embed", link, "--model", "dnabert:tiny", "--force", "--out", source),
+        ("score", source, "--head", "none.pth", "--out", link),
+        ("score", "none.h5", "--head", link, "--out", source),
+    ):
+        result = virnuc(*command)
+        assert result.code == 2
+        assert "is the input" in result.err
+        assert source.read_text() == ">a\nACGTACGTAAACCC\n"
+
+
 def test_frames_needs_a_folder_to_write_to(virnuc: CommandLine, contigs: Path, tmp_path: Path) -> None:
     result = virnuc("frames", contigs, "--chunk-length", "500", "--out", tmp_path / "no" / "frames.tsv")
     assert result.code == 2

@@ -234,6 +234,30 @@ def test_interrupt_ends_every_process_and_says_so(
     assert err.splitlines()[-1].startswith("virnuc: error: interrupted")
 
 
+def test_killed_run_leaves_no_server(checkpoints: Checkpoints, contigs: Path, tmp_path: Path) -> None:
+    """The server is in the process group of the run, which is empty only when both are gone."""
+    flags = (*checkpoints.flags, "--engine", "reference")
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "predict",
+        str(contigs),
+        "--out",
+        str(tmp_path / "run"),
+        *flags,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            wait_until((tmp_path / "run" / "frames").exists, seconds=120)
+            process.kill()
+            process.wait()
+            wait_until(lambda: is_empty_group(process.pid), seconds=30)
+        finally:
+            if not is_empty_group(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def wait_until(happens: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not happens():

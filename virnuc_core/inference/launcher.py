@@ -95,7 +95,7 @@ def run_lane(
 
     Raises:
         LaneError: the process ended before its work did.
-        VirnucError: what the lane raised.
+        VirnucError: what the lane raised; anything unexpected becomes one that names it.
         OSError: what the lane met when it read or wrote files.
     """
     started = time.perf_counter()
@@ -209,12 +209,22 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")
     logging.getLogger().setLevel(log_level)
     logging.getLogger().addHandler(_PipeHandler(sender))
-    from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
-
     try:
+        from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
+
         run_shards(order.folder, order.indices, order.device, order.lane, sender.send)
     except (VirnucError, OSError, MemoryError) as error:
         sender.send(error)
+    except Exception as error:  # noqa: BLE001 - the end of a process: the parent tells what happened
+        _log.debug("lane %d failed unexpectedly", order.lane, exc_info=True)
+        text = str(error).partition("\n")[0]
+        sender.send(
+            VirnucError(
+                f"lane {order.lane} failed unexpectedly: {type(error).__name__}: {text}. This is a fault of "
+                "virnuc or of this installation: run again with --debug to see where, and report it. "
+                "Finished shards are kept."
+            )
+        )
     else:
         sender.send(_FINISHED)
 

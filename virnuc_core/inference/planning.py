@@ -28,9 +28,10 @@ from virnuc_core.run_plan import (
     write_plan,
 )
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import Family, Precision, RunConfig
+from virnuc_core.specs import Family, ModelSpec, Precision, RunConfig
 
 _REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
+_MAX_TOKEN_BUDGET: Final = 2**31 - 1  # more than any device holds; sums over batches stay within 64 bits
 
 _log = logging.getLogger(__name__)
 
@@ -145,21 +146,26 @@ def _plan_model(
 ) -> PlannedModel:
     checkpoint = resolve_checkpoint(name, family)
     spec = read_spec(checkpoint)
-    if config.engine == "reference":
-        token_budget = _REFERENCE_TOKEN_BUDGET
-    elif config.token_budget is not None:
-        token_budget = config.token_budget
-    else:
-        token_budget = before.token_budget if before is not None else default_token_budget(spec, device)
     return PlannedModel(
         name=Path(name).name if Path(name).exists() else checkpoint.name,
         family=family,
         spec=spec,
         repr_layer=validate_repr_layer(spec, repr_layer),
         weights_fingerprint=weights_fingerprint(checkpoint),
-        token_budget=token_budget,
+        token_budget=_plan_token_budget(config, spec, device, before),
         location=str(checkpoint.location),
     )
+
+
+def _plan_token_budget(config: RunConfig, spec: ModelSpec, device: str, before: PlannedModel | None) -> int:
+    asked = config.token_budget
+    if asked is not None and not 1 <= asked <= _MAX_TOKEN_BUDGET:
+        raise UsageError(f"--token-budget {asked} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens.")
+    if config.engine == "reference":
+        return _REFERENCE_TOKEN_BUDGET
+    if asked is not None:
+        return asked
+    return before.token_budget if before is not None else default_token_budget(spec, device)
 
 
 def _plan_precision(config: RunConfig, device: str) -> ResolvedPrecision:

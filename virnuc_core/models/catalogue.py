@@ -90,5 +90,5 @@ def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
 
 
 def known_names(family: Family | None) -> list[str]:
-    """Short names, for messages."""
-    return [entry.name for entry in CATALOGUE if family in (None, entry.family)]
+    """Short names, each once, for messages."""
+    return list(dict.fromkeys(entry.name for entry in CATALOGUE if family in (None, entry.family)))

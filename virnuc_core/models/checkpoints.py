@@ -10,7 +10,7 @@ from virnuc_core.models.catalogue import CatalogueEntry, find_entries, known_nam
 from virnuc_core.models.hub import fetch
 from virnuc_core.models.tensor_files import find_weight_files
 from virnuc_core.models.weights import Checkpoint, recognise_family
-from virnuc_core.specs import Family
+from virnuc_core.specs import MODEL_IN_WORDS, Family
 
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -32,7 +32,8 @@ def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     if entries := find_entries(name_or_path, family):
         if len(entries) > 1:
             raise UsageError(
-                f"{name_or_path} is the name of an ESM-2 and of a DNABERT-S model. Say which one is meant."
+                f"{name_or_path} is the name of an ESM-2 and of a DNABERT-S model: give esm2:{name_or_path} or "
+                f"dnabert:{name_or_path}."
             )
         return _from_catalogue(entries[0])
     # Not resolved: the files of the hub's cache are links to files without a suffix.
@@ -66,9 +67,10 @@ def _from_path(name: str, path: Path, family: Family | None) -> Checkpoint:
             "Give the folder that holds the weights, or the weight file itself."
         )
     found = recognise_family(files)
-    if family not in (None, found):
+    if family is not None and family != found:
         raise CheckpointError(
-            f"{path} holds a {found} model where a {family} model is needed. Give a {family} checkpoint."
+            f"{path} holds {MODEL_IN_WORDS[found]} where {MODEL_IN_WORDS[family]} is needed. "
+            f"Give the checkpoint of {MODEL_IN_WORDS[family]}."
         )
     beside = {kind: folder / f"{kind}.json" for kind in ("config", "tokenizer")}
     return Checkpoint(

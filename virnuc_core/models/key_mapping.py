@@ -98,7 +98,7 @@ TRANSFORMERS_ESM: Final = KeyLayout(
     },
     dropped=(
         r"(lm_head|contact_head|pooler|classifier)\..*"
-        r"|embeddings\.position_ids|embeddings\.position_embeddings\.weight|.*\.rotary_embeddings\.inv_freq"
+        r"|embeddings\.position_ids|embeddings\.position_embeddings\.weight|(.*\.)?rotary_embeddings\.inv_freq"
     ),
 )
 

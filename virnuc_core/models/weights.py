@@ -21,7 +21,7 @@ from virnuc_core.models.key_mapping import (
     recognise_layout,
 )
 from virnuc_core.models.tensor_files import read_tensors
-from virnuc_core.specs import Family, ModelSpec
+from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec
 
 # fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
 _FAIR_ESM_LAYER_NORM_EPS: Final = 1e-5
@@ -269,7 +269,8 @@ def _check_spec(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     else:
         return
     raise CheckpointError(
-        f"checkpoint {checkpoint.name} is not a {spec.family} model: {problem}. Give another checkpoint."
+        f"checkpoint {checkpoint.name} is not {MODEL_IN_WORDS[spec.family]}: {problem}. "
+        "Give another checkpoint."
     )
 
 
@@ -279,5 +280,5 @@ def _refuse(checkpoint: Checkpoint, verb: str, names: list[str]) -> None:
         more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
         raise CheckpointError(
             f"checkpoint {checkpoint.name} {verb} tensors: {', '.join(names[:_NAMED_AT_MOST])}{more}. "
-            f"It is not a whole {checkpoint.family} model: fetch it again, or give another one."
+            f"It is not the whole of {MODEL_IN_WORDS[checkpoint.family]}: fetch it again, or give another one."
         )

@@ -1,5 +1,7 @@
 """What a file or folder is, and whether it is whole."""
 
+import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,15 @@ from virnuc_core.prediction.embeddings_file import EmbeddingsFile
 from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.shard_file import HDF5_ERRORS, read_identity, read_shard
+from virnuc_core.shard_file import Hdf5Kind, read_identity, read_shard, recognise_hdf5
 
-InspectedKind = Literal["run folder", "frame store", "shard", "embeddings file", "checkpoint", "head"]
+InspectedKind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 Facts = list[tuple[str, str]]
 
 _ROWS_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = 1 << 20
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_PICKLE_BEGIN: Final = b"\x80"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +88,10 @@ def inspect_path(path: Path) -> Inspection:
             return _inspected("frame store", path, _frame_store)
         return _inspected("checkpoint", path, _checkpoint)
     if h5py.is_hdf5(path):
-        if _is_shard(path):
-            return _inspected("shard", path, _shard)
-        return _inspected("embeddings file", path, _embeddings)
+        kind = recognise_hdf5(path)
+        return _inspected(kind, path, _HDF5_READERS.get(kind, _unreadable_hdf5))
+    if not _may_hold_weights(path):
+        return _inspected("unknown file", path, _unknown)
     head = _inspected("head", path, _head)
     return head if head.is_whole else _inspected("checkpoint", path, _checkpoint)
 
@@ -128,11 +134,41 @@ def _parts(folder: RunFolder, plan: RunPlan) -> list[str]:
     if plan.kind == "predict":
         finals = [folder.predictions, folder.contigs, folder.prediction_results, folder.highest_score]
         finals += [folder.rejected, folder.report]
-        problems += [
-            f"{file} is missing: run the same command again." for file in finals if not file.exists()
-        ]
+        missing = [file for file in finals if not file.exists()]
+        empty = [file for file in finals if file.exists() and not file.stat().st_size]
+        problems += [f"{file} is missing: run the same command again." for file in missing]
+        problems += [f"{file} is empty: run the same command again." for file in empty]
+        if folder.report not in missing + empty:
+            problems += _miscounted(folder, missing + empty)
         problems += _inspected("embeddings file", folder.embeddings, _embeddings).problems
     return problems
+
+
+def _miscounted(folder: RunFolder, left_out: list[Path]) -> list[str]:
+    """Problems of tables whose rows are not as many as run.json says."""
+    try:
+        counts = json.loads(folder.report.read_bytes())["counts"]
+        wanted = {
+            folder.predictions: int(counts["chunks"]),
+            folder.contigs: int(counts["records"]),
+            folder.prediction_results: int(counts["frames"]),
+            folder.highest_score: int(counts["scored_chunks"]),
+            folder.rejected: int(counts["rejected"]),
+        }
+    except (OSError, ValueError, LookupError, TypeError):
+        return [f"{folder.report} does not have the counts of a run: run the same command again."]
+    rows = {table: _num_lines(table) - 1 for table in wanted if table not in left_out}
+    return [
+        f"{table} has {found} rows and {folder.report.name} says {wanted[table]}: run the same command again."
+        for table, found in rows.items()
+        if found != wanted[table]
+    ]
+
+
+def _num_lines(path: Path) -> int:
+    """Whole lines of a text file."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BYTES_AT_ONCE), b""))
 
 
 def _plan_facts(plan: RunPlan) -> Facts:
@@ -212,9 +248,29 @@ def _head(path: Path, facts: Facts) -> list[str]:
     return []
 
 
-def _is_shard(path: Path) -> bool:
-    try:
-        with h5py.File(path, "r") as file:
-            return "begin" in file.attrs
-    except HDF5_ERRORS:
-        return False
+def _unreadable_hdf5(path: Path, facts: Facts) -> list[str]:
+    return [f"{path} holds nothing that virnuc can read: give a file that virnuc wrote, or make it again."]
+
+
+def _unknown(path: Path, facts: Facts) -> list[str]:
+    return [
+        f"{path} is no shard, embeddings file, model checkpoint or classifier head. Give one of these, or the "
+        "whole folder of a run or of a model."
+    ]
+
+
+def _may_hold_weights(path: Path) -> bool:
+    """Whether a file is named like weights or begins like a file of torch.save."""
+    if path.suffix in _WEIGHT_SUFFIXES:
+        return True
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("data.pkl") for name in archive.namelist())
+    with path.open("rb") as file:
+        return file.read(1) == _PICKLE_BEGIN
+
+
+_HDF5_READERS: Final[dict[Hdf5Kind, Callable[[Path, Facts], list[str]]]] = {
+    "shard": _shard,
+    "embeddings file": _embeddings,
+}

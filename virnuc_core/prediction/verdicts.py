@@ -55,8 +55,10 @@ def call_chunks(
     """Calls each chunk from the scores of its frames.
 
     With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, it is called virus when
-    M2 >= M1, and p_virus is M2 / (M1 + M2). The most decided frame is the one whose P(virus) is farthest
-    from 0.5, the first of equals.
+    M2 >= M1. Its p_virus lies midway, in log-odds, between the frame that speaks most for a virus and the
+    one that speaks most against: for a single frame it is the frame's score, and it is at least 0.5 exactly
+    when the call is virus. The most decided frame is the one whose P(virus) is farthest from 0.5, the first
+    of equals.
 
     Args:
         scores: fp32 (n, 2), P(other) and P(virus) of n frames.
@@ -76,14 +78,24 @@ def call_chunks(
         highest = np.maximum.reduceat(scores, starts)
         is_scored[scored] = True
         is_virus[scored] = highest[:, 1] >= highest[:, 0]
-        wide = highest.astype(np.float64)
-        p_virus[scored] = wide[:, 1] / wide.sum(axis=1)
+        p_virus[scored] = _midway(*highest.astype(np.float64).T)
         decided = np.abs(scores[:, 1] - np.float32(0.5))
         frames_each = np.diff(np.append(starts, len(scores)))
         is_best = decided == np.repeat(np.maximum.reduceat(decided, starts), frames_each)
         # Assigned from the last to the first, so that the first of equals stays.
         best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
     return ChunkVerdicts(is_scored=is_scored, is_virus=is_virus, p_virus=p_virus, best_frame=best_frame)
+
+
+def _midway(
+    highest_other: npt.NDArray[np.float64], highest_virus: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """P(virus) at the mean of the log-odds of `highest_virus` and of 1 - `highest_other`, all (C,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        odds_against = ((1 - highest_virus) * highest_other) / (highest_virus * (1 - highest_other))
+    # Two frames that are certain of opposite things give 0 / 0.
+    odds_against[highest_virus == highest_other] = 1.0
+    return np.asarray(1 / (1 + np.sqrt(odds_against)))
 
 
 def sum_contigs(verdicts: ChunkVerdicts, contigs: npt.NDArray[np.int64], num_contigs: int) -> ContigTotals:

@@ -215,8 +215,9 @@ class _Builder:
             return 0
         example = names.rows(rows[0], rows[0] + 1).to_strings()[0]
         logger.warning(
-            "%d records have the name of an earlier one and get a number; the first is now called %s",
-            len(rows), numbered_name(example.encode(), int(numbers[rows[0]])).decode(),
+            "%d records have the name of an earlier one, which keeps it, and get a number: the next record "
+            "called %s is now %s",
+            len(rows), example, numbered_name(example.encode(), int(numbers[rows[0]])).decode(),
         )  # fmt: skip
         aside = self._folder / "unique_names"
         aside.mkdir()

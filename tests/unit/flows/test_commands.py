@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import folder_of, readable
-from virnuc_core.errors import UsageError
+from flows.commands import readable
+from virnuc_core.errors import InputError
 
 
 def test_files_are_left_as_they_are() -> None:
@@ -23,8 +23,11 @@ def test_standard_input_becomes_a_file_for_the_time_of_the_run(
     assert not Path(files[1]).exists()
 
 
-def test_output_needs_a_folder(tmp_path: Path) -> None:
-    assert folder_of(tmp_path / "out.tsv") == tmp_path
-    for out in (tmp_path / "no" / "out.tsv", tmp_path):
-        with pytest.raises(UsageError, match="--out"):
-            folder_of(out)
+def test_message_names_standard_input_and_not_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "piped").touch()
+    with (tmp_path / "piped").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(InputError, match=r"^standard input: empty$"), readable(["-"]) as files:
+            raise InputError(f"{files[0]}: empty")

@@ -6,6 +6,7 @@ from flows.settings import (
     embed_config,
     predict_config,
     read_settings,
+    require_head,
 )
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import RunConfig
@@ -40,6 +41,10 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
     ("values", "named"),
     [
         ({"chunk_length": 0}, "chunk_length"),
+        ({"chunk_length": 10**12}, "chunk_length"),
+        ({"repr_layer": -1}, "repr_layer"),
+        ({"devices": "-1"}, "devices"),
+        ({"devices": "0,gpu"}, "devices"),
         ({"token_budget": -1}, "token_budget"),
         ({"engine": "fast"}, "engine"),
         ({"colour": "red"}, "colour"),
@@ -53,6 +58,13 @@ def test_wrong_value_is_named(values: dict[str, object], named: str) -> None:
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(UsageError, match=r"precision.*token_budget"):
         read_settings(EmbedSettings, {"token_budget": 0, "precision": "fp8"})
+
+
+def test_bundled_models_need_a_bundled_head_or_a_given_one() -> None:
+    for values in ({}, {"chunk_length": 300}, {"chunk_length": 400, "head": "a.pth"}):
+        require_head(predict_config(read_settings(PredictSettings, values)))
+    with pytest.raises(UsageError, match="400"):
+        require_head(predict_config(PredictSettings(chunk_length=400)))
 
 
 def test_embed_runs_one_model_over_whole_sequences() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError
+from virnuc_core.errors import CheckpointError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import deal_shards, run_lane
@@ -77,6 +77,23 @@ def test_an_error_of_the_lane_is_raised_here(tmp_path: Path) -> None:
     (models.dnabert / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError):
         run_lane(run.folder, (0,), "cpu")
+    assert multiprocessing.active_children() == []
+
+
+def test_an_unexpected_error_of_the_lane_is_named_here(
+    run: MadeRun, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    absent = len(run.plan.shards)
+    for level, has_traceback in ((logging.INFO, False), (logging.DEBUG, True)):
+        caplog.clear()
+        with (
+            caplog.at_level(level, logger="virnuc_core"),
+            pytest.raises(VirnucError, match="lane 2 failed unexpectedly: IndexError: tuple index") as caught,
+        ):
+            run_lane(run.folder, (absent,), "cpu", lane=2)
+        assert not caught.value.retryable
+        assert ("Traceback (most recent call last)" in caplog.text) is has_traceback
+    assert "Traceback" not in capfd.readouterr().err
     assert multiprocessing.active_children() == []
 
 

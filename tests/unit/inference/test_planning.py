@@ -135,3 +135,17 @@ def test_going_on_with_another_setting_is_refused(
 ) -> None:
     with pytest.raises(MismatchError, match=flag):
         open_plan(made_models.config(**setting), finished_run.store, "predict", ("cpu",), finished_run.folder)
+
+
+@pytest.mark.parametrize("budget", [0, -1, 2**31, 10**20])
+@pytest.mark.parametrize("engine", ["packed", "reference"])
+def test_a_token_budget_out_of_range_is_refused(
+    finished_run: MadeRun, made_models: MadeModels, engine: str, budget: int
+) -> None:
+    with pytest.raises(UsageError, match=f"--token-budget {budget} cannot be used: give 1 to 2147483647"):
+        plan(finished_run, made_models.config(engine=engine, token_budget=budget))
+
+
+def test_the_largest_token_budget_is_kept(finished_run: MadeRun, made_models: MadeModels) -> None:
+    found = plan(finished_run, made_models.config(token_budget=2**31 - 1))
+    assert {model.token_budget for model in found.models} == {2**31 - 1}

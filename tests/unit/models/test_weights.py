@@ -432,7 +432,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_the_other_family_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="holds a dnabert_s model where a esm2 model is needed"):
+    with pytest.raises(CheckpointError, match="holds a DNABERT-S model where an ESM-2 model is needed"):
         resolve_checkpoint(str(GOLDEN / "dnabert_s"), "esm2")
 
 
@@ -489,8 +489,29 @@ def test_files_of_something_else_are_refused(content: object, message: str, tmp_
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match=r"there is no model 7B: .* tiny, 8M, 35M, 150M, 650M, 3B, 15B"):
         resolve_checkpoint("7B", "esm2")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint("7B", None)
+    assert str(caught.value).count("tiny") == 1
 
 
 def test_a_name_of_both_families_needs_a_family() -> None:
-    with pytest.raises(UsageError, match="tiny is the name of an ESM-2 and of a DNABERT-S model"):
+    with pytest.raises(UsageError, match="give esm2:tiny or dnabert:tiny"):
         resolve_checkpoint("tiny", None)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize("class_name", ["EsmModel", "EsmForMaskedLM"])
+def test_a_state_dict_of_the_installed_transformers(class_name: str, sharded: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.EsmConfig(**ESM2_CONFIG)
+    published = getattr(transformers, class_name)(config).state_dict()
+    config.save_pretrained(tmp_path)
+    if sharded:
+        write_shards(tmp_path, published, "bin")
+    else:
+        torch.save(published, tmp_path / "pytorch_model.bin")
+    checkpoint = resolve_checkpoint(str(tmp_path), "esm2")
+    found = load_state_dict(checkpoint)
+    assert found.keys() == parameter_shapes(read_spec(checkpoint)).keys()
+    prefix = "" if class_name == "EsmModel" else "esm."
+    assert torch.equal(found["embed_tokens.weight"], published[f"{prefix}embeddings.word_embeddings.weight"])

@@ -1,8 +1,11 @@
 """What things are, and whether they are whole."""
 
+import json
 import shutil
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from tests.made_models import ESM2, MadeModels, MadeRun
@@ -16,7 +19,15 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
     """A copy of a finished run, report included."""
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(finished_run.folder.root, copy.root)
-    copy.report.write_text("{}\n")
+    store = finished_run.store
+    counts = {
+        "records": store.num_records,
+        "rejected": store.meta.num_rejected,
+        "chunks": store.num_chunks,
+        "frames": store.num_frames,
+        "scored_chunks": len(np.unique(store.frame_chunk)),
+    }
+    copy.report.write_text(json.dumps({"counts": counts}))
     return copy
 
 
@@ -67,10 +78,60 @@ def test_a_damaged_shard(folder: RunFolder) -> None:
 
 
 def test_what_virnuc_does_not_know(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("Dear Sir or Madam,")
-    for path in (tmp_path, tmp_path / "letter.txt"):
-        found = inspect_path(path)
-        assert not found.is_whole
-        assert found.problems
+    assert not inspect_path(tmp_path).is_whole
     with pytest.raises(InputError, match="nothing at"):
         inspect_path(tmp_path / "nowhere")
+
+
+def test_files_of_other_kinds_are_not_called_checkpoints(folder: RunFolder, tmp_path: Path) -> None:
+    contents = {
+        "letter.txt": b"Dear Sir or Madam,",
+        "in.fa": b">a\nACGT\n",
+        "empty": b"",
+        "plan.json": folder.plan.read_bytes(),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
+    for name in (*contents, "arrays.npz"):
+        found = inspect_path(tmp_path / name)
+        assert (found.kind, found.is_whole) == ("unknown file", False)
+        assert "is no shard, embeddings file, model checkpoint or classifier head" in found.problems[0]
+
+
+def test_a_damaged_checkpoint_is_still_one(tmp_path: Path) -> None:
+    for name, content in (("cut.pt", ESM2.read_bytes()[:1000]), ("without_suffix", b"\x80\x02}")):
+        (tmp_path / name).write_bytes(content)
+        found = inspect_path(tmp_path / name)
+        assert (found.kind, found.is_whole) == ("checkpoint", False)
+
+
+def test_hdf5_files_of_others_and_damaged_ones(folder: RunFolder, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["dna"] = np.zeros(3)
+    foreign = inspect_path(tmp_path / "foreign.h5")
+    assert (foreign.kind, foreign.is_whole) == ("HDF5 file that virnuc did not write", False)
+    path = folder.embeddings
+    path.write_bytes(path.read_bytes()[:-1])
+    cut = inspect_path(path)
+    assert (cut.kind, cut.is_whole) == ("damaged HDF5 file", False)
+
+
+@pytest.mark.parametrize(
+    "name", ["predictions", "contigs", "prediction_results", "highest_score", "rejected"]
+)
+def test_a_table_that_lost_its_end(folder: RunFolder, name: str) -> None:
+    table: Path = getattr(folder, name)
+    table.write_bytes(table.read_bytes()[:-1])
+    assert [problem for problem in inspect_path(folder.root).problems if f"{table} has " in problem]
+    table.write_bytes(b"")
+    assert inspect_path(folder.root).problems == (f"{table} is empty: run the same command again.",)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not JSON", '{"counts": {"chunks": 1}}', '{"counts": null}'])
+def test_a_report_without_counts(folder: RunFolder, content: str) -> None:
+    folder.report.write_text(content)
+    problems = inspect_path(folder.root).problems
+    assert [problem for problem in problems if "does not have the counts of a run" in problem]
+    folder.report.write_text("")
+    assert inspect_path(folder.root).problems == (f"{folder.report} is empty: run the same command again.",)

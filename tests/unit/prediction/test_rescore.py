@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import h5py
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_head, plan_run
-from virnuc_core.errors import CheckpointError, MismatchError, UsageError
+from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError, UsageError
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.rescore import score_embeddings
 
@@ -46,3 +47,30 @@ def test_a_file_without_vectors(tmp_path: Path, contigs: Path, made_models: Made
     aggregate(run.folder, run.plan, run.store)
     with pytest.raises(UsageError, match="no dna and no protein vectors"):
         score_embeddings(run.folder.embeddings, str(made_models.head), tmp_path / "scores.tsv")
+
+
+def test_files_of_other_kinds_are_called_by_their_name(
+    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    out, head = tmp_path / "scores.tsv", str(made_models.head)
+    with pytest.raises(InputError, match=r"none\.h5 does not exist: give the embeddings\.h5"):
+        score_embeddings(tmp_path / "none.h5", head, out)
+    with pytest.raises(InputError, match="is a folder"):
+        score_embeddings(tmp_path, head, out)
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["dna"] = [1.0]
+    (tmp_path / "text.h5").write_text("text")
+    (tmp_path / "cut.h5").write_bytes(finished_run.folder.embeddings.read_bytes()[:-1])
+    kinds = {
+        finished_run.folder.shard(0): "shard",
+        tmp_path / "foreign.h5": "HDF5 file that virnuc did not write",
+        tmp_path / "text.h5": "file of another format than HDF5",
+        tmp_path / "cut.h5": "damaged HDF5 file",
+    }
+    for path, kind in kinds.items():
+        with pytest.raises(DamagedFileError) as caught:
+            score_embeddings(path, head, out)
+        assert str(caught.value) == (
+            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run."
+        )
+    assert not out.exists()

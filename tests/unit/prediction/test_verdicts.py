@@ -31,7 +31,7 @@ def call(frames: list[list[tuple[int, float]]]) -> ChunkVerdicts:
 def test_the_highest_scores_decide() -> None:
     verdicts = call([[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [(5, 0.3)]])
     assert verdicts.is_virus.tolist() == [True, False, False]
-    assert verdicts.p_virus.tolist() == pytest.approx([0.9 / 1.7, 0.6 / 1.5, 0.3])
+    assert verdicts.p_virus.tolist() == pytest.approx([0.6, 0.289898, 0.3], abs=1e-5)
     assert verdicts.best_frame.tolist() == [0, 2, 5]
 
 
@@ -39,6 +39,14 @@ def test_a_tie_is_virus() -> None:
     verdicts = call([[(0, 0.75), (1, 0.25)], [(2, 0.5)]])
     assert verdicts.is_virus.tolist() == [True, True]
     assert verdicts.p_virus.tolist() == [0.5, 0.5]
+
+
+def test_certain_frames() -> None:
+    verdicts = call(
+        [[(0, 1.0), (1, 0.0)], [(0, 1.0), (1, 0.5)], [(0, 0.0), (1, 0.5)], [(2, 1.0)], [(2, 0.0)]]
+    )
+    assert verdicts.p_virus.tolist() == [0.5, 1.0, 0.0, 1.0, 0.0]
+    assert verdicts.is_virus.tolist() == [True, True, False, True, False]
 
 
 def test_the_first_of_equally_decided_frames() -> None:

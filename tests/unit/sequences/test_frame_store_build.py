@@ -51,7 +51,8 @@ def test_repeated_names_are_told_apart_and_counted(tmp_path: Path, caplog: pytes
     assert store.record_names(0, 4) == ["a", "a_dup2", "b", "a_dup3"]
     assert store.chunk_ids(1, 2) == ["a_dup2_chunk_1"]
     assert store.meta.num_renamed == 2
-    assert "2 records have the name of an earlier one" in caplog.text
+    assert "2 records have the name of an earlier one, which keeps it, and get a number" in caplog.text
+    assert "the next record called a is now a_dup2" in caplog.text
     assert not list(store.folder.glob("*/"))
 
 

@@ -23,8 +23,46 @@ def test_force_deletes_what_virnuc_wrote_and_nothing_else(tmp_path: Path) -> Non
         folder.shards.mkdir()
         folder.shard(0).touch()
         folder.frames.mkdir()
+        (folder.frames / "meta.json").touch()
     with open_run_folder(tmp_path, force=True):
         assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", ".virnuc.lock"}
+
+
+def test_force_leaves_a_persons_files_among_the_shards(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path, force=False) as folder:
+        folder.shards.mkdir()
+        for name in ("shard_00000.h5", "shard_00001.h5.damaged", ".shard_00002.h5.tmp", "mine.h5"):
+            (folder.shards / name).touch()
+    with open_run_folder(tmp_path, force=True):
+        assert [path.name for path in folder.shards.iterdir()] == ["mine.h5"]
+
+
+def test_force_leaves_what_only_has_the_name_of_a_result(tmp_path: Path) -> None:
+    (tmp_path / "contigs.tsv").touch()
+    with open_run_folder(tmp_path, force=True) as folder:
+        assert folder.contigs.exists()
+
+
+@pytest.mark.parametrize("content", [{}, {"meta.json": '{"camera": 1}'}])
+@pytest.mark.parametrize("force", [False, True])
+def test_frames_that_are_not_of_a_run_are_refused(
+    tmp_path: Path, content: dict[str, str], force: bool
+) -> None:
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / "mine.png").touch()
+    for name, text in content.items():
+        (tmp_path / "frames" / name).write_text(text)
+    with pytest.raises(UsageError, match="not a frame store"), open_run_folder(tmp_path, force=force):
+        pass
+    assert (tmp_path / "frames" / "mine.png").exists()
+
+
+def test_folder_that_cannot_be_made() -> None:
+    with (
+        pytest.raises(UsageError, match="/proc/none cannot be written"),
+        open_run_folder(Path("/proc/none"), force=False),
+    ):
+        pass
 
 
 def test_without_force_everything_stays(tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import pytest
+
+from flows.outputs import folder_of, require_no_input
+from virnuc_core.errors import UsageError
+
+
+def test_output_needs_a_folder(tmp_path: Path) -> None:
+    assert folder_of(tmp_path / "out.tsv") == tmp_path
+    for out in (tmp_path / "no" / "out.tsv", tmp_path, Path("/proc/out.tsv")):
+        with pytest.raises(UsageError, match="--out"):
+            folder_of(out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_is_not_an_input(tmp_path: Path) -> None:
+    sequences, link = tmp_path / "a.fa", tmp_path / "link.fa"
+    sequences.touch()
+    link.symlink_to(sequences)
+    require_no_input(tmp_path / "new.tsv", [str(sequences), "-", "tiny"])
+    for out in (sequences, link, tmp_path / ".." / tmp_path.name / "a.fa"):
+        with pytest.raises(UsageError, match="is the input"):
+            require_no_input(out, ["-", str(sequences)])
