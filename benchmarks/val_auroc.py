@@ -1,6 +1,6 @@
 """Accuracy of the bundled models on labelled genomes, measured through `virnuc predict` itself.
 
-    python benchmarks/val_auroc.py --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/val_auroc.json
+    python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/val_auroc.json
 
 The table is tab-separated with columns id and class ("viral" or any other). A chunk counts when it has an
 open frame; the share of chunks that do is given beside the figures.
@@ -66,7 +66,8 @@ def main() -> None:
     with arguments.table.open(newline="") as handle:
         classes = {row["id"]: row["class"] for row in csv.DictReader(handle, delimiter="\t")}
     results = {str(k): measure(arguments.fasta, classes, k) for k in CHUNK_LENGTHS}
-    command = f"python benchmarks/val_auroc.py --fasta {arguments.fasta.name} --table {arguments.table.name}"
+    names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"
+    command = f"python -m benchmarks.val_auroc {names} --out {arguments.out}"
     report = {"command": command, "data": arguments.fasta.name, "chunk_length": results}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

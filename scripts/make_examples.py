@@ -1,10 +1,10 @@
-"""Builds examples/contigs.fa.gz and examples/labels.tsv from sequences that five public packages ship.
+"""Builds examples/contigs.fa.gz and examples/labels.tsv from sequences that four public packages ship.
 
 Fetch the packages into a folder, then run this script on it:
 
     mkdir sources && cd sources
     pip download --no-deps --no-binary :all: biopython==1.88 pyrodigal==3.7.1
-    apt-get download bowtie2-examples=2.5.0-3 bowtie-examples=1.3.1-1 gasic-examples=0.0.r19-8   # Debian 12
+    apt-get download bowtie-examples=1.3.1-1 gasic-examples=0.0.r19-8   # Debian 12
     cd .. && python scripts/make_examples.py --sources sources --out examples
 
 Every package is checked against its sha256, so the sequences are the same whenever they are made.
@@ -58,15 +58,6 @@ BIOPYTHON: Final = (
     "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071a",
 )
 SOURCES: Final = (
-    Source(
-        package="bowtie2-examples_2.5.0-3_all.deb",
-        sha256="9f9f580954187e501102b13484bdecdc2725155e0b8020e7a056a48a06642118",
-        member=f"{DOC}/bowtie2/examples/reference/lambda_virus.fa.gz",
-        accession="NC_001416.1",
-        organism="Escherichia phage lambda",
-        label="virus",
-        num_contigs=8,
-    ),
     Source(
         package=BIOPYTHON[0],
         sha256=BIOPYTHON[1],

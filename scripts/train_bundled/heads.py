@@ -29,7 +29,7 @@ from virnuc_core.models.classifier import MLPClassifier
 class HeadSettings:
     """Everything that decides a head, apart from the vectors."""
 
-    draws: tuple[tuple[int, int], ...] = ((137, 20_000), (0, 40_000))  # shift in bp, frames
+    draws: tuple[tuple[int, int], ...] = ((137, 20_000), (0, 40_000), (61, 40_000))
     group_power: float = 0.6
     members: int = 2
     epochs: int = 10
@@ -133,9 +133,8 @@ def main() -> None:
     document = json.loads(record.read_text())
     document["head_settings"] = document.get("head_settings", {}) | {str(chunk_length): asdict(settings)}
     val = dataset.load_genomes(arguments.val, arguments.table)
-    document["measured"]["val"][str(chunk_length)] = evaluate(bundle, chunk_length, val, arguments.device)
     record.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document, indent=1))
+    print(json.dumps(evaluate(bundle, chunk_length, val, arguments.device), indent=1))
 
 
 if __name__ == "__main__":

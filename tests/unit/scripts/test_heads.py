@@ -16,7 +16,9 @@ def test_a_fitted_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     features[:, 2] += np.where(labels, 10, -10)
     head = fit_head(features, labels, SETTINGS)
     save_head(head, tmp_path / "head.safetensors")
-    probabilities = load_classifier(tmp_path / "head.safetensors").virus_probabilities(torch.from_numpy(features))
+    probabilities = load_classifier(tmp_path / "head.safetensors").virus_probabilities(
+        torch.from_numpy(features)
+    )
     assert ((probabilities[:, 1].numpy() >= 0.5) == labels).mean() > 0.95
 
 
