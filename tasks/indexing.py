@@ -1,15 +1,16 @@
 """The frame store of a run, from its sequence files."""
 
 import hashlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.stage import stage
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.run_plan import PlannedInput, RunFolder, read_plan, require_same_plan
+from virnuc_core.run_plan import RunFolder, read_plan, require_same_plan
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import Alphabet, InputFile, input_digest
+from virnuc_core.sequences.reader import Alphabet, input_digest
 from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.specs import InputFile
 
 
 @stage
@@ -20,22 +21,32 @@ def index(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphab
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
+    if not _has_store_of(folder, inputs, chunk_length, alphabet):
+        build_frame_store(inputs, folder.frames, chunk_length, alphabet, rejected_copy=folder.rejected)
+    return StoreMeta.read(folder.frames)
+
+
+def _has_store_of(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet) -> bool:
+    """Whether the store of these files is there; the files are read only when there is one to compare with.
+
+    Raises:
+        MismatchError: the folder holds a run over other files or chunks.
+    """
+    if not folder.plan.exists() and not folder.frames.exists():
+        return False
     files = tuple(input_digest(path) for path in inputs)
     if folder.plan.exists():
         _require_same_input(folder, files, chunk_length)
-    if not _is_store_of(folder.frames, files, chunk_length, alphabet):
-        build_frame_store(inputs, folder.frames, chunk_length, alphabet, rejected_copy=folder.rejected)
-    return StoreMeta.read(folder.frames)
+    return _is_store_of(folder.frames, files, chunk_length, alphabet)
 
 
 def _require_same_input(folder: RunFolder, files: tuple[InputFile, ...], chunk_length: int | None) -> None:
     """Asks before the old frame store makes room for a new one."""
     existing = read_plan(folder.plan)
-    planned = tuple(PlannedInput(**asdict(file)) for file in files)
     digest = existing.input_digest
-    if [file.sha256 for file in planned] != [file.sha256 for file in existing.inputs]:
-        digest = hashlib.sha256("".join(file.sha256 for file in planned).encode()).hexdigest()
-    wanted = replace(existing, inputs=planned, input_digest=digest, chunk_length=chunk_length)
+    if [file.sha256 for file in files] != [file.sha256 for file in existing.inputs]:
+        digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length)
     require_same_plan(existing, wanted, folder.root)
 
 

@@ -40,7 +40,7 @@ def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:
         "kind": plan.kind,
         "inputs": ",".join(file.name for file in plan.inputs),
         "input_digest": plan.input_digest,
-        "plan_fingerprint": plan.fingerprint(),
+        "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
         "precision": plan.precision,
         "engine": plan.engine,

@@ -102,7 +102,7 @@ class RunReport:
         del plan["shards"], plan["schema_version"]
         return {
             "schema_version": SCHEMA_VERSION,
-            "plan_fingerprint": self.plan.fingerprint(),
+            "plan_fingerprint": self.plan.fingerprint,
             "out": self.out,
             **plan,
             "counts": asdict(self.counts) if self.counts else None,

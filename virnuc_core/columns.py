@@ -9,6 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 
+def concatenated_ranges(
+    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The numbers starts[i]..starts[i] + lengths[i] - 1 of n ranges, one range after another.
+
+    Returns:
+        int64 (sum of lengths,), the numbers, and int64 (n + 1,), where each range begins among them.
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets
+
+
 @dataclass(frozen=True, slots=True)
 class ByteColumn:
     """n byte strings stored end to end.
@@ -44,11 +57,8 @@ class ByteColumn:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """The given rows, copied, in the given order."""
-        lengths = self.lengths[rows]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        source = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return type(self)(self.data[source], offsets)
+        index, offsets = concatenated_ranges(self.offsets[rows], self.lengths[rows])
+        return type(self)(self.data[index], offsets)
 
     def to_strings(self) -> list[str]:
         """The strings as Python `str`, decoded as UTF-8."""

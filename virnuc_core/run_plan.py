@@ -8,12 +8,13 @@ wherever they are computed.
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.specs import EmbeddingsDtype, Engine, Family, ModelSpec
+from virnuc_core.specs import EmbeddingsDtype, Engine, Family, InputFile, ModelSpec
 
 SCHEMA_VERSION: Final = 1
 Kind = Literal["predict", "embed"]
@@ -94,15 +95,6 @@ class RunFolder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedInput:
-    """One input file: its name without the folder, its size in bytes and the SHA-256 of its bytes."""
-
-    name: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedModel:
     """One transformer as it will be run.
 
@@ -151,7 +143,7 @@ class Shard:
     cost: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that the fingerprint can be kept
 class RunPlan:
     """Everything that decides the numbers of a run.
 
@@ -173,7 +165,7 @@ class RunPlan:
 
     schema_version: int = SCHEMA_VERSION
     kind: Kind
-    inputs: tuple[PlannedInput, ...]
+    inputs: tuple[InputFile, ...]
     input_digest: str
     chunk_length: int | None
     models: tuple[PlannedModel, ...]
@@ -194,6 +186,7 @@ class RunPlan:
         """The model of one family, if the run has it."""
         return next((model for model in self.models if model.family == family), None)
 
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over everything that decides the result; names and places are left out."""
         decisive = dict(_decisive_values(self))
@@ -202,7 +195,7 @@ class RunPlan:
 
 def write_plan(path: Path, plan: RunPlan) -> None:
     """Writes a plan with its fingerprint, atomically."""
-    document = {"fingerprint": plan.fingerprint(), **asdict(plan)}
+    document = {"fingerprint": plan.fingerprint, **asdict(plan)}
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
@@ -222,7 +215,7 @@ def read_plan(path: Path) -> RunPlan:
             )
         fingerprint = document.pop("fingerprint")
         plan = _plan_from_json(document)
-        altered = fingerprint != plan.fingerprint()
+        altered = fingerprint != plan.fingerprint
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(
             f"plan {path} cannot be read ({error!r}): start the run over with --force."
@@ -309,7 +302,7 @@ def _plan_from_json(document: dict[str, Any]) -> RunPlan:
     return RunPlan(
         **{
             **document,
-            "inputs": tuple(PlannedInput(**file) for file in document["inputs"]),
+            "inputs": tuple(InputFile(**file) for file in document["inputs"]),
             "models": tuple(models),
             "head": PlannedHead(**head) if head is not None else None,
             "shards": tuple(Shard(**shard) for shard in document["shards"]),

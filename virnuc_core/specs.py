@@ -73,3 +73,18 @@ class RunConfig:
     engine: Engine = "packed"
     attention: AttentionChoice = "auto"
     embeddings: EmbeddingsDtype = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    """What identifies an input file: its bytes, not where it lies.
+
+    Attributes:
+        name: file name without folders.
+        size: bytes as stored.
+        sha256: hex digest of the bytes as stored.
+    """
+
+    name: str
+    size: int
+    sha256: str

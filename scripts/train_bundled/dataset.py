@@ -13,7 +13,7 @@ from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.columns import ByteColumn
+from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.sequences.translation import open_frames
@@ -85,10 +85,8 @@ class TokenizedFrames:
 
 
 def _take_tokens(tokens: TokenColumn, rows: npt.NDArray[np.int64]) -> TokenColumn:
-    lengths = tokens.num_tokens[rows]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    source = np.repeat(tokens.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return TokenColumn(tokens.input_ids[source], offsets)
+    index, offsets = concatenated_ranges(tokens.offsets[rows], tokens.num_tokens[rows])
+    return TokenColumn(tokens.input_ids[index], offsets)
 
 
 def load_genomes(fasta: Path, table: Path) -> Genomes:

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
+from virnuc_core.models.classifier import MLPClassifier
 
 _ESM2_LAYER = {
     "attention_norm": "attention.LayerNorm",
@@ -37,10 +38,15 @@ def export(model: TinyPair, folder: Path) -> None:
         save_file(half, folder / name / "model.safetensors", metadata={"format": "pt"})
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "heads").mkdir(exist_ok=True)
-    for chunk_length, head in model.heads.items():
-        state = {key: tensor.detach().cpu().contiguous() for key, tensor in head.state_dict().items()}
-        state.pop("bn1.num_batches_tracked", None)
-        save_file(state, folder / "heads" / f"tiny_{chunk_length}.safetensors", metadata={"format": "pt"})
+    for chunk_length in model.heads:
+        save_head(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
+
+
+def save_head(head: MLPClassifier, path: Path) -> None:
+    """Writes a head as fp32 safetensors."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    del state["bn1.num_batches_tracked"]
+    save_file(state, path, metadata={"format": "pt"})
 
 
 def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from scripts.train_bundled import dataset
 from scripts.train_bundled.batches import sample_weights
 from scripts.train_bundled.evaluate import evaluate, frame_features
+from scripts.train_bundled.export import save_head
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.models.classifier import MLPClassifier
 
@@ -89,13 +89,6 @@ def _fold_in(head: MLPClassifier, mean: torch.Tensor, scale: torch.Tensor) -> No
     layer = head.hidden_layer
     layer.weight.div_(scale)
     layer.bias.sub_(layer.weight @ mean)
-
-
-def save_head(head: MLPClassifier, path: Path) -> None:
-    """Writes a head as fp32 safetensors."""
-    state = {name: tensor.detach().contiguous() for name, tensor in head.state_dict().items()}
-    state.pop("bn1.num_batches_tracked", None)
-    save_file(state, path, metadata={"format": "pt"})
 
 
 def drawn_features(

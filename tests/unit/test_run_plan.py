@@ -9,7 +9,6 @@ import pytest
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.run_plan import (
     PlannedHead,
-    PlannedInput,
     PlannedModel,
     RunFolder,
     RunPlan,
@@ -18,7 +17,7 @@ from virnuc_core.run_plan import (
     require_same_plan,
     write_plan,
 )
-from virnuc_core.specs import Family, ModelSpec
+from virnuc_core.specs import Family, InputFile, ModelSpec
 
 
 def model(family: Family, **changes: object) -> PlannedModel:
@@ -45,7 +44,7 @@ def model(family: Family, **changes: object) -> PlannedModel:
 
 PLAN = RunPlan(
     kind="predict",
-    inputs=(PlannedInput(name="in.fa", size=10, sha256="b" * 64),),
+    inputs=(InputFile(name="in.fa", size=10, sha256="b" * 64),),
     input_digest="c" * 64,
     chunk_length=500,
     models=(model("dnabert_s"), model("esm2")),
@@ -59,7 +58,7 @@ PLAN = RunPlan(
 )
 MOVED = replace(
     PLAN,
-    inputs=(PlannedInput(name="other.fa", size=11, sha256="e" * 64),),
+    inputs=(InputFile(name="other.fa", size=11, sha256="e" * 64),),
     models=(model("dnabert_s", name="x", location="/y"), model("esm2", location="/z")),
     head=PlannedHead(name="other", fingerprint="d" * 64, location="/elsewhere"),
 )
@@ -108,14 +107,14 @@ def test_num_rows_and_models() -> None:
 
 
 def test_names_and_places_do_not_count() -> None:
-    assert MOVED.fingerprint() == PLAN.fingerprint()
+    assert MOVED.fingerprint == PLAN.fingerprint
     require_same_plan(PLAN, MOVED, Path("run"))
 
 
 @pytest.mark.parametrize("field", OTHERS)
 def test_everything_that_decides_the_numbers_counts(field: str) -> None:
     other, message = OTHERS[field]
-    assert other.fingerprint() != PLAN.fingerprint()
+    assert other.fingerprint != PLAN.fingerprint
     with pytest.raises(MismatchError, match=message) as caught:
         require_same_plan(PLAN, other, Path("out/run"))
     assert str(caught.value).startswith("out/run holds a run made with something else: ")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.batching.packed_batch import PackedBatch, TokenColumn
+from virnuc_core.columns import concatenated_ranges
 from virnuc_core.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -83,9 +84,8 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
     longer = len(num_tokens) - np.cumsum(counts)  # place in by_length where each length begins
     pieces, pieces_until = _fill_bins(lengths.tolist(), counts.tolist(), longer.tolist(), token_budget)
     first, taken = np.array(pieces, np.int64).reshape(-1, 2).T
-    rows_until = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum(taken, out=rows_until[1:])
-    rows = by_length[np.repeat(first - rows_until[:-1], taken) + np.arange(len(num_tokens))]
+    places, rows_until = concatenated_ranges(first, taken)
+    rows = by_length[places]
     bounds = rows_until[np.array(pieces_until, np.int64)]
     tokens_until = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(num_tokens[rows], out=tokens_until[1:])
@@ -97,10 +97,8 @@ def iter_batches(tokens: TokenColumn, packing: Packing) -> Iterator[PackedBatch]
     starts, lengths = tokens.offsets[:-1], tokens.num_tokens
     for begin, end in zip(packing.bounds, packing.bounds[1:], strict=False):
         rows = packing.rows[begin:end]
-        cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(lengths[rows], out=cu_seqlens[1:])
-        source = np.repeat(starts[rows] - cu_seqlens[:-1], lengths[rows]) + np.arange(cu_seqlens[-1])
-        yield PackedBatch(tokens.input_ids[source], cu_seqlens, int(lengths[rows].max()), rows)
+        source, offsets = concatenated_ranges(starts[rows], lengths[rows])
+        yield PackedBatch(tokens.input_ids[source], offsets.astype(np.int32), int(lengths[rows].max()), rows)
 
 
 def warn_if_inefficient(model_name: str, efficiency: float, num_batches: int) -> None:

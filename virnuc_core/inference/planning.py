@@ -19,7 +19,6 @@ from virnuc_core.models.weights import read_spec, weights_fingerprint
 from virnuc_core.run_plan import (
     Kind,
     PlannedHead,
-    PlannedInput,
     PlannedModel,
     RunFolder,
     RunPlan,
@@ -93,7 +92,7 @@ def make_plan(
     precision = _plan_precision(config, devices[0])
     plan = RunPlan(
         kind=kind,
-        inputs=tuple(PlannedInput(name=i.name, size=i.size, sha256=i.sha256) for i in store.meta.inputs),
+        inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
         models=models,

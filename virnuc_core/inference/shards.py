@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 def identity_of(plan: RunPlan, shard: Shard) -> ShardIdentity:
     """What the file of a shard must say."""
     return ShardIdentity(
-        plan_fingerprint=plan.fingerprint(),
+        plan_fingerprint=plan.fingerprint,
         index=shard.index,
         begin=shard.begin,
         end=shard.end,

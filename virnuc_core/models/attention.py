@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from virnuc_core.columns import concatenated_ranges
 from virnuc_core.errors import UsageError
 from virnuc_core.models.positions import RotaryTable, alibi_slopes, position_ids, rotate, sequence_index
 
@@ -243,8 +244,9 @@ def _build_rectangle(
     is_real = np.arange(length) < lengths[:, None]
     all_real = bool(is_real.all())
     in_place = all_real and bool((np.diff(starts) == length).all())
-    padded = starts[:, None] + np.where(is_real, np.arange(length), 0)
-
+    padded = None
+    if not in_place:
+        padded = _index((starts[:, None] + np.where(is_real, np.arange(length), 0)).ravel(), device)
     bias = None
     if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
         bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
@@ -256,7 +258,7 @@ def _build_rectangle(
         num_sequences=count,
         length=length,
         first_token=int(starts[0]),
-        padded=None if in_place else _index(padded.ravel(), device),
+        padded=padded,
         real=None if all_real else _index(np.flatnonzero(is_real), device),
         bias=None if bias is None else bias.to(dtype),
     )
@@ -268,8 +270,7 @@ def _restore_index(
     """Where the rectangles' output, sequence after sequence as given, has each packed token."""
     if bool((np.diff(starts) > 0).all()):
         return None
-    ends = np.cumsum(lengths)
-    tokens = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
+    tokens, _ = concatenated_ranges(starts, lengths)
     restore = np.empty_like(tokens)
     restore[tokens] = np.arange(len(tokens))
     return _index(restore, device)

@@ -40,7 +40,7 @@ def attributes_of(plan: RunPlan) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {
         "schema_version": SCHEMA_VERSION,
         "kind": plan.kind,
-        "plan_fingerprint": plan.fingerprint(),
+        "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length or 0,
         "precision": plan.precision,
         "engine": plan.engine,

@@ -174,7 +174,7 @@ def _num_lines(path: Path) -> int:
 def _plan_facts(plan: RunPlan) -> Facts:
     facts = [
         ("kind", plan.kind),
-        ("plan fingerprint", plan.fingerprint()),
+        ("plan fingerprint", plan.fingerprint),
         ("inputs", ", ".join(file.name for file in plan.inputs)),
         ("chunk length", f"{plan.chunk_length} bp" if plan.chunk_length else "whole sequences"),
     ]

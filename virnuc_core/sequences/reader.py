@@ -20,6 +20,7 @@ from isal.igzip_lib import IsalError
 from xopen import xopen
 
 from virnuc_core.errors import InputError
+from virnuc_core.specs import InputFile
 
 logger = logging.getLogger(__name__)
 
@@ -56,21 +57,6 @@ class Record:
     path: str
     name: str
     sequence: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InputFile:
-    """What identifies an input file: its bytes, not where it lies.
-
-    Attributes:
-        name: file name without folders.
-        size: bytes as stored.
-        sha256: hex digest of the bytes as stored.
-    """
-
-    name: str
-    size: int
-    sha256: str
 
 
 def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Record]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn
+from virnuc_core.columns import ByteColumn, concatenated_ranges
 
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
@@ -120,8 +120,7 @@ def _count_between(positions: Int64, begin: Int64, end: Int64) -> Int64:
 
 def _gather(source: UInt8, begin: Int64, lengths: Int64) -> ByteColumn:
     """Copies the ranges source[begin[i] : begin[i] + lengths[i]] into a column."""
-    offsets = _offsets(lengths)
-    index = np.repeat(begin - offsets[:-1], lengths) + np.arange(offsets[-1])
+    index, offsets = concatenated_ranges(begin, lengths)
     return ByteColumn(source[index], offsets)
 
 

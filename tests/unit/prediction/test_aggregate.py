@@ -32,7 +32,7 @@ def test_it_says_how_it_was_made(finished_run: MadeRun) -> None:
     with EmbeddingsFile(finished_run.folder.embeddings) as file:
         found = file.attributes
     assert found["schema_version"] == 1
-    assert found["plan_fingerprint"] == plan.fingerprint()
+    assert found["plan_fingerprint"] == plan.fingerprint
     assert found["dna_model_name"] == "dnabert"
     assert found["protein_weights_fingerprint"] == plan.models[1].weights_fingerprint
     assert (found["protein_num_layers"], found["protein_repr_layer"]) == (4, 4)

@@ -3,7 +3,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scripts.train_bundled.heads import HeadSettings, fit_head, save_head
+from scripts.train_bundled.export import save_head
+from scripts.train_bundled.heads import HeadSettings, fit_head
 from virnuc_core.models.classifier import load_classifier
 
 SETTINGS = HeadSettings(members=2, epochs=10)
