@@ -128,7 +128,7 @@ def contenders(length: int) -> dict[str, Contender]:
     for budget in TOKEN_BUDGETS:
         everything[f"virnuc fp32, budget {budget}"] = virnuc(tokens, budget, torch.float32)
     if cpu_has_bf16():
-        budget = default_token_budget(SPEC, "cpu")
+        budget = default_token_budget(SPEC, "bf16", "cpu")
         everything[f"virnuc bf16, budget {budget}"] = virnuc(tokens, budget, torch.bfloat16)
     for batch in PEER_BATCHES:
         everything[f"fair-esm fp32, batch {batch}"] = fair_esm(padded, batch)
@@ -156,7 +156,7 @@ def measure(runs: dict[str, Contender], rounds: int, residues: int) -> dict[str,
 
 def summarise(figures: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
     """Speed of virnuc at its default budget over each peer at its best batch, by median and best round."""
-    ours = figures[f"virnuc fp32, budget {default_token_budget(SPEC, 'cpu')}"]
+    ours = figures[f"virnuc fp32, budget {default_token_budget(SPEC, 'fp32', 'cpu')}"]
     return {
         statistic: {
             peer: round(

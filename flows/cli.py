@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from flows.bench import BENCH_OPTIONS, run_bench
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
 from virnuc_core.errors import VirnucError
@@ -39,9 +40,9 @@ ENGINE_OPTIONS: Final = (
     ),
     click.option(
         "--precision",
-        type=click.Choice(["auto", "fp32", "fp16", "bf16"]),
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
         default="auto",
-        help="Arithmetic of the models [auto].",
+        help="Arithmetic of the models [auto: fp16 on a GPU, fp32 on the CPU].",
     ),
     click.option("--devices", default="auto", metavar="auto|cpu|0,1,...", help="Where to compute [auto]."),
     click.option(
@@ -55,9 +56,21 @@ ENGINE_OPTIONS: Final = (
     ),
     click.option(
         "--attention",
-        type=click.Choice(["auto", "sdpa", "reference"]),
+        type=click.Choice(["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]),
         default="auto",
         help="Attention backend [auto].",
+    ),
+    click.option(
+        "--compile-mode",
+        type=click.Choice(["auto", "none", "default", "reduce-overhead", "max-autotune"]),
+        default="auto",
+        help="torch.compile of the layers [auto: in runs long enough to repay it].",
+    ),
+    click.option(
+        "--shard-seconds",
+        type=float,
+        metavar="S",
+        help="Work in a shard, which is what a killed run loses at most [60 on a GPU, 15 on the CPU].",
     ),
     click.option("--force", is_flag=True, help="Start over: keep nothing of an earlier run."),
 )
@@ -100,6 +113,16 @@ def cli() -> None:
     ),
     click.option("--dnabert-model", metavar="NAME|PATH", help="DNABERT-S: tiny, a hub name or a path."),
     click.option("--head", metavar="PATH", help="Classifier head that was trained on these models."),
+    click.option(
+        "--dnabert-precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        help="Arithmetic of DNABERT-S alone [as --precision].",
+    ),
+    click.option(
+        "--dnabert-engine",
+        type=click.Choice(["packed", "reference"]),
+        help="Engine of DNABERT-S alone [as --engine].",
+    ),
     click.option(
         "--embeddings",
         type=click.Choice(["none", "float16", "float32"]),
@@ -195,6 +218,13 @@ def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     from flows.commands import run_inspect
 
     return run_inspect(path, output=_output_mode(quiet, as_json))
+
+
+@cli.command()
+@_with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
+def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
+    """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
+    run_bench(settings, output=_output_mode(quiet, as_json))
 
 
 def _output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:

@@ -18,13 +18,14 @@ from flows.settings import (
     PredictSettings,
     predict_config,
     read_settings,
-    require_head,
 )
 from flows.terminal import OutputMode, terminal
 from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
+from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import STDIN
+from virnuc_core.specs import Family, RunConfig
 
 
 def run_predict(
@@ -32,7 +33,7 @@ def run_predict(
 ) -> None:
     """`virnuc predict`."""
     chosen = read_settings(PredictSettings, settings)
-    require_head(predict_config(chosen))
+    _require_models_and_head(predict_config(chosen))
     with terminal(output), readable(inputs) as files, local_prefect():
         from flows.predict import predict
 
@@ -51,6 +52,7 @@ def run_embed(
 ) -> None:
     """`virnuc embed`."""
     chosen = read_settings(EmbedSettings, settings)
+    require_known_model(model.removeprefix("esm2:").removeprefix("dnabert:"), None)
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
@@ -110,6 +112,19 @@ def run_inspect(path: str, *, output: OutputMode) -> int:
         found = inspect_path(Path(path))
     show(output, found.document, found.summary)
     return 0 if found.is_whole else DamagedFileError.exit_code
+
+
+def _require_models_and_head(config: RunConfig) -> None:
+    """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
+
+    Raises:
+        VirnucError: there can be no such model, no such head, or no head for these models.
+    """
+    models: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
+    for family, name in models.items():
+        if name is not None:
+            require_known_model(name, family)
+    resolve_head(head_of(config))
 
 
 @contextmanager

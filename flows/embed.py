@@ -10,7 +10,7 @@ from flows.outputs import require_no_input
 from flows.settings import EMBED_DEFAULTS, EmbedSettings, embed_config
 from tasks.embedding import find_pending
 from tasks.indexing import index
-from tasks.planning import family_of, plan
+from tasks.planning import plan
 from tasks.progress import StageClock
 from tasks.publishing import params_of, prefect_tags, publish
 from tasks.reporting import RunReport
@@ -18,6 +18,7 @@ from tasks.results import aggregate, validate
 from tasks.run_folder import open_run_folder
 from tasks.tracking import tracked_run
 from virnuc_core.inference.device import resolve_devices
+from virnuc_core.models.checkpoints import family_of
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)

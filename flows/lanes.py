@@ -1,5 +1,6 @@
 """Lanes: each owns one device and one process on it, and they run side by side."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -12,6 +13,8 @@ from tasks.embedding import compute_shards, end_lane_processes
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.launcher import deal_shards
 from virnuc_core.run_plan import RunFolder, read_plan
+
+_log = logging.getLogger(__name__)
 
 
 @flow(name="embed-lane", flow_run_name="lane-{lane}-{device}", persist_result=False)
@@ -54,4 +57,15 @@ def run_lanes(folder: RunFolder, pending: Sequence[int], devices: Sequence[str])
         except BaseException:  # this thread is being stopped, and the lanes' threads wait for their processes
             end_lane_processes()
             raise
+    failed = [lane for lane in lanes if lane.exception() is not None]
+    if failed:
+        missing = [index for index in pending if not folder.shard(index).exists()]
+        _log.error(
+            "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
+            "run the same command again to go on",
+            len(failed),
+            len(lanes),
+            len(missing),
+            len(pending),
+        )
     return [lane.result() for lane in lanes]

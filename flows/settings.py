@@ -13,15 +13,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
 )
 
 from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.specs import (
     AttentionChoice,
+    CompileMode,
     EmbeddingsDtype,
     Engine,
     Family,
@@ -38,6 +39,7 @@ def _split_devices(value: object) -> object:
 
 # A frame holds whole codons; an upper bound turns away a slip of the keyboard, not a genome.
 ChunkLength = Annotated[int, Field(ge=3, le=10_000_000)]
+Seconds = Annotated[FiniteFloat, Field(gt=0)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 
 
@@ -56,6 +58,12 @@ class EngineSettings(BaseModel):
     token_budget: PositiveInt | None = Field(default=None, description="Most tokens in one packed batch")
     engine: Engine = Field(default="packed", description='"reference" runs one sequence at a time in fp32')
     attention: AttentionChoice = Field(default="auto", description="Attention backend")
+    compile_mode: CompileMode = Field(
+        default="auto", description='torch.compile of the layers; "auto" does it in runs long enough'
+    )
+    shard_seconds: Seconds | None = Field(
+        default=None, description="Estimated work in a shard, in seconds: what a killed run loses at most"
+    )
 
 
 class PredictSettings(EngineSettings):
@@ -66,6 +74,12 @@ class PredictSettings(EngineSettings):
     esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
     dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
     head: str | None = Field(default=None, description="Classifier head file")
+    dnabert_precision: Precision | None = Field(
+        default=None, description="Arithmetic of DNABERT-S alone; as `precision` by default"
+    )
+    dnabert_engine: Engine | None = Field(
+        default=None, description="Engine of DNABERT-S alone; as `engine` by default"
+    )
     embeddings: EmbeddingsDtype = Field(
         default="float32", description='How vectors are stored; "none" keeps scores only'
     )
@@ -131,29 +145,11 @@ def predict_config(settings: PredictSettings) -> RunConfig:
         esm_model=settings.esm_model or preset.esm_model,
         dnabert_model=settings.dnabert_model or preset.dnabert_model,
         head=settings.head,
-        repr_layer=settings.repr_layer,
-        precision=settings.precision,
-        devices=settings.devices,
-        token_budget=settings.token_budget,
-        engine=settings.engine,
-        attention=settings.attention,
+        dnabert_precision=settings.dnabert_precision,
+        dnabert_engine=settings.dnabert_engine,
         embeddings=settings.embeddings,
+        **_engine_values(settings),
     )
-
-
-def require_head(config: RunConfig) -> None:
-    """Says before anything runs that the bundled models have no head for a chunk length.
-
-    Raises:
-        UsageError: they have none, and no other head is given.
-    """
-    of_bundled_models = config.esm_model == config.dnabert_model == "tiny"
-    if config.head is None and of_bundled_models and f"tiny-{config.chunk_length}" not in BUNDLED_HEADS:
-        lengths = " or ".join(name.removeprefix("tiny-") for name in BUNDLED_HEADS)
-        raise UsageError(
-            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: "
-            f"give --head, or --chunk-length {lengths}."
-        )
 
 
 def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConfig:
@@ -162,11 +158,11 @@ def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConf
         chunk_length=None,
         esm_model=model if family == "esm2" else None,
         dnabert_model=model if family == "dnabert_s" else None,
-        repr_layer=settings.repr_layer,
-        precision=settings.precision,
-        devices=settings.devices,
-        token_budget=settings.token_budget,
-        engine=settings.engine,
-        attention=settings.attention,
         embeddings=settings.embeddings,
+        **_engine_values(settings),
     )
+
+
+def _engine_values(settings: EngineSettings) -> dict[str, Any]:
+    """The settings that every run over models has; they are called the same in a RunConfig."""
+    return settings.model_dump(include=set(EngineSettings.model_fields))

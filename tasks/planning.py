@@ -2,22 +2,9 @@
 
 from tasks.stage import stage
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.run_plan import Kind, RunFolder, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import Family, RunConfig
-
-
-def family_of(model: str) -> tuple[Family, str]:
-    """Family and name that `esm2:NAME|PATH`, `dnabert:NAME|PATH` or a name or path alone stand for.
-
-    Raises:
-        CheckpointError: it has no prefix and cannot be recognised by its content.
-    """
-    prefix, _, name = model.partition(":")
-    if prefix in ("esm2", "dnabert") and name:
-        return ("esm2" if prefix == "esm2" else "dnabert_s"), name
-    return resolve_checkpoint(model, None).family, model
+from virnuc_core.specs import RunConfig
 
 
 @stage

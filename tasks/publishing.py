@@ -42,9 +42,6 @@ def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:
         "input_digest": plan.input_digest,
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
-        "precision": plan.precision,
-        "engine": plan.engine,
-        "attention": plan.attention,
         "embeddings": plan.embeddings,
         "devices": ",".join(devices),
         "shards": len(plan.shards),
@@ -59,6 +56,10 @@ def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:
             f"{model.family}_embedding_dim": model.spec.embedding_dim,
             f"{model.family}_num_layers": model.spec.num_layers,
             f"{model.family}_repr_layer": model.repr_layer,
+            f"{model.family}_precision": model.precision,
+            f"{model.family}_engine": model.engine,
+            f"{model.family}_attention": model.attention,
+            f"{model.family}_compile_mode": model.compile_mode,
             f"{model.family}_token_budget": model.token_budget,
         }
     return params

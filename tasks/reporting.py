@@ -3,8 +3,9 @@
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,10 @@ from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.shard_file import ShardCounters, sum_counters
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 REPORTED_PACKAGES: Final = ("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow")
+# What the numbers depend on as well, where it is installed.
+OPTIONAL_PACKAGES: Final = ("triton", "flash-attn")
 BUNDLED_NOTE: Final = (
     "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
     "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
@@ -80,6 +83,8 @@ class RunReport:
             **(asdict(self.counts) if self.counts else {}),
             **self.throughput,
             **{f"{family}_packing_efficiency": share for family, share in efficiency},
+            **{f"{model.family}_fp32_batches": model.fp32_batches for model in self.work.models},
+            **{f"{model.family}_out_of_memory": model.out_of_memory for model in self.work.models},
             **{f"{stage}_seconds": seconds for stage, seconds in self.seconds.items()},
             "sequences": self.work.frames,
             "residues": self.work.residues,
@@ -118,6 +123,7 @@ class RunReport:
                 "virnuc": self.plan.virnuc_version,
                 "python": platform.python_version(),
                 **{package: version(package) for package in REPORTED_PACKAGES},
+                **_installed_versions(OPTIONAL_PACKAGES),
             },
         }
 
@@ -138,6 +144,15 @@ class RunReport:
 def write_report(path: Path, report: RunReport) -> None:
     """Writes run.json atomically."""
     write_text(path, json.dumps(report.document, indent=1) + "\n")
+
+
+def _installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are there."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _counts_in_words(counts: TableCounts) -> list[str]:

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from flows.local_prefect import prepare_local_prefect
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["VIRNUC_HOME"] = home.name
     os.environ["PREFECT_HOME"] = f"{home.name}/prefect"
     prepare_local_prefect()
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # the kernels run on the CPU then; Triton reads it when imported
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -41,10 +44,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips tests marked `gpu` where there is none."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
-
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -4,13 +4,18 @@
 |---|---|
 | `VIRNUC_HOME` | folder of the tracking database and of caches; default `~/.virnuc` |
 | `VIRNUC_DISABLE_FP16` | 1: every model runs in fp32, whatever was asked for |
+| `VIRNUC_DISABLE_PACKING` | 1: padded batches and fp32, whatever was asked for |
+| `VIRNUC_DISABLE_COMPILE` | 1: no layer is compiled, whatever was asked for |
 | `VIRNUC_V1_ATTENTION` | 1: plain fp32 attention, one sequence at a time, as `--attention reference` |
 | `VIRNUC_THREADS` | CPU threads to share out among the lanes; default: `OMP_NUM_THREADS`, else the cores this process may use |
+| `VIRNUC_COMPILE_CACHE_GB` | most that compiled code may take in `VIRNUC_HOME`; default 5 |
+| `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` | where torch and Triton keep compiled code instead of `VIRNUC_HOME` |
 | `CUDA_VISIBLE_DEVICES` | GPUs that this process may use; lanes get one each |
 | `MLFLOW_TRACKING_URI` | where runs are logged instead of the database in `VIRNUC_HOME` |
 | `PREFECT_HOME` | where Prefect keeps its settings and database instead of `VIRNUC_HOME` |
 """
 
+import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +34,12 @@ class EnvConfig:
     Attributes:
         home: folder for what outlives a run.
         disable_fp16: run everything in fp32.
+        disable_packing: run everything in padded batches and fp32.
+        disable_compile: compile nothing.
         v1_attention: use the reference attention.
+        compile_cache_gb: most gigabytes of compiled code to keep in `home`.
+        inductor_cache: where torch keeps compiled code; None when not set.
+        triton_cache: where Triton keeps compiled code; None when not set.
         threads: CPU threads for all lanes together; None when not set.
         cuda_visible_devices: ids of the GPUs this process may use; None when not restricted.
         tracking_uri: MLflow's tracking store; None when not set.
@@ -38,7 +48,12 @@ class EnvConfig:
 
     home: Path
     disable_fp16: bool
+    disable_packing: bool
+    disable_compile: bool
     v1_attention: bool
+    compile_cache_gb: float
+    inductor_cache: str | None
+    triton_cache: str | None
     threads: int | None
     cuda_visible_devices: tuple[str, ...] | None
     tracking_uri: str | None
@@ -56,7 +71,12 @@ def env() -> EnvConfig:
     return EnvConfig(
         home=Path(os.environ.get("VIRNUC_HOME") or "~/.virnuc").expanduser(),
         disable_fp16=_flag("VIRNUC_DISABLE_FP16"),
+        disable_packing=_flag("VIRNUC_DISABLE_PACKING"),
+        disable_compile=_flag("VIRNUC_DISABLE_COMPILE"),
         v1_attention=_flag("VIRNUC_V1_ATTENTION"),
+        compile_cache_gb=_amount("VIRNUC_COMPILE_CACHE_GB", 5.0),
+        inductor_cache=os.environ.get("TORCHINDUCTOR_CACHE_DIR") or None,
+        triton_cache=os.environ.get("TRITON_CACHE_DIR") or None,
         threads=_count("VIRNUC_THREADS") or _count("OMP_NUM_THREADS"),
         cuda_visible_devices=None if visible is None else tuple(filter(None, visible.split(","))),
         tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or None,
@@ -101,3 +121,16 @@ def _count(name: str) -> int | None:
     raise UsageError(
         f"environment variable {name} is {text!r}; set it to a number of at least 1, or unset it."
     )
+
+
+def _amount(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if 0 <= amount < math.inf:
+        return amount
+    raise UsageError(f"environment variable {name} is {text!r}; set it to a number from 0 on, or unset it.")

@@ -14,23 +14,28 @@ from typing import Any, Final, Literal
 
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.specs import EmbeddingsDtype, Engine, Family, InputFile, ModelSpec
+from virnuc_core.specs import (
+    AttentionBackend,
+    EmbeddingsDtype,
+    Engine,
+    Family,
+    InputFile,
+    ModelSpec,
+    ResolvedCompileMode,
+    ResolvedPrecision,
+)
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 Kind = Literal["predict", "embed"]
 
 # What a plan says about where things were found; two plans that differ only here are the same plan.
 _PLACES: Final = frozenset({"inputs", "name", "location"})
-_FLAGS: Final = {
-    "chunk_length": "--chunk-length",
-    "precision": "--precision",
-    "engine": "--engine",
-    "attention": "--attention",
-    "token_budget": "--token-budget",
-    "repr_layer": "--repr-layer",
-    "embeddings": "--embeddings",
-    "head": "--head",
-}
+# Fields that a flag of the same name sets, and those that one sets for the DNA model beside a protein model.
+_FLAGGED: Final = (
+    *("chunk_length", "repr_layer", "precision", "engine", "attention"),
+    *("compile_mode", "token_budget", "embeddings"),
+)
+_DNABERT_FLAGGED: Final = ("precision", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ class PlannedModel:
         spec: its dimensions.
         repr_layer: layer whose hidden states are averaged, 0..num_layers.
         weights_fingerprint: SHA-256 over weight files and tokenizer.
+        precision: arithmetic of the forward pass.
+        engine: "packed", or "reference" (one sequence at a time).
+        attention: attention backend; "padded" goes with padded batches.
+        compile_mode: how its layers are compiled, or "none".
         token_budget: most tokens in one packed batch.
         location: absolute path that the checkpoint reader finds it by.
     """
@@ -113,8 +122,18 @@ class PlannedModel:
     spec: ModelSpec
     repr_layer: int
     weights_fingerprint: str
+    precision: ResolvedPrecision
+    engine: Engine
+    attention: AttentionBackend
+    compile_mode: ResolvedCompileMode
     token_budget: int
     location: str
+
+    @property
+    def arithmetic(self) -> str:
+        """How it computes, in words."""
+        compiled = f", compiled ({self.compile_mode})" if self.compile_mode != "none" else ""
+        return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,9 +174,6 @@ class RunPlan:
         chunk_length: chunk length in bp; None for whole sequences.
         models: the DNA model first, then the protein model; one of them for a run with one model.
         head: the classifier; None for no scores.
-        precision: "fp32", "fp16" or "bf16".
-        engine: "packed" or "reference".
-        attention: resolved attention backend.
         embeddings: dtype of the stored vectors, or "none".
         shards: the units of work, in row order without gaps.
         virnuc_version: version that made the plan.
@@ -170,9 +186,6 @@ class RunPlan:
     chunk_length: int | None
     models: tuple[PlannedModel, ...]
     head: PlannedHead | None
-    precision: Literal["fp32", "fp16", "bf16"]
-    engine: Engine
-    attention: str
     embeddings: EmbeddingsDtype
     shards: tuple[Shard, ...]
     virnuc_version: str
@@ -286,8 +299,12 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         )
         return f"head (--head) was {was}, now {now}"
     if key == "shards":
-        return f"the run was cut into {len(existing.shards)} shards, now {len(wanted.shards)}"
-    flag = f" ({_FLAGS[name]})" if name in _FLAGS else ""
+        return (
+            f"the run was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
+        )
+    is_one_of_two = family == "dnabert_s" and wanted.model("esm2") is not None
+    prefix = "dnabert-" if is_one_of_two and name in _DNABERT_FLAGGED else ""
+    flag = f" (--{prefix}{name.replace('_', '-')})" if name in _FLAGGED else ""
     return f"{key}{flag} was {old}, now {new}"
 
 

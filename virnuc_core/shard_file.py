@@ -21,7 +21,7 @@ from virnuc_core.specs import Family
 
 Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 # A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
 HDF5_VERSION: Final = ("v110", "v110")
 # What h5py raises on a file that is not whole, depending on which byte is wrong.
@@ -40,6 +40,7 @@ class ModelIdentity:
     num_layers: int
     repr_layer: int
     embedding_dim: int
+    precision: str
     token_budget: int
 
 
@@ -54,7 +55,6 @@ class ShardIdentity:
         end: one past the last row.
         models: the models that made the vectors.
         head_fingerprint: the classifier that made the scores; "" without scores.
-        precision: arithmetic of the forward pass.
         embeddings: dtype of the stored vectors, or "none".
         virnuc_version: version that computed it.
     """
@@ -65,20 +65,33 @@ class ShardIdentity:
     end: int
     models: tuple[ModelIdentity, ...]
     head_fingerprint: str
-    precision: str
     embeddings: str
     virnuc_version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCounters:
-    """Work of one model: real tokens, batches, and the tokens those batches had room for."""
+    """Work of one model.
+
+    Attributes:
+        name: as in the plan.
+        family: architecture.
+        sequences: distinct sequences; equal ones are embedded once.
+        tokens: their tokens.
+        batches: batches as planned.
+        capacity: tokens that those batches had room for, padding counted as room.
+        fp32_batches: batches done again in fp32, because not every number was finite.
+        out_of_memory: times that the device ran out of memory and a batch was parted.
+    """
 
     name: str
     family: Family
+    sequences: int
     tokens: int
     batches: int
     capacity: int
+    fp32_batches: int = 0
+    out_of_memory: int = 0
 
     @property
     def packing_efficiency(self) -> float:
@@ -88,7 +101,7 @@ class ModelCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCounters:
-    """Work of one shard, or the sum over several: rows, amino acids, bases, and per model."""
+    """Work of one shard, or the sum over several: rows, amino acids and bases of all rows, and per model."""
 
     frames: int
     residues: int
@@ -256,9 +269,12 @@ def _add_model(left: ModelCounters, right: ModelCounters) -> ModelCounters:
     return ModelCounters(
         name=left.name,
         family=left.family,
+        sequences=left.sequences + right.sequences,
         tokens=left.tokens + right.tokens,
         batches=left.batches + right.batches,
         capacity=left.capacity + right.capacity,
+        fp32_batches=left.fp32_batches + right.fp32_batches,
+        out_of_memory=left.out_of_memory + right.out_of_memory,
     )
 
 

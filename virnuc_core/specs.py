@@ -5,9 +5,13 @@ from typing import Final, Literal
 
 Family = Literal["esm2", "dnabert_s"]
 MODEL_IN_WORDS: Final[dict[Family, str]] = {"esm2": "an ESM-2 model", "dnabert_s": "a DNABERT-S model"}
-Precision = Literal["auto", "fp32", "fp16", "bf16"]
+ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8"]
 Engine = Literal["packed", "reference"]
-AttentionChoice = Literal["auto", "sdpa", "reference"]
+AttentionBackend = Literal["triton", "flash-attn", "varlen", "sdpa", "padded", "reference"]
+AttentionChoice = Literal["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]
+ResolvedCompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotune"]
 EmbeddingsDtype = Literal["none", "float16", "float32"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 
@@ -55,10 +59,14 @@ class RunConfig:
         repr_layer: layer of the ESM-2 representation (of the single model when only one is run),
             0..num_layers; None is the last.
         precision: arithmetic of the forward pass.
+        dnabert_precision: the same for the DNA model; None is as `precision`.
         devices: "auto", "cpu", or CUDA device indices.
         token_budget: most tokens in one packed batch; None lets the engine choose.
         engine: "packed", or "reference" (one sequence at a time, fp32, plain attention).
+        dnabert_engine: the same for the DNA model; None is as `engine`.
         attention: attention backend.
+        compile_mode: how torch.compile treats the layers; "auto" compiles where the run is long enough.
+        shard_seconds: estimated work in a shard, in seconds; None is by the kind of device.
         embeddings: dtype in which vectors are stored, or "none" to store scores only.
     """
 
@@ -68,10 +76,14 @@ class RunConfig:
     head: str | None = None
     repr_layer: int | None = None
     precision: Precision = "auto"
+    dnabert_precision: Precision | None = None
     devices: tuple[str, ...] = ("auto",)
     token_budget: int | None = None
     engine: Engine = "packed"
+    dnabert_engine: Engine | None = None
     attention: AttentionChoice = "auto"
+    compile_mode: CompileMode = "auto"
+    shard_seconds: float | None = None
     embeddings: EmbeddingsDtype = "float32"
 
 

@@ -29,9 +29,9 @@ def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.ND
 
 @torch.inference_mode()
 def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> npt.NDArray[np.float32]:
-    model, spec = load_model(resolve_checkpoint(str(folder), family), device, torch.float32)
+    model, spec = load_model(resolve_checkpoint(str(folder), family), device, "fp32")
     vectors = np.empty((len(tokens), spec.embedding_dim), np.float32)
-    for batch in iter_batches(tokens, pack(tokens.num_tokens, default_token_budget(spec, device))):
+    for batch in iter_batches(tokens, pack(tokens.num_tokens, default_token_budget(spec, "fp32", device))):
         layout = model.build_layout(batch.cu_seqlens, "sdpa")
         hidden_states = model(torch.from_numpy(batch.input_ids).to(device), layout)
         pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
 from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.positions import unpair_rows
 
 _ESM2_LAYER = {
     "attention_norm": "attention.LayerNorm",
@@ -54,7 +55,8 @@ def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:
     for i, layer in enumerate(model.esm2.layers):
         prefix = f"esm.encoder.layer.{i}."
         for kind in ("weight", "bias"):
-            for part, rows in zip(("query", "key", "value"), getattr(layer.qkv, kind).chunk(3), strict=True):
+            published = unpair_rows(getattr(layer.qkv, kind), ESM2_SPEC.num_heads).chunk(3)
+            for part, rows in zip(("query", "key", "value"), published, strict=True):
                 tensors[f"{prefix}attention.self.{part}.{kind}"] = rows
             for ours, theirs in _ESM2_LAYER.items():
                 tensors[f"{prefix}{theirs}.{kind}"] = getattr(getattr(layer, ours), kind)

@@ -15,10 +15,12 @@ from tasks.embedding import find_pending
 from tasks.indexing import index
 from tasks.planning import plan
 from tests.end_to_end.conftest import Checkpoints
-from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.errors import CheckpointError, LaneError, MismatchError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.inference.launcher import deal_shards
+from virnuc_core.inference.shards import pending_shards
+from virnuc_core.run_plan import RunFolder, read_plan
 from virnuc_core.specs import RunConfig
 
 pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
@@ -72,6 +74,33 @@ def test_killed_lane_is_tried_again_and_keeps_its_finished_shards(
     killer.join()
     num_shards = len(shard_bytes(folder))
     assert 0 < len(lanes[0].shards) < num_shards
+
+
+def test_lane_that_always_dies_does_not_stop_the_others(
+    contigs: Path, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = planned_run(tmp_path / "run", contigs, config)
+    kept, lost = deal_shards(read_plan(folder.plan), find_pending.fn(folder), 2)
+    over = threading.Event()
+    killer = threading.Thread(target=kill_whenever_seen, args=("virnuc-lane-1", over))
+    killer.start()
+    try:
+        with pytest.raises(LaneError, match=rf"lane 1 on cpu was ended by SIGKILL .* with {len(lost)} of"):
+            computed(str(folder.root), ("cpu", "cpu"))
+    finally:
+        over.set()
+        killer.join()
+    assert pending_shards(folder, read_plan(folder.plan)) == lost
+    assert f"1 of 2 lanes failed, and {len(lost)} of {len(kept + lost)} shards are missing" in caplog.text
+    [lane] = computed(str(folder.root), ("cpu",))
+    assert tuple(done.shard for done in lane.shards) == lost
+
+
+def kill_whenever_seen(name: str, over: threading.Event) -> None:
+    while not over.wait(0.01):
+        for process in multiprocessing.active_children():
+            if process.name == name and process.pid:
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def kill_lane_after_first_shard(folder: RunFolder) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
+from virnuc_core.env_config import reload
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -143,18 +145,38 @@ def test_computes_a_damaged_shard_again(
     assert shard.read_bytes() == whole
 
 
-def test_engines_agree(
+def test_packed_padded_and_one_by_one_agree(
+    virnuc_flows: CommandLine,
+    checkpoints: Checkpoints,
+    contigs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def vectors(name: str, *flags: str) -> npt.NDArray[np.float32]:
+        out = tmp_path / name
+        assert virnuc_flows("predict", contigs, "--out", out, *flags, *checkpoints.flags).code == 0
+        with h5py.File(out / "embeddings.h5") as file:
+            return np.hstack([file["dna"][()], file["protein"][()]])
+
+    reference = vectors("reference", "--engine", "reference")
+    np.testing.assert_allclose(vectors("packed"), reference, atol=1e-5)
+    monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
+    reload()
+    np.testing.assert_allclose(vectors("padded"), reference, atol=1e-5)
+
+
+def test_the_report_says_how_each_model_was_run(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:
-    vectors = {}
-    for engine in ("packed", "reference"):
-        out = tmp_path / engine
-        assert (
-            virnuc_flows("predict", contigs, "--out", out, "--engine", engine, *checkpoints.flags).code == 0
-        )
-        with h5py.File(out / "embeddings.h5") as file:
-            vectors[engine] = np.hstack([file["dna"][()], file["protein"][()]])
-    np.testing.assert_allclose(vectors["packed"], vectors["reference"], atol=1e-5)
+    flags = ("--dnabert-engine", "reference", "--token-budget", "300", "--shard-seconds", "0.001")
+    result = virnuc_flows("predict", contigs, "--out", tmp_path / "run", "--json", *checkpoints.flags, *flags)
+    document = json.loads(result.out)
+    names = ("family", "precision", "engine", "attention", "compile_mode", "token_budget")
+    assert [tuple(model[name] for name in names) for model in document["models"]] == [
+        ("dnabert_s", "fp32", "reference", "reference", "none", 1),
+        ("esm2", "fp32", "packed", "sdpa", "none", 300),
+    ]
+    assert document["shards"]["total"] > 1
 
 
 @pytest.mark.parametrize(

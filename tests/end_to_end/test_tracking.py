@@ -36,7 +36,7 @@ def test_run_is_found_again_in_mlflow_and_in_prefect(
     assert run.info.status == "FINISHED"
     assert run.data.params["esm2_model"] == "esm2_random"
     assert run.data.params["dnabert_s_embedding_dim"] == "24"
-    assert run.data.params["precision"] == "fp32"
+    assert run.data.params["esm2_precision"] == "fp32"
     assert run.data.metrics["rejected"] == 1
     assert 0 < run.data.metrics["esm2_packing_efficiency"] <= 1
     assert run.data.metrics["residues_per_second"] > 0

@@ -19,7 +19,7 @@ def test_transformers_gives_the_same_hidden_states() -> None:
     theirs = transformers.EsmModel.from_pretrained(
         checkpoint.location, add_pooling_layer=False, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    ours, _ = load_model(checkpoint, "cpu", torch.float32)
+    ours, _ = load_model(checkpoint, "cpu", "fp32")
     tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"]))
     ids = torch.from_numpy(tokens.input_ids.astype(np.int64))
     layout = ours.build_layout(np.array([0, len(ids)], np.int32), "reference")
@@ -32,7 +32,7 @@ def test_they_are_small() -> None:
     sizes = [path.stat().st_size for path in BUNDLED_HEADS.values()]
     for family in ("esm2", "dnabert_s"):
         checkpoint = resolve_checkpoint("tiny", family)
-        model, _ = load_model(checkpoint, "cpu", torch.float32)
+        model, _ = load_model(checkpoint, "cpu", "fp32")
         assert sum(parameter.numel() for parameter in model.parameters()) <= MAX_PARAMETERS
         sizes += [path.stat().st_size for path in checkpoint.location.iterdir()]
     assert sum(sizes) <= MAX_BYTES

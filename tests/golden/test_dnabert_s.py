@@ -8,18 +8,18 @@ import torch
 
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.attention import AttentionBackend
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.pooling import mean_pool
+from virnuc_core.specs import AttentionBackend
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "dnabert_s"
 
 
 @pytest.fixture(scope="module")
 def model() -> Encoder:
-    return load_model(resolve_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", torch.float32)[0]
+    return load_model(resolve_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", "fp32")[0]
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])

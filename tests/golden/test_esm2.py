@@ -11,12 +11,12 @@ from transformers import EsmConfig, EsmModel
 
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.attention import AttentionBackend
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import MASK_TOKEN
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.pooling import mean_pool
+from virnuc_core.specs import AttentionBackend
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "esm2"
 LAYERS, WIDTH, HEADS = 3, 48, 3
@@ -24,7 +24,7 @@ LENGTHS = [3, 30, 30, 21, 57, 8]
 
 
 def _load(path: Path) -> Encoder:
-    return load_model(resolve_checkpoint(str(path), "esm2"), "cpu", torch.float32)[0]
+    return load_model(resolve_checkpoint(str(path), "esm2"), "cpu", "fp32")[0]
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
-from virnuc_core.models.attention import AttentionBackend
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import build_model
 from virnuc_core.models.pooling import mean_pool
-from virnuc_core.specs import Family, ModelSpec
+from virnuc_core.specs import AttentionBackend, Family, ModelSpec
 
 FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")
 

@@ -17,7 +17,10 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     config = reload()
     assert config.home == Path("~/.virnuc").expanduser()
     assert not config.disable_fp16
+    assert not config.disable_packing
+    assert not config.disable_compile
     assert not config.v1_attention
+    assert config.compile_cache_gb == 5
     assert config.threads is None
     assert config.cuda_visible_devices is None
     assert config.tracking_uri is None
@@ -41,7 +44,18 @@ def test_flags(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("VIRNUC_DISABLE_FP16", "maybe"), ("VIRNUC_THREADS", "0"), ("VIRNUC_THREADS", "two")]
+    ("name", "text"),
+    [
+        ("VIRNUC_DISABLE_FP16", "maybe"),
+        ("VIRNUC_DISABLE_PACKING", "2"),
+        ("VIRNUC_DISABLE_COMPILE", "never"),
+        ("VIRNUC_THREADS", "0"),
+        ("VIRNUC_THREADS", "two"),
+        ("VIRNUC_COMPILE_CACHE_GB", "-1"),
+        ("VIRNUC_COMPILE_CACHE_GB", "5 GB"),
+        ("VIRNUC_COMPILE_CACHE_GB", "nan"),
+        ("VIRNUC_COMPILE_CACHE_GB", "inf"),
+    ],
 )
 def test_a_value_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)

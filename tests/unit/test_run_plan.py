@@ -36,6 +36,10 @@ def model(family: Family, **changes: object) -> PlannedModel:
         spec=spec,
         repr_layer=4,
         weights_fingerprint="a" * 64,
+        precision="fp32",
+        engine="packed",
+        attention="sdpa",
+        compile_mode="none",
         token_budget=4096,
         location="/models/tiny",
     )
@@ -49,9 +53,6 @@ PLAN = RunPlan(
     chunk_length=500,
     models=(model("dnabert_s"), model("esm2")),
     head=PlannedHead(name="tiny-500", fingerprint="d" * 64, location="/heads/tiny-500"),
-    precision="fp32",
-    engine="packed",
-    attention="sdpa",
     embeddings="float32",
     shards=(Shard(index=0, begin=0, end=7, cost=1.5), Shard(index=1, begin=7, end=9, cost=0.5)),
     virnuc_version="1.0",
@@ -66,9 +67,6 @@ MOVED = replace(
 OTHERS = {
     "input": (replace(PLAN, input_digest="f" * 64), r"input was in\.fa \(cccccccccccc\), now in\.fa \(ffff"),
     "chunk_length": (replace(PLAN, chunk_length=300), r"chunk_length \(--chunk-length\) was 500, now 300"),
-    "precision": (replace(PLAN, precision="fp16"), r"precision \(--precision\) was fp32, now fp16"),
-    "engine": (replace(PLAN, engine="reference"), r"\(--engine\) was packed, now reference"),
-    "attention": (replace(PLAN, attention="reference"), r"\(--attention\) was sdpa, now reference"),
     "embeddings": (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none"),
     "version": (replace(PLAN, virnuc_version="2.0"), r"virnuc_version was 1\.0, now 2\.0"),
     "head": (
@@ -88,7 +86,27 @@ OTHERS = {
         replace(PLAN, models=(model("dnabert_s", token_budget=1), PLAN.models[1])),
         r"dnabert_s\.token_budget \(--token-budget\) was 4096, now 1",
     ),
-    "shards": (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards, now 1"),
+    "precision": (
+        replace(PLAN, models=(PLAN.models[0], model("esm2", precision="fp16"))),
+        r"esm2\.precision \(--precision\) was fp32, now fp16",
+    ),
+    "precision of the DNA model alone": (
+        replace(PLAN, models=(model("dnabert_s", precision="fp16"), PLAN.models[1])),
+        r"dnabert_s\.precision \(--dnabert-precision\) was fp32, now fp16",
+    ),
+    "engine": (
+        replace(PLAN, models=(model("dnabert_s", engine="reference"), PLAN.models[1])),
+        r"dnabert_s\.engine \(--dnabert-engine\) was packed, now reference",
+    ),
+    "attention": (
+        replace(PLAN, models=(PLAN.models[0], model("esm2", attention="reference"))),
+        r"esm2\.attention \(--attention\) was sdpa, now reference",
+    ),
+    "compile_mode": (
+        replace(PLAN, models=(PLAN.models[0], model("esm2", compile_mode="default"))),
+        r"esm2\.compile_mode \(--compile-mode\) was none, now default",
+    ),
+    "shards": (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards \(--shard-seconds\), now 1"),
 }
 
 

@@ -28,6 +28,7 @@ MODEL = ModelIdentity(
     num_layers=4,
     repr_layer=3,
     embedding_dim=5,
+    precision="fp32",
     token_budget=100,
 )
 IDENTITY = ShardIdentity(
@@ -37,7 +38,6 @@ IDENTITY = ShardIdentity(
     end=14,
     models=(MODEL,),
     head_fingerprint="c" * 64,
-    precision="fp32",
     embeddings="float32",
     virnuc_version="1.0",
 )
@@ -45,7 +45,11 @@ COUNTERS = ShardCounters(
     frames=4,
     residues=40,
     bases=120,
-    models=(ModelCounters(name="tiny", family="esm2", tokens=48, batches=2, capacity=64),),
+    models=(
+        ModelCounters(
+            name="tiny", family="esm2", sequences=3, tokens=48, batches=2, capacity=64, fp32_batches=1
+        ),
+    ),
 )
 RANDOM = np.random.default_rng(0)
 RESULT = ShardResult(
@@ -130,7 +134,6 @@ def test_a_missing_file_is_damaged(tmp_path: Path) -> None:
     [
         ("plan_fingerprint", "f" * 64),
         ("begin", 9),
-        ("precision", "fp16"),
         ("virnuc_version", "2.0"),
     ],
 )
@@ -139,7 +142,9 @@ def test_a_shard_of_another_run_is_refused(shard: Path, field: str, value: objec
         read_shard(shard, replace(IDENTITY, **{"plan_fingerprint": "e" * 64, field: value}))
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights_fingerprint", "0" * 64), ("num_layers", 36)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("weights_fingerprint", "0" * 64), ("num_layers", 36), ("precision", "fp16")]
+)
 def test_a_shard_of_another_model_is_refused(shard: Path, field: str, value: object) -> None:
     other = replace(IDENTITY, plan_fingerprint="e" * 64, models=(replace(MODEL, **{field: value}),))
     with pytest.raises(MismatchError, match=rf"esm2\.{field} is .* in the file and {value} in the plan"):
@@ -157,7 +162,11 @@ def test_set_aside_never_overwrites(shard: Path) -> None:
 def test_sum_counters() -> None:
     total = sum_counters([COUNTERS, COUNTERS])
     assert (total.frames, total.residues, total.bases) == (8, 80, 240)
-    assert total.models == (ModelCounters(name="tiny", family="esm2", tokens=96, batches=4, capacity=128),)
+    assert total.models == (
+        ModelCounters(
+            name="tiny", family="esm2", sequences=6, tokens=96, batches=4, capacity=128, fp32_batches=2
+        ),
+    )
     assert total.models[0].packing_efficiency == 0.75
     nothing = sum_counters([])
     assert (nothing.frames, nothing.models) == (0, ())

@@ -33,12 +33,14 @@ class Packing:
             first and, within one length, in row order.
         bounds: int64 (num_batches + 1,).
         batch_tokens: int64 (num_batches,), tokens of each batch.
-        token_budget: most tokens of a batch of more than one sequence.
+        batch_slots: int64 (num_batches,), the same with padding.
+        token_budget: most slots of a batch of more than one sequence.
     """
 
     rows: npt.NDArray[np.int64]
     bounds: npt.NDArray[np.int64]
     batch_tokens: npt.NDArray[np.int64]
+    batch_slots: npt.NDArray[np.int64]
     token_budget: int
 
     @property
@@ -53,8 +55,8 @@ class Packing:
 
     @property
     def capacity(self) -> int:
-        """Tokens that the batches have room for; a sequence over the budget counts as a full batch."""
-        return int(np.maximum(self.batch_tokens, self.token_budget).sum())
+        """Slots that the batches have room for; a sequence over the budget counts as a full batch."""
+        return int(np.maximum(self.batch_slots, self.token_budget).sum())
 
     @property
     def efficiency(self) -> float:
@@ -62,12 +64,14 @@ class Packing:
         return self.num_tokens / self.capacity if self.num_batches else 1.0
 
 
-def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
+def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool = False) -> Packing:
     """Deals sequences to batches, the same way every time.
 
     Args:
         num_tokens: int64 (n,), tokens of each sequence, at least 1.
         token_budget: most tokens in one batch; a sequence longer than that runs alone.
+        padded: every sequence of a batch takes up as many slots as the longest one, so those of similar
+            length run together.
 
     Returns:
         Every row in exactly one batch.
@@ -80,16 +84,36 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
     if len(num_tokens) and int(num_tokens.min()) < 1:
         raise ValueError("a sequence without tokens cannot be packed")
     by_length = np.argsort(-num_tokens, kind="stable")
+    if padded:
+        rows, bounds = by_length, _rectangle_bounds(num_tokens[by_length], token_budget)
+    else:
+        rows, bounds = _first_fit(num_tokens, by_length, token_budget)
+    tokens_until = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(num_tokens[rows], out=tokens_until[1:])
+    batch_tokens = np.diff(tokens_until[bounds])
+    batch_slots = num_tokens[rows[bounds[:-1]]] * np.diff(bounds) if padded else batch_tokens
+    return Packing(rows, bounds, batch_tokens, batch_slots, token_budget)
+
+
+def _first_fit(
+    num_tokens: npt.NDArray[np.int64], by_length: npt.NDArray[np.int64], token_budget: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows and bounds of batches without padding."""
     lengths, counts = np.unique(num_tokens, return_counts=True)
     longer = len(num_tokens) - np.cumsum(counts)  # place in by_length where each length begins
     pieces, pieces_until = _fill_bins(lengths.tolist(), counts.tolist(), longer.tolist(), token_budget)
     first, taken = np.array(pieces, np.int64).reshape(-1, 2).T
     places, rows_until = concatenated_ranges(first, taken)
-    rows = by_length[places]
-    bounds = rows_until[np.array(pieces_until, np.int64)]
-    tokens_until = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(num_tokens[rows], out=tokens_until[1:])
-    return Packing(rows, bounds, np.diff(tokens_until[bounds]), token_budget)
+    return by_length[places], rows_until[np.array(pieces_until, np.int64)]
+
+
+def _rectangle_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
+    """Bounds of padded batches of rows that are sorted by length, the longest first."""
+    bounds = [0]
+    while bounds[-1] < len(descending):
+        count = max(1, token_budget // int(descending[bounds[-1]]))
+        bounds.append(min(bounds[-1] + count, len(descending)))
+    return np.array(bounds, np.int64)
 
 
 def iter_batches(tokens: TokenColumn, packing: Packing) -> Iterator[PackedBatch]:

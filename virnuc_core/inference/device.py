@@ -1,25 +1,27 @@
 """Which devices, arithmetic and batch size a run uses: asked for or found out, and never silently changed."""
 
 import logging
-from typing import Literal
+import subprocess
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from virnuc_core.errors import DeviceError, UsageError
-from virnuc_core.specs import ModelSpec, Precision
+from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
+from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
-ResolvedPrecision = Literal["fp32", "fp16", "bf16"]
-
-_DTYPES: dict[ResolvedPrecision, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 # On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
 # on a GPU it must be large enough to fill the card, and a wide model does that with fewer tokens.
-_CPU_TOKEN_BUDGET = 2048
-_CUDA_TOKEN_BUDGETS = ((2560, 32_768), (1280, 65_536))
-_CUDA_SMALL_MODEL_TOKEN_BUDGET = 131_072
+_CPU_TOKEN_BUDGET: Final = 2048
+_CUDA_TOKEN_BUDGETS: Final = ((2560, 32_768), (1280, 65_536), (0, 131_072))  # from which width on
+_FEWEST_TOKENS: Final = 1024
+_BUDGET_STEP: Final = 1024
+# Of the memory beside the weights; the rest is for the other model, batches in flight, and what is not seen.
+_ACTIVATION_SHARE: Final = 0.4
+_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+_FP8_CAPABILITY: Final = (8, 9)  # Ada; Hopper is (9, 0)
+_SMI_SECONDS: Final = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -64,16 +66,19 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
 def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
     """The arithmetic of the forward pass on one device.
 
-    "auto" is fp32 on the CPU and fp16 on a GPU. On the CPU fp16 is refused, and so is bf16 unless the
-    processor has instructions for it (AVX512_BF16 or AMX): without them it is slower than fp32.
+    "auto" is fp32 on the CPU and fp16 on a GPU. On the CPU fp16 and fp8 are refused, and so is bf16 unless
+    the processor has instructions for it (AVX512_BF16 or AMX): without them it is slower than fp32. On a GPU
+    fp8 needs Ada, Hopper or newer.
 
     Raises:
         DeviceError: the device cannot compute in the precision asked for at a useful speed.
     """
     if choice == "auto":
         return "fp32" if device == "cpu" else "fp16"
-    if device == "cpu" and choice == "fp16":
-        raise DeviceError("the CPU does not compute in fp16: use --precision fp32, or bf16 where it has it")
+    if device == "cpu" and choice in ("fp16", "fp8"):
+        raise DeviceError(
+            f"the CPU does not compute in {choice}: use --precision fp32, or bf16 where it has it"
+        )
     if device == "cpu" and choice == "bf16" and not cpu_has_bf16():
         raise DeviceError(
             "this CPU has no bf16 instructions (AVX512_BF16 or AMX), so bf16 would be slower than fp32: "
@@ -81,7 +86,25 @@ def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
         )
     if device != "cpu" and choice == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise DeviceError(f"the GPU {device} has no bf16 instructions: use --precision fp16 or fp32")
+    if device != "cpu" and choice == "fp8":
+        _require_fp8(device)
     return choice
+
+
+def _require_fp8(device: str) -> None:
+    """Refuses a GPU or a torch without row-wise scaled fp8 matrix products."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FP8_CAPABILITY:
+        raise DeviceError(
+            f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability "
+            f"{capability[0]}.{capability[1]}) has no fp8 instructions, which come with Ada and Hopper (8.9): "
+            "use --precision fp16 or bf16"
+        )
+    if not hasattr(torch, "_scaled_mm"):
+        raise DeviceError(
+            f"torch {torch.__version__} has no scaled fp8 matrix product: install another torch, or use "
+            "--precision fp16"
+        )
 
 
 def cpu_has_bf16() -> bool:
@@ -89,16 +112,85 @@ def cpu_has_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
-    """The torch dtype of a resolved precision."""
-    return _DTYPES[precision]
+def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices: str) -> int:
+    """Tokens in one packed batch at which a model is at or near its best speed and within the free memory.
 
-
-def default_token_budget(spec: ModelSpec, device: str) -> int:
-    """Tokens in one packed batch at which a model of this width is at or near its best speed."""
-    if device == "cpu":
+    Raises:
+        DeviceMemoryError: a device has no room for the model.
+    """
+    if devices == ("cpu",):
         return _CPU_TOKEN_BUDGET
-    for width, budget in _CUDA_TOKEN_BUDGETS:
-        if spec.embedding_dim >= width:
-            return budget
-    return _CUDA_SMALL_MODEL_TOKEN_BUDGET
+    device, free_bytes = least_free_memory(devices)
+    budget = fitting_token_budget(spec, precision, free_bytes)
+    if budget < _FEWEST_TOKENS:
+        raise DeviceMemoryError(
+            f"{device} has {free_bytes / 1e9:.1f} GB free, too little for the weights of this "
+            f"{spec.family} model in {precision} ({weight_bytes(spec, precision) / 1e9:.1f} GB) and a batch: "
+            "choose a smaller model, another --precision, or a device with more memory."
+        )
+    return budget
+
+
+def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_bytes: int) -> int:
+    """Tokens in one packed batch, from where a GPU is saturated and from what fits beside the weights.
+
+    Args:
+        spec: the model.
+        precision: its arithmetic.
+        free_bytes: memory that nothing uses before the model is loaded.
+    """
+    saturating = next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
+    for_batches = _ACTIVATION_SHARE * (free_bytes - weight_bytes(spec, precision))
+    fitting = int(for_batches / _activation_bytes(spec, precision))
+    return min(saturating, fitting // _BUDGET_STEP * _BUDGET_STEP)
+
+
+def weight_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
+    """Bytes of a model's weights on the device."""
+    ffn_matrices = 2 if spec.family == "esm2" else 3
+    layer = 4 * spec.embedding_dim**2 + ffn_matrices * spec.embedding_dim * spec.ffn_dim
+    outside = spec.vocab_size * spec.embedding_dim
+    return spec.num_layers * layer * _LAYER_BYTES[precision] + outside * _ACTIVATION_BYTES[precision]
+
+
+def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
+    """The GPU with the least memory that nobody uses, and how many bytes that is.
+
+    nvidia-smi is asked rather than the CUDA runtime, which would take memory on every GPU for this process
+    and keep the lanes out where a GPU is set to serve one process; what it does not know counts as free.
+    """
+    free_by_uuid = _ask_free_memory()
+    found = []
+    for device in devices:
+        properties = torch.cuda.get_device_properties(device)
+        total = int(properties.total_memory)
+        found.append((min(total, free_by_uuid.get(f"GPU-{properties.uuid}", total)), device))
+    free_bytes, device = min(found)
+    return device, free_bytes
+
+
+def _ask_free_memory() -> dict[str, int]:
+    """Free bytes of every GPU by its UUID, as far as nvidia-smi is there and tells."""
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        table = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_SMI_SECONDS
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("nvidia-smi does not tell the free memory: %s", error)
+        return {}
+    rows = (line.partition(",") for line in table.splitlines())
+    return {
+        uuid.strip(): int(mebibytes) * 2**20 for uuid, _, mebibytes in rows if mebibytes.strip().isdecimal()
+    }
+
+
+def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
+    """Bytes that one token of a batch takes at the widest place of a layer: in and after the feed-forward.
+
+    Residual, norm, queries, keys and values side by side and the attention's output are 6 D, the
+    feed-forward before and after its activation 2 F, or 3 F where it is gated; pooling takes D in fp32.
+    """
+    ffn_buffers = 2 if spec.family == "esm2" else 3
+    elements = 6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim
+    return elements * _ACTIVATION_BYTES[precision] + 4 * spec.embedding_dim

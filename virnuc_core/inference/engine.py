@@ -1,217 +1,249 @@
-"""One device's work on a shard: tokenize, pack, forward, pool, and score."""
+"""One device's work on shards: both models and the head, one pass, never waiting at a shard's end."""
 
-import logging
 import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import PackedBatch, TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
-from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import CheckpointError, DeviceMemoryError, MismatchError
-from virnuc_core.inference.device import ResolvedPrecision, torch_dtype
+from virnuc_core.errors import MismatchError
 from virnuc_core.inference.events import StageSeconds
+from virnuc_core.inference.model_runner import ModelRunner
+from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard, prepare_shard
+from virnuc_core.inference.resident import memory_for
 from virnuc_core.inference.scorer import Scorer
-from virnuc_core.models.attention import AttentionBackend, resolve_attention
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.inference.streams import Download, HostStreams, open_streams
 from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.pooling import mean_pool
-from virnuc_core.models.weights import tokenizer_path, weights_fingerprint
-from virnuc_core.run_plan import PlannedHead, PlannedModel, RunPlan, Shard
+from virnuc_core.run_plan import PlannedHead, RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult
+from virnuc_core.specs import EmbeddingsDtype
 
-_STORED_DTYPES: Final = {"float32": np.float32, "float16": np.float16}
-_CPU_OUT_OF_MEMORY: Final = "can't allocate memory"
-
-_log = logging.getLogger(__name__)
-
-
-class Tokenizer(Protocol):
-    """What both tokenizers have in common."""
-
-    def encode(self, sequences: ByteColumn, /) -> TokenColumn:
-        """Token ids, special tokens included, of every row."""
+_STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+}
 
 
-class ModelRunner:
-    """One model on one device, from byte strings to mean vectors."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputedShard:
+    """A shard whose numbers are on their way to the host.
 
-    def __init__(self, planned: PlannedModel, model: Encoder, tokenizer: Tokenizer, device: str) -> None:
-        self.planned = planned
-        self._model = model
-        self._tokenizer = tokenizer
-        self._device = device
+    Attributes:
+        shard: which one.
+        names: which field of the result each download is for.
+        download: the numbers, rows in row order.
+        counters: the work done.
+        seconds: spent so far.
+    """
 
-    @classmethod
-    def load(cls, planned: PlannedModel, device: str, precision: ResolvedPrecision) -> Self:
-        """Loads a model and checks that it is the planned one.
+    shard: Shard
+    names: tuple[str, ...]
+    download: Download
+    counters: ShardCounters
+    seconds: StageSeconds
 
-        Raises:
-            CheckpointError: it cannot be read.
-            MismatchError: its files have changed since the plan was made.
-        """
-        checkpoint = resolve_checkpoint(planned.location, planned.family)
-        if (found := weights_fingerprint(checkpoint)) != planned.weights_fingerprint:
-            raise MismatchError(
-                f"the files of model {planned.name} ({planned.location}) have changed since the run was "
-                f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
-                "ones back, or start over with --force."
-            )
-        model, _ = load_model(checkpoint, device, torch_dtype(precision))
-        tokenizer: Tokenizer = Esm2Tokenizer()
-        if planned.family == "dnabert_s":
-            tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
-        return cls(planned, model, tokenizer, device)
-
-    def tokenize(self, sequences: ByteColumn) -> TokenColumn:
-        """Token ids of n sequences."""
-        return self._tokenizer.encode(sequences)
-
-    def embed(
-        self, tokens: TokenColumn, backend: AttentionBackend
-    ) -> tuple[npt.NDArray[np.float32], ModelCounters]:
-        """Mean vectors of n tokenized sequences.
-
-        Args:
-            tokens: n rows of token ids.
-            backend: attention to use.
-
-        Returns:
-            fp32 (n, D) in row order, and the work done.
-
-        Raises:
-            DeviceMemoryError: a batch does not fit the device.
-        """
-        vectors = np.empty((len(tokens), self.planned.spec.embedding_dim), np.float32)
-        packing = pack(tokens.num_tokens, self.planned.token_budget)
-        for batch in iter_batches(tokens, packing):
-            try:
-                vectors[batch.rows] = self._forward(batch, backend)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not isinstance(error, torch.OutOfMemoryError) and _CPU_OUT_OF_MEMORY not in str(error):
-                    raise
-                raise DeviceMemoryError(
-                    f"{self._device} ran out of memory in model {self.planned.name} on a batch of "
-                    f"{batch.num_tokens} tokens, the longest sequence {batch.max_seqlen}. Choose a smaller "
-                    "--token-budget, or a device with more memory."
-                ) from error
-        counters = ModelCounters(
-            name=self.planned.name,
-            family=self.planned.family,
-            tokens=packing.num_tokens,
-            batches=packing.num_batches,
-            capacity=packing.capacity,
+    def result(self) -> ShardResult:
+        """The numbers, when they have come."""
+        arrays = {name: tensor.numpy() for name, tensor in zip(self.names, self.download.wait(), strict=True)}
+        return ShardResult(
+            dna=arrays.get("dna"),
+            protein=arrays.get("protein"),
+            scores=arrays.get("scores"),
+            counters=self.counters,
         )
-        return vectors, counters
 
-    def _forward(self, batch: PackedBatch, backend: AttentionBackend) -> npt.NDArray[np.float32]:
-        with torch.inference_mode():
-            layout = self._model.build_layout(batch.cu_seqlens, backend)
-            input_ids = torch.from_numpy(batch.input_ids).to(self._device)
-            hidden_states = self._model(input_ids, layout, self.planned.repr_layer)
-            pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=self._model.pools_specials)
-            vectors: npt.NDArray[np.float32] = pooled.cpu().numpy()
-        return vectors
+
+class _ModelPass:
+    """One model's way through one shard.
+
+    Attributes:
+        vectors: fp32 (d, D) on the device, one row a place.
+        counters: the work done so far.
+    """
+
+    def __init__(self, runner: ModelRunner, work: PreparedModel, streams: HostStreams) -> None:
+        self.runner = runner
+        self.work = work
+        self._streams = streams
+        self.vectors = torch.empty((len(work.rows), runner.planned.spec.embedding_dim), device=streams.device)
+        self._fp32_batches = 0
+        self._out_of_memory = 0
+
+    def launch(self, batch: PreparedBatch) -> Download:
+        """Launches a batch, and gives whether all its vectors are finite."""
+        self._out_of_memory += self.runner.launch(batch, self.work, self.vectors)
+        return self._streams.download(torch.isfinite(self.vectors[batch.places]).all())
+
+    def repair(self, batch: PreparedBatch) -> None:
+        """Does a batch again whose vectors are not all finite."""
+        self._out_of_memory += self.runner.repair(batch, self.work, self.vectors)
+        self._fp32_batches += 1
+
+    @property
+    def counters(self) -> ModelCounters:
+        """The work done so far."""
+        return ModelCounters(
+            name=self.runner.planned.name,
+            family=self.runner.planned.family,
+            sequences=len(self.work.rows),
+            tokens=self.work.tokens,
+            batches=len(self.work.batches),
+            capacity=self.work.capacity,
+            fp32_batches=self._fp32_batches,
+            out_of_memory=self._out_of_memory,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardPass:
+    """All models' ways through one shard, from the time it began."""
+
+    prepared: PreparedShard
+    models: tuple[_ModelPass, ...]
+    begun: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A batch on the device; `completes` is the shard that it is the last batch of."""
+
+    batch: PreparedBatch
+    model: _ModelPass
+    all_finite: Download
+    completes: _ShardPass | None
 
 
 class Embedder:
     """All models of a plan, resident on one device."""
 
-    def __init__(self, plan: RunPlan, device: str, runners: tuple[ModelRunner, ...], scorer: Scorer | None):
+    def __init__(
+        self, plan: RunPlan, streams: HostStreams, runners: tuple[ModelRunner, ...], scorer: Scorer | None
+    ) -> None:
         self._plan = plan
+        self._streams = streams
         self._runners = runners
         self._scorer = scorer
-        self._backend = resolve_attention(plan.attention, device)
 
     @classmethod
     def load(cls, plan: RunPlan, device: str) -> Self:
-        """Puts the plan's models and head on a device.
+        """Puts the plan's models and head on a device, and warms a GPU up.
 
         Raises:
             CheckpointError: a model or the head cannot be read.
             MismatchError: one of them has changed since the plan was made.
+            DeviceMemoryError: they do not fit the device.
         """
-        runners = tuple(ModelRunner.load(model, device, plan.precision) for model in plan.models)
-        scorer = None
-        if plan.head is not None:
-            _require_same_head(plan.head)
-            scorer = Scorer(Path(plan.head.location), device)
-        return cls(plan, device, runners, scorer)
+        with memory_for("the models", device):
+            streams = open_streams(device)
+            runners = tuple(ModelRunner.load(model, streams) for model in plan.models)
+            scorer = None
+            if plan.head is not None:
+                _require_same_head(plan.head)
+                scorer = Scorer(Path(plan.head.location), device)
+            if device != "cpu":
+                for runner in runners:
+                    runner.warm_up()
+        return cls(plan, streams, runners, scorer)
 
-    def run(self, store: FrameStore, shard: Shard) -> tuple[ShardResult, StageSeconds]:
-        """Computes one shard; the result depends on the plan and the rows of the shard only.
+    def prepare(self, store: FrameStore, shard: Shard) -> PreparedShard:
+        """Everything for a shard that can be done ahead, in another thread; see `prepare_shard`."""
+        models = [(runner.planned, runner.tokenizer) for runner in self._runners]
+        return prepare_shard(store, shard, models, self._streams)
+
+    def run(self, prepared_shards: Iterable[PreparedShard]) -> Generator[ComputedShard, None, None]:
+        """Computes shards; what a shard is given depends on the plan and on its rows only.
+
+        While the device is at one batch, the next ones are launched, also when they are of the next shard.
+
+        Args:
+            prepared_shards: the next one is asked for when all batches of the one before are launched.
+
+        Yields:
+            The shards in order.
 
         Raises:
-            CheckpointError: a vector is not finite.
-            DeviceMemoryError: a batch does not fit the device.
+            CheckpointError: a vector is not finite, in fp32 neither.
+            DeviceMemoryError: a single sequence does not fit the device, or not all vectors of a shard do.
         """
-        columns = {"dnabert_s": store.dna, "esm2": store.protein}
-        vectors: dict[str, npt.NDArray[np.float32]] = {}
-        counters: list[ModelCounters] = []
-        seconds = StageSeconds()
-        sizes = dict.fromkeys(columns, 0)
-        for runner in self._runners:
-            model = runner.planned
-            column = columns[model.family]
-            if column is None:
-                raise MismatchError(
-                    f"model {model.name} needs sequences of a kind that {store.folder} lacks."
-                )
-            begun = time.perf_counter()
-            rows = column.rows(shard.begin, shard.end)
-            sizes[model.family] = int(rows.offsets[-1] - rows.offsets[0])
-            tokens = runner.tokenize(rows)
-            tokenized = time.perf_counter()
-            vectors[model.family], counted = runner.embed(tokens, self._backend)
-            self._require_finite(model, vectors[model.family], store, shard)
-            counters.append(counted)
-            seconds += StageSeconds(tokenize=tokenized - begun, forward=time.perf_counter() - tokenized)
+        launched: deque[_Launched] = deque()
+        ended = 0.0
+        for prepared in prepared_shards:
+            for batch in self._launch(prepared):
+                launched.append(batch)
+                while len(launched) > self._streams.batches_ahead:
+                    ended = yield from self._settle(launched.popleft(), ended)
+        while launched:
+            ended = yield from self._settle(launched.popleft(), ended)
+
+    def _launch(self, prepared: PreparedShard) -> Iterator[_Launched]:
+        """Launches the batches of a shard, one at a step."""
         begun = time.perf_counter()
-        scores = None
+        pairs = zip(self._runners, prepared.models, strict=True)
+        with memory_for("the vectors of a shard", self._streams.device):
+            passes = tuple(_ModelPass(runner, work, self._streams) for runner, work in pairs)
+        shard = _ShardPass(prepared, passes, begun)
+        for model in passes:
+            for batch in model.work.batches:
+                is_last = model is passes[-1] and batch is model.work.batches[-1]
+                yield _Launched(batch, model, model.launch(batch), shard if is_last else None)
+
+    def _settle(self, launched: _Launched, ended: float) -> Generator[ComputedShard, None, float]:
+        """Waits for a batch, repairs it where needed, and yields its shard if that is complete.
+
+        Args:
+            launched: the batch that was launched first of those not yet settled.
+            ended: when the shard before was complete.
+
+        Returns:
+            When the last complete shard was.
+        """
+        [all_finite] = launched.all_finite.wait()
+        if not all_finite:
+            launched.model.repair(launched.batch)
+        if (shard := launched.completes) is None:
+            return ended
+        complete = time.perf_counter()
+        with memory_for("the vectors of a shard", self._streams.device):
+            computed = self._finish(shard, forward_seconds=complete - max(shard.begun, ended))
+        yield computed
+        return complete
+
+    @torch.inference_mode()
+    def _finish(self, shard: _ShardPass, forward_seconds: float) -> ComputedShard:
+        """From the vectors of distinct sequences to those of all rows, their scores, and to the host."""
+        begun = time.perf_counter()
+        vectors: dict[str, Tensor] = {}
+        for model in shard.models:
+            with self._streams.uploading():
+                places = model.work.places.to(self._streams.device, non_blocking=True)
+            self._streams.hand_over(places)
+            name = "dna" if model.runner.planned.family == "dnabert_s" else "protein"
+            vectors[name] = model.vectors.index_select(0, places)
+        results: dict[str, Tensor] = {}
+        if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
+            results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}
         if self._scorer is not None:
-            scores = self._scorer.score(vectors["dnabert_s"], vectors["esm2"])
-        seconds += StageSeconds(score=time.perf_counter() - begun)
-        result = ShardResult(
-            dna=self._stored(vectors.get("dnabert_s")),
-            protein=self._stored(vectors.get("esm2")),
-            scores=scores,
+            results["scores"] = self._scorer.launch(vectors["dna"], vectors["protein"])
+        prepared = shard.prepared
+        letters = {model.runner.planned.family: model.work.letters for model in shard.models}
+        return ComputedShard(
+            shard=prepared.shard,
+            names=tuple(results),
+            download=self._streams.download(*results.values()),
             counters=ShardCounters(
-                frames=shard.end - shard.begin,
-                residues=sizes["esm2"],
-                bases=sizes["dnabert_s"],
-                models=tuple(counters),
+                frames=prepared.shard.end - prepared.shard.begin,
+                residues=letters.get("esm2", 0),
+                bases=letters.get("dnabert_s", 0),
+                models=tuple(model.counters for model in shard.models),
             ),
-        )
-        return result, seconds
-
-    def _stored(self, vectors: npt.NDArray[np.float32] | None) -> npt.NDArray[np.floating[Any]] | None:
-        if vectors is None or self._plan.embeddings == "none":
-            return None
-        return vectors.astype(_STORED_DTYPES[self._plan.embeddings], copy=False)
-
-    def _require_finite(
-        self, model: PlannedModel, vectors: npt.NDArray[np.float32], store: FrameStore, shard: Shard
-    ) -> None:
-        finite = np.isfinite(vectors).all(axis=1)
-        if finite.all():
-            return
-        first = shard.begin + int(np.argmin(finite))
-        [name] = store.frame_ids(first, first + 1)
-        way_out = "its weights are broken: fetch them again"
-        if self._plan.precision != "fp32":
-            way_out = "use --precision fp32"
-        raise CheckpointError(
-            f"model {model.name} gives vectors that are not finite in {self._plan.precision}, the first for "
-            f"{name}: {way_out}."
+            seconds=StageSeconds(
+                tokenize=prepared.seconds, forward=forward_seconds, score=time.perf_counter() - begun
+            ),
         )
 
 

@@ -7,7 +7,14 @@ from virnuc_core.shard_file import ShardCounters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSeconds:
-    """Wall seconds by stage of a shard's work."""
+    """Wall seconds by stage of a shard's work; the stages of different shards overlap.
+
+    Attributes:
+        tokenize: reading, finding equal sequences, tokenizing and packing, in a thread ahead.
+        forward: from the end of the shard before, or the first batch, to the end of the last batch.
+        score: launching the head and the way back to the host.
+        write: from the arrival of the numbers to the file on the disk, in a thread behind.
+    """
 
     tokenize: float = 0.0
     forward: float = 0.0

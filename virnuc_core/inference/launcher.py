@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +21,16 @@ from typing import Final
 
 from virnuc_core.env_config import available_threads, env
 from virnuc_core.errors import LaneError, VirnucError
+from virnuc_core.inference.compile_cache import compile_cache_environment
 from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded, ShardDone
 from virnuc_core.run_plan import RunFolder, RunPlan
 
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
+# The thread that launches work on the device asks for the interpreter at every kernel. With Python's own
+# 5 ms it gets 1,000 to 2,000 kernels a second launched while the thread ahead makes objects of tokens; with
+# this 50,000, which costs that thread nothing.
+_SWITCH_SECONDS: Final = 5e-5
 
 _log = logging.getLogger(__name__)
 
@@ -203,22 +209,26 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
     """The body of the lane's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ.update(order.environment)
+    os.environ.update(order.environment | compile_cache_environment())
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    # Batches of many sizes would otherwise leave the GPU's memory in pieces that fit none of them.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # Without it MKL rounds according to where in memory a thread finds its numbers, and so to the number
     # of threads; then a run that goes on with fewer cores would not give the same bytes.
     os.environ.setdefault("MKL_CBWR", "AUTO")
+    send = _one_at_a_time(sender.send)
     logging.getLogger().setLevel(log_level)
-    logging.getLogger().addHandler(_PipeHandler(sender))
+    logging.getLogger().addHandler(_PipeHandler(send))
     try:
         from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
 
-        run_shards(order.folder, order.indices, order.device, order.lane, sender.send)
+        run_shards(order.folder, order.indices, order.device, order.lane, send)
     except (VirnucError, OSError, MemoryError) as error:
-        sender.send(error)
+        send(error)
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent tells what happened
         _log.debug("lane %d failed unexpectedly", order.lane, exc_info=True)
         text = str(error).partition("\n")[0]
-        sender.send(
+        send(
             VirnucError(
                 f"lane {order.lane} failed unexpectedly: {type(error).__name__}: {text}. This is a fault of "
                 "virnuc or of this installation: run again with --debug to see where, and report it. "
@@ -226,7 +236,18 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
             )
         )
     else:
-        sender.send(_FINISHED)
+        send(_FINISHED)
+
+
+def _one_at_a_time(send: Callable[[object], None]) -> Callable[[object], None]:
+    """The same for several threads, whose messages would otherwise run into each other in the pipe."""
+    turn = threading.Lock()
+
+    def send_in_turn(message: object) -> None:
+        with turn:
+            send(message)
+
+    return send_in_turn
 
 
 def _die_with_parent() -> None:
@@ -240,10 +261,10 @@ def _die_with_parent() -> None:
 class _PipeHandler(QueueHandler):
     """Sends log records, with their text filled in, to the parent."""
 
-    def __init__(self, sender: Connection) -> None:
+    def __init__(self, send: Callable[[object], None]) -> None:
         super().__init__(queue.SimpleQueue())
-        self._sender = sender
+        self._send = send
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Sends one prepared record."""
-        self._sender.send(record)
+        self._send(record)

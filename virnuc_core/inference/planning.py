@@ -2,35 +2,31 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
-from virnuc_core.inference.device import ResolvedPrecision, default_token_budget, resolve_precision
+from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.inference.sharding import plan_shards
-from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.classifier import classifier_fingerprint, load_classifier, resolve_head
-from virnuc_core.models.encoder import validate_repr_layer
-from virnuc_core.models.weights import read_spec, weights_fingerprint
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
+from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.run_plan import (
     Kind,
     PlannedHead,
     PlannedModel,
     RunFolder,
     RunPlan,
+    Shard,
     read_plan,
     require_same_plan,
     write_plan,
 )
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import Family, ModelSpec, Precision, RunConfig
+from virnuc_core.specs import ResolvedCompileMode, RunConfig
 
-_REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
-_MAX_TOKEN_BUDGET: Final = 2**31 - 1  # more than any device holds; sums over batches stay within 64 bits
+_COMPILED_ATTENTION: Final = ("triton", "flash-attn", "varlen")
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +40,7 @@ def open_plan(
         config: settings as asked for.
         store: the frame store of the inputs.
         kind: what the run is to give.
-        devices: resolved devices; the first one decides precision, token budgets and shard size.
+        devices: resolved devices, all of one kind; token budgets fit each of them.
         folder: the run's folder.
 
     Raises:
@@ -75,8 +71,8 @@ def make_plan(
         store: the frame store of the inputs.
         kind: what the run is to give.
         devices: resolved devices.
-        existing: a plan to go on with; where nothing was asked for, its token budgets are kept, and its
-            shards when it is for the same input. Neither changes what a frame is given.
+        existing: a plan to go on with; where nothing is asked for, its token budgets and compile mode are
+            kept, and its shards when it is for the same input.
 
     Raises:
         UsageError: settings contradict each other.
@@ -84,124 +80,72 @@ def make_plan(
         MismatchError: the head was not trained with these models.
         DeviceError: the device cannot compute in the precision asked for.
     """
-    models = _plan_models(config, devices[0], existing)
-    if not models:
-        raise UsageError("no model is given: name an ESM-2 or a DNABERT-S model.")
+    models = plan_models(config, devices, existing)
     if kind == "embed" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    precision = _plan_precision(config, devices[0])
+    head = _plan_head(config, models) if kind == "predict" else None
+    kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
+    shards = _plan_shards(config, store, models, devices[0], kept)
+    compile_mode = _plan_compile_mode(config, shards, devices, existing)
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
-        models=models,
-        head=_plan_head(config, models) if kind == "predict" else None,
-        precision=precision,
-        engine=config.engine,
-        attention=_plan_attention(config, devices[0]),
+        models=tuple(_with_compile_mode(model, compile_mode) for model in models),
+        head=head,
         embeddings=config.embeddings,
-        shards=(),
+        shards=shards,
         virnuc_version=__version__,
     )
-    if existing is not None and existing.input_digest == plan.input_digest:
-        shards = existing.shards
-    else:
-        shards = plan_shards(store, models, devices[0])
-    _log.info(
-        "plan: %s, %s engine, %s, %s attention, %d rows in %d shards",
-        " and ".join(model.name for model in models),
-        plan.engine,
-        plan.precision,
-        plan.attention,
-        store.num_frames,
-        len(shards),
-    )
-    return replace(plan, shards=shards)
+    for model in plan.models:
+        _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
+    _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
+    return plan
 
 
-def _plan_models(config: RunConfig, device: str, existing: RunPlan | None) -> tuple[PlannedModel, ...]:
-    """The DNA model, then the protein model, as far as they are asked for."""
-    asked: list[tuple[Family, str]] = []
-    if config.dnabert_model is not None:
-        asked.append(("dnabert_s", config.dnabert_model))
-    if config.esm_model is not None:
-        asked.append(("esm2", config.esm_model))
-    planned = []
-    for family, name in asked:
-        repr_layer = config.repr_layer if family == "esm2" or len(asked) == 1 else None
-        before = existing.model(family) if existing is not None else None
-        planned.append(_plan_model(config, family, name, repr_layer, device, before))
-    return tuple(planned)
-
-
-def _plan_model(
+def _plan_shards(
     config: RunConfig,
-    family: Family,
-    name: str,
-    repr_layer: int | None,
+    store: FrameStore,
+    models: tuple[PlannedModel, ...],
     device: str,
-    before: PlannedModel | None,
-) -> PlannedModel:
-    checkpoint = resolve_checkpoint(name, family)
-    spec = read_spec(checkpoint)
-    return PlannedModel(
-        name=Path(name).name if Path(name).exists() else checkpoint.name,
-        family=family,
-        spec=spec,
-        repr_layer=validate_repr_layer(spec, repr_layer),
-        weights_fingerprint=weights_fingerprint(checkpoint),
-        token_budget=_plan_token_budget(config, spec, device, before),
-        location=str(checkpoint.location),
-    )
+    existing: RunPlan | None,
+) -> tuple[Shard, ...]:
+    """The shards of a plan for the same input, unless a size is asked for."""
+    if existing is not None and config.shard_seconds is None:
+        return existing.shards
+    return plan_shards(store, models, device, config.shard_seconds)
 
 
-def _plan_token_budget(config: RunConfig, spec: ModelSpec, device: str, before: PlannedModel | None) -> int:
-    asked = config.token_budget
-    if asked is not None and not 1 <= asked <= _MAX_TOKEN_BUDGET:
-        raise UsageError(f"--token-budget {asked} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens.")
-    if config.engine == "reference":
-        return _REFERENCE_TOKEN_BUDGET
-    if asked is not None:
-        return asked
-    return before.token_budget if before is not None else default_token_budget(spec, device)
+def _plan_compile_mode(
+    config: RunConfig, shards: tuple[Shard, ...], devices: tuple[str, ...], existing: RunPlan | None
+) -> ResolvedCompileMode:
+    """The mode asked for; "auto" keeps that of an earlier plan, however many lanes there are now."""
+    if env().disable_compile:
+        _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
+        return "none"
+    if config.compile_mode == "auto" and existing is not None:
+        compiled = (m.compile_mode for m in existing.models if m.attention in _COMPILED_ATTENTION)
+        return next(compiled, "none")
+    lanes = max(1, min(len(devices), len(shards)))
+    return resolve_compile_mode(config.compile_mode, devices[0], sum(s.cost for s in shards) / lanes)
 
 
-def _plan_precision(config: RunConfig, device: str) -> ResolvedPrecision:
-    choice: Precision = config.precision
-    if config.engine == "reference":
-        if choice not in ("auto", "fp32"):
-            raise UsageError(f"--engine reference computes in fp32 only: leave out --precision {choice}.")
-        choice = "fp32"
-    if env().disable_fp16 and choice != "fp32":
-        _log.info("VIRNUC_DISABLE_FP16 is set: fp32 instead of %s", choice)
-        choice = "fp32"
-    return resolve_precision(choice, device)
-
-
-def _plan_attention(config: RunConfig, device: str) -> str:
-    choice = config.attention
-    if config.engine == "reference":
-        if choice not in ("auto", "reference"):
-            raise UsageError(f"--engine reference has its own attention: leave out --attention {choice}.")
-        choice = "reference"
-    if env().v1_attention:
-        choice = "reference"
-    return resolve_attention(choice, device)
+def _with_compile_mode(model: PlannedModel, mode: ResolvedCompileMode) -> PlannedModel:
+    """The model with its compile mode: none where its attention loops over sequences or rectangles."""
+    if mode != "none" and model.attention not in _COMPILED_ATTENTION:
+        _log.warning(
+            "layers of %s are not compiled: with %s attention they would be again for every batch",
+            model.name,
+            model.attention,
+        )
+        mode = "none"
+    return replace(model, compile_mode=mode)
 
 
 def _plan_head(config: RunConfig, models: tuple[PlannedModel, ...]) -> PlannedHead:
-    """The head asked for, or the bundled one that was trained with the bundled models."""
-    if len(models) != 2:
-        raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
-    name = config.head
-    if name is None:
-        name = f"tiny-{config.chunk_length}"
-        if name not in BUNDLED_HEADS or any(model.name != "tiny" for model in models):
-            raise UsageError(
-                f"no head is bundled for {models[0].name} and {models[1].name} at a chunk length of "
-                f"{config.chunk_length}: give --head, or use both tiny models at 300 or 500."
-            )
+    """The head asked for, or the bundled one, checked against the widths of the models."""
+    name = head_of(config)
     path = resolve_head(name)
     width = sum(model.spec.embedding_dim for model in models)
     if (expected := load_classifier(path).in_features) != width:

@@ -8,10 +8,15 @@ import numpy.typing as npt
 from virnuc_core.errors import UsageError
 from virnuc_core.run_plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import ModelSpec
+from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
-# What a device does in a second, on the safe side: two CPU cores in fp32, one data-centre GPU in fp16.
-_FLOPS: Final = {"cpu": 5e10, "cuda": 2e14}
+# What a device does in a second, on the safe side: two CPU cores, one data-centre GPU.
+_FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
+    "cpu": {"fp32": 5e10, "bf16": 5e10},
+    "cuda": {"fp32": 3e13, "fp16": 2e14, "bf16": 2e14, "fp8": 3e14},
+}
+# One sequence at a time leaves a GPU waiting for the launches of a layer, whatever the sequence is.
+_SECONDS_PER_LAYER_ALONE: Final = {"cpu": 0.0, "cuda": 5e-4}
 # A shard is what a killed run loses. On the CPU models load in no time, so it may be short; on a GPU it
 # should be long against the ends of its pipeline.
 SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
@@ -23,7 +28,9 @@ _BASES_PER_TOKEN: Final = 4.8
 _SPECIAL_TOKENS: Final = 2
 
 
-def plan_shards(store: FrameStore, models: tuple[PlannedModel, ...], device: str) -> tuple[Shard, ...]:
+def plan_shards(
+    store: FrameStore, models: tuple[PlannedModel, ...], device: str, shard_seconds: float | None = None
+) -> tuple[Shard, ...]:
     """Cuts the rows of a store into shards; the frames of a chunk are never parted.
 
     The bounds depend on the sequences, the models and the kind of device, not on how many there are.
@@ -32,10 +39,13 @@ def plan_shards(store: FrameStore, models: tuple[PlannedModel, ...], device: str
         store: the frame store of the inputs.
         models: what will run on every row.
         device: a device of the kind that will be used.
+        shard_seconds: estimated work in a shard, in seconds; None is by the kind of device.
 
     Raises:
-        UsageError: a model cannot read the kind of sequence in the store.
+        UsageError: a model cannot read the kind of sequence in the store, or the size is not positive.
     """
+    if shard_seconds is not None and not 0 < shard_seconds < np.inf:
+        raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
     kind = device.partition(":")[0]
     seconds = np.full(store.num_frames, _SECONDS_PER_ROW)
     for model in models:
@@ -43,8 +53,10 @@ def plan_shards(store: FrameStore, models: tuple[PlannedModel, ...], device: str
         if column is None:
             raise UsageError(f"model {model.name} ({model.family}) cannot read this kind of sequence.")
         letters = column.lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN)
-        seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind]
-    return cut_rows(seconds, store.frame_chunk, SHARD_SECONDS[kind], MAX_SHARD_ROWS)
+        seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind][model.precision]
+        if model.engine == "reference":
+            seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
+    return cut_rows(seconds, store.frame_chunk, shard_seconds or SHARD_SECONDS[kind], MAX_SHARD_ROWS)
 
 
 def cut_rows(
@@ -70,7 +82,9 @@ def cut_rows(
     share = float(until[-1]) / num_wanted
     first = 0
     while first < len(starts) - 1:
-        by_cost = int(np.searchsorted(until, until[first] + share * (1 + 1e-9), side="right")) - 1
+        # Cut at whole shares of the total, so that what one shard falls short of does not add up.
+        whole_share = (np.floor(until[first] / share + 1e-9) + 1) * share
+        by_cost = int(np.searchsorted(until, whole_share * (1 + 1e-9), side="right")) - 1
         by_rows = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
         last = max(first + 1, min(by_cost, by_rows))
         cost = round(float(until[last] - until[first]), 6)

@@ -25,12 +25,12 @@ def identity_of(plan: RunPlan, shard: Shard) -> ShardIdentity:
                 num_layers=model.spec.num_layers,
                 repr_layer=model.repr_layer,
                 embedding_dim=model.spec.embedding_dim,
+                precision=model.precision,
                 token_budget=model.token_budget,
             )
             for model in plan.models
         ),
         head_fingerprint=plan.head.fingerprint if plan.head else "",
-        precision=plan.precision,
         embeddings=plan.embeddings,
         virnuc_version=plan.virnuc_version,
     )

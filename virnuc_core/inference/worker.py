@@ -4,17 +4,26 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 import torch
 
 from virnuc_core.batching.packing import warn_if_inefficient
-from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference.compile_cache import trim_compile_cache
+from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.prefetch import iter_ahead
 from virnuc_core.inference.shards import identity_of
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
+
+# What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
+SHARDS_PREPARED_AHEAD: Final = 2
+SHARDS_WAITING_TO_BE_WRITTEN: Final = 1
 
 _log = logging.getLogger(__name__)
 
@@ -24,37 +33,54 @@ def run_shards(
 ) -> None:
     """Loads the models once and commits one shard after another.
 
+    Two threads work beside this one: the first prepares the next shards while the device computes, the
+    second waits for what was computed, writes it and tells of it. Neither is left behind by an error.
+
     Args:
         folder: the run's folder, with its plan and frame store.
         indices: the shards to compute, in this order.
         device: "cpu" or "cuda:N", as this process sees it.
         lane: number of the lane, for the events.
-        report: is told of the loaded models and of every committed shard.
+        report: is told of the loaded models and, in the second thread, of every committed shard.
 
     Raises:
-        VirnucError: any of them; what was committed before stays.
+        VirnucError: any of them, from any of the threads; what was committed before stays.
+        OSError: a shard cannot be written.
     """
     started = time.perf_counter()
     plan = read_plan(folder.plan)
+    shards = [plan.shards[index] for index in indices]
     store = FrameStore.open(folder.frames)
     embedder = Embedder.load(plan, device)
     folder.shards.mkdir(exist_ok=True)
     load_seconds = time.perf_counter() - started
     report(ModelsLoaded(lane=lane, device=device, device_name=_hardware(device), seconds=load_seconds))
-    work: list[ShardCounters] = []
-    for index in indices:
-        shard = plan.shards[index]
-        result, seconds = embedder.run(store, shard)
-        writing = time.perf_counter()
-        write_shard(folder.shard(index), result, identity_of(plan, shard))
-        seconds = replace(seconds, write=time.perf_counter() - writing)
-        _log.info(
-            "lane %d: shard %d of %d, %d rows", lane, index + 1, len(plan.shards), shard.end - shard.begin
-        )
-        report(ShardDone(lane=lane, shard=index, counters=result.counters, seconds=seconds))
-        work.append(result.counters)
+    commit = partial(_commit, folder, plan, lane, report)
+    with (
+        closing(
+            iter_ahead(partial(embedder.prepare, store), shards, ahead=SHARDS_PREPARED_AHEAD)
+        ) as prepared,
+        closing(embedder.run(prepared)) as computed,
+    ):
+        work = list(iter_ahead(commit, computed, ahead=SHARDS_WAITING_TO_BE_WRITTEN))
     for model in sum_counters(work).models:
         warn_if_inefficient(f"{model.name} ({model.family})", model.packing_efficiency, model.batches)
+    trim_compile_cache()
+
+
+def _commit(
+    folder: RunFolder, plan: RunPlan, lane: int, report: Callable[[LaneEvent], None], computed: ComputedShard
+) -> ShardCounters:
+    """Puts a shard on the disk and tells of it."""
+    result, shard = computed.result(), computed.shard
+    begun = time.perf_counter()
+    write_shard(folder.shard(shard.index), result, identity_of(plan, shard))
+    seconds = replace(computed.seconds, write=time.perf_counter() - begun)
+    _log.info(
+        "lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), shard.end - shard.begin
+    )
+    report(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
+    return result.counters
 
 
 def _hardware(device: str) -> str:

@@ -3,88 +3,80 @@
 Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same fused buffer
 qkv (T, 3, N, H) and a `PackedLayout` that is built once a batch and shared by all layers.
 
+    triton      our kernels: 16 bit on CUDA devices
+    flash-attn  the flash-attn package, where it is installed: 16 bit on CUDA devices
+    varlen      torch's own variable-length kernel: 16 bit on CUDA devices, rotary positions only
     sdpa        torch's scaled_dot_product_attention over rectangles of sequences of similar length
+    padded      the same over one rectangle a batch: what VIRNUC_DISABLE_PACKING asks for
     reference   plain fp32 softmax, one sequence at a time: the oracle of the others
 """
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Self
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from virnuc_core.columns import concatenated_ranges
-from virnuc_core.errors import UsageError
-from virnuc_core.models.positions import RotaryTable, alibi_slopes, position_ids, rotate, sequence_index
+from virnuc_core.errors import DeviceError, UsageError
+from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
+from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
+from virnuc_core.models.kernels import HAS_KERNELS
+from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 
-AttentionBackend = Literal["sdpa", "reference"]
-
-_BACKENDS: tuple[AttentionBackend, ...] = ("sdpa", "reference")
+_HALF_PRECISIONS: Final = ("fp16", "bf16", "fp8")
+_WIDEST_HEAD: Final = 128
+_FLASH_ATTN_SINCE: Final = (2, 6)
 # Most slots of a rectangle over its real tokens. The CPU gains nothing from fewer, larger calls, so it pads
 # nothing; a GPU wants few launches.
-_MAX_PADDED_SHARE = {"cpu": 1.0, "cuda": 1.25}
-_MAX_BIAS_ELEMENTS = 2**24  # scores or biases held at once: 64 MB in fp32
+_MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
+_ALIGNMENT: Final = 4  # int32 entries in 16 bytes, where Triton likes a tensor to begin
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rectangle:
-    """Sequences of similar length that are padded to one (sequences, length) shape.
+class TritonAttention:
+    """Our kernels; see `virnuc_core.models.kernels.attention`.
 
     Attributes:
-        num_sequences: rows.
-        length: columns, the longest sequence.
-        first_token: where the tokens start, when they lie in the packed buffer as the rectangle has them.
-        padded: int64 (num_sequences * length,), token of each slot, a padding slot repeating its
-            sequence's first token; None when `first_token` says it all.
-        real: int64 (real tokens,), the slots that hold a token; None when all do.
-        bias: (num_sequences or 1, N or 1, 1 or length, length), what is added to the scores: ALiBi, and
-            -inf on padding; None when nothing is, or when it is made block by block.
+        short_tiles: int32 (tiles, 3), programs of the shorter sequences.
+        long_tiles: int32 (tiles, 3), programs of the longer ones.
+        cos_sin: rotary table at positions 0, 1, ..; None with ALiBi.
+        slopes: fp32 (N,), ALiBi; None with rotary positions.
     """
 
-    num_sequences: int
-    length: int
-    first_token: int
-    padded: Tensor | None
-    real: Tensor | None
-    bias: Tensor | None
+    short_tiles: Tensor
+    long_tiles: Tensor
+    cos_sin: Tensor | None
+    slopes: Tensor | None
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T, 3, N, H) -> (T, N * H)."""
+        output: Tensor = torch.ops.virnuc.packed_attention(
+            qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes
+        )
+        return output
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the sequences of a batch lie, in the forms that the layers and the pooling need.
+    """Where the sequences of a batch lie, in the form that the layers and the pooling need.
 
     Attributes:
-        backend: which attention the layout was made for.
-        max_seqlen: tokens of the longest sequence.
-        num_tokens: T.
         cu_seqlens: int32 (B + 1,), on the model's device.
-        sequence_index: int64 (T,), sequence of each token.
-        position_ids: int64 (T,), position of each token in its sequence.
-        lengths: tokens of each sequence, on the host.
-        rectangles: for "sdpa" only, together covering every token once.
-        restore: int64 (T,), place of each packed token in the rectangles' order; None when equal.
-        rotary: at the T positions, to turn queries and keys by (ESM-2).
-        slopes: fp32 (N,); -slope * |i - j| is added to the scores (DNABERT-S).
+        attention: (T, 3, N, H) -> (T, N * H) for this batch.
     """
 
-    backend: AttentionBackend
-    max_seqlen: int
-    num_tokens: int
     cu_seqlens: Tensor
-    sequence_index: Tensor
-    position_ids: Tensor
-    lengths: tuple[int, ...]
-    rectangles: tuple[Rectangle, ...]
-    restore: Tensor | None
-    rotary: RotaryTable | None
-    slopes: Tensor | None
+    attention: Callable[[Tensor], Tensor]
 
     @classmethod
     def build(
@@ -101,198 +93,160 @@ class PackedLayout:
 
         Args:
             cu_seqlens: int32 (B + 1,), starting at 0.
-            backend: the attention that will read the layout.
+            backend: the attention to use.
             device: the model's device.
             dtype: the model's dtype, which is that of the biases.
             rotary_head_dim: H of a model with rotary positions.
             alibi_heads: N of a model with ALiBi.
         """
-        lengths = np.diff(cu_seqlens).astype(np.int64)
-        num_tokens = int(cu_seqlens[-1])
-        bounds = torch.from_numpy(cu_seqlens.astype(np.int32)).to(device, non_blocking=True)
-        max_seqlen = int(lengths.max(initial=0))
-        positions = position_ids(bounds, num_tokens)
-        slopes = None if alibi_heads is None else alibi_slopes(alibi_heads).to(device, non_blocking=True)
-        rectangles: tuple[Rectangle, ...] = ()
-        restore = None
-        if backend == "sdpa":
-            order = np.argsort(-lengths, kind="stable")
-            order = order[lengths[order] > 0]
-            starts = cu_seqlens[:-1].astype(np.int64)
-            rectangles = tuple(
-                _build_rectangle(starts[rows], lengths[rows], slopes, device, dtype)
-                for rows in _split_by_length(order, lengths, alibi_heads or 1, _MAX_PADDED_SHARE[device.type])
-            )
-            restore = _restore_index(starts[order], lengths[order], device)
-        return cls(
-            backend=backend,
-            max_seqlen=max_seqlen,
-            num_tokens=num_tokens,
-            cu_seqlens=bounds,
-            sequence_index=sequence_index(bounds, num_tokens),
-            position_ids=positions,
-            lengths=tuple(lengths.tolist()),
-            rectangles=rectangles,
-            restore=restore,
-            rotary=None if rotary_head_dim is None else RotaryTable.build(rotary_head_dim, positions),
-            slopes=slopes,
-        )
+        slopes = None if alibi_heads is None else _slopes_on(alibi_heads, device)
+        if backend == "triton":
+            return cls(*_build_triton(cu_seqlens, rotary_head_dim, slopes, device))
+        [bounds] = _upload([cu_seqlens], device)
+        table = None
+        if rotary_head_dim is not None:
+            table = rotary_table(rotary_head_dim, position_ids(bounds, int(cu_seqlens[-1])))
+        lengths = np.diff(cu_seqlens)
+        longest = int(lengths.max(initial=0))
+        attention: Callable[[Tensor], Tensor]
+        if backend == "reference":
+            attention = ReferenceAttention(tuple(lengths.tolist()), table, slopes)
+        elif backend == "flash-attn":
+            attention = FlashAttention(bounds, longest, table, slopes)
+        elif backend == "varlen":
+            assert table is not None  # resolve_attention refuses it for ALiBi
+            attention = VarlenAttention(bounds, longest, table)
+        else:
+            share = math.inf if backend == "padded" else _MAX_PADDED_SHARE[device.type]
+            attention = RectangleAttention.build(cu_seqlens, table, slopes, device, dtype, share)
+        return cls(bounds, attention)
 
-
-def resolve_attention(choice: str, device: torch.device | str) -> AttentionBackend:
-    """Turns "auto" into a backend that runs on `device`, and logs it.
-
-    Raises:
-        UsageError: the name is none of the backends.
-    """
-    if choice != "auto" and choice not in _BACKENDS:
-        raise UsageError(f"attention backend {choice!r} is unknown: choose auto, {', '.join(_BACKENDS)}")
-    backend: AttentionBackend = "reference" if choice == "reference" else "sdpa"
-    _log.info("attention backend on %s: %s (asked for: %s)", device, backend, choice)
-    return backend
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tells the allocator that `stream` uses the layout, which was made on another one."""
+        for tensor in _tensors(self):
+            tensor.record_stream(stream)
 
 
 def packed_attention(qkv: Tensor, layout: PackedLayout) -> Tensor:
     """Attention of every token to all tokens of its own sequence.
 
     Args:
-        qkv: (T, 3, N, H), queries, keys and values side by side.
-        layout: of the batch; it names the backend and holds the rotary angles or ALiBi slopes.
+        qkv: (T, 3, N, H), queries, keys and values side by side, those with rotary positions paired.
+        layout: of the batch; it holds the backend, and the rotary angles or ALiBi slopes.
 
     Returns:
         (T, N * H) in the dtype of `qkv`.
     """
-    queries_keys, values = qkv[:, :2], qkv[:, 2]
-    if layout.rotary is not None:
-        queries_keys = rotate(queries_keys, layout.rotary)
-    queries, keys = queries_keys.unbind(1)
-    if layout.backend == "reference":
-        return _reference_attention(queries, keys, values, layout)
-    parts = [_rectangle_attention(queries, keys, values, r, layout.slopes) for r in layout.rectangles]
-    output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output if layout.restore is None else output.index_select(0, layout.restore)
+    return layout.attention(qkv)
 
 
-def _reference_attention(queries: Tensor, keys: Tensor, values: Tensor, layout: PackedLayout) -> Tensor:
-    """softmax(q k^T / sqrt(H) + bias) v in fp32, sequence by sequence, for inputs (T, N, H)."""
-    outputs = []
-    for q, k, v in zip(*(x.float().split(layout.lengths) for x in (queries, keys, values)), strict=True):
-        length, num_heads, head_dim = q.shape
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        for begin, end in _query_blocks(length, num_heads):
-            scores = q[:, begin:end] @ k.transpose(1, 2) * head_dim**-0.5
-            if layout.slopes is not None:
-                scores = scores + _alibi_bias(layout.slopes, begin, end, length)
-            outputs.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
-    return torch.cat(outputs).to(queries.dtype)
+def resolve_attention(
+    choice: AttentionChoice,
+    device: torch.device | str,
+    family: Family,
+    precision: ResolvedPrecision,
+    head_dim: int,
+) -> AttentionBackend:
+    """Turns "auto" into a backend that runs on `device`, and logs it.
 
+    Args:
+        choice: as asked for.
+        device: where the model runs.
+        family: its architecture, which decides between rotary positions and ALiBi.
+        precision: its arithmetic.
+        head_dim: width H of its heads.
 
-def _rectangle_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, rectangle: Rectangle, slopes: Tensor | None
-) -> Tensor:
-    """Attention within one rectangle: inputs (T, N, H), result (real tokens of it, N * H)."""
-    q, k, v = (_to_rectangle(x, rectangle) for x in (queries, keys, values))
-    if slopes is None or rectangle.bias is not None:
-        output = functional.scaled_dot_product_attention(q, k, v, attn_mask=rectangle.bias)
-    else:
-        blocks = []
-        for begin, end in _query_blocks(rectangle.length, len(slopes)):
-            bias = _alibi_bias(slopes, begin, end, rectangle.length).to(q.dtype).unsqueeze(0)
-            blocks.append(functional.scaled_dot_product_attention(q[:, :, begin:end], k, v, attn_mask=bias))
-        output = torch.cat(blocks, dim=2)
-    tokens: Tensor = output.transpose(1, 2).flatten(2).flatten(0, 1)
-    return tokens if rectangle.real is None else tokens.index_select(0, rectangle.real)
-
-
-def _to_rectangle(heads: Tensor, rectangle: Rectangle) -> Tensor:
-    """(T, N, H) -> (num_sequences, N, length, H)."""
-    if rectangle.padded is None:
-        size = rectangle.num_sequences * rectangle.length
-        part = heads[rectangle.first_token : rectangle.first_token + size]
-    else:
-        part = heads.index_select(0, rectangle.padded)
-    sequences: Tensor = part.unflatten(0, (rectangle.num_sequences, rectangle.length))
-    return sequences.transpose(1, 2)
-
-
-def _split_by_length(
-    order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], num_heads: int, padded_share: float
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Cuts rows (longest first) into rectangles that waste little and whose bias stays small."""
-    begin = 0
-    while begin < len(order):
-        longest = lengths[order[begin]]
-        sizes = lengths[order[begin:]]
-        counts = np.arange(1, len(sizes) + 1)
-        fits = (longest * counts <= padded_share * np.cumsum(sizes)) & (
-            counts * num_heads * longest * longest <= _MAX_BIAS_ELEMENTS
-        )
-        taken = max(1, len(fits) if fits.all() else int(fits.argmin()))
-        yield order[begin : begin + taken]
-        begin += taken
-
-
-def _build_rectangle(
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    slopes: Tensor | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Rectangle:
-    """The rectangle of the sequences at `starts`, longest first."""
-    count, length = len(starts), int(lengths[0])
-    is_real = np.arange(length) < lengths[:, None]
-    all_real = bool(is_real.all())
-    in_place = all_real and bool((np.diff(starts) == length).all())
-    padded = None
-    if not in_place:
-        padded = _index((starts[:, None] + np.where(is_real, np.arange(length), 0)).ravel(), device)
-    bias = None
-    if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
-        bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
-    if not all_real:
-        mask = torch.zeros(is_real.shape).masked_fill(torch.from_numpy(~is_real), -torch.inf)
-        mask = mask.to(device, non_blocking=True)[:, None, None, :]
-        bias = mask if bias is None else bias + mask
-    return Rectangle(
-        num_sequences=count,
-        length=length,
-        first_token=int(starts[0]),
-        padded=padded,
-        real=None if all_real else _index(np.flatnonzero(is_real), device),
-        bias=None if bias is None else bias.to(dtype),
-    )
-
-
-def _restore_index(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], device: torch.device
-) -> Tensor | None:
-    """Where the rectangles' output, sequence after sequence as given, has each packed token."""
-    if bool((np.diff(starts) > 0).all()):
-        return None
-    tokens, _ = concatenated_ranges(starts, lengths)
-    restore = np.empty_like(tokens)
-    restore[tokens] = np.arange(len(tokens))
-    return _index(restore, device)
-
-
-def _query_blocks(length: int, num_heads: int) -> Iterator[tuple[int, int]]:
-    """Ranges of queries whose scores against all `length` keys fit the memory bound."""
-    rows = max(1, _MAX_BIAS_ELEMENTS // max(1, num_heads * length))
-    for begin in range(0, length, rows):
-        yield begin, min(begin + rows, length)
-
-
-def _alibi_bias(slopes: Tensor, begin: int, end: int, length: int) -> Tensor:
-    """-slope * |i - j| for queries begin..end-1 and all keys, fp32 (N, end - begin, length).
-
-    Source: the DNABERT-S authors' symmetric ALiBi (bert_layers.py, rebuild_alibi_tensor).
+    Raises:
+        UsageError: the backend cannot do this model or precision, or its package is not installed.
+        DeviceError: the device cannot run the backend.
     """
-    queries = torch.arange(begin, end, device=slopes.device, dtype=torch.float32)
-    keys = torch.arange(length, device=slopes.device, dtype=torch.float32)
-    distance = (queries[:, None] - keys[None, :]).abs()
-    return -slopes[:, None, None] * distance
+    wants_kernel = choice in ("triton", "flash-attn", "varlen")
+    suits = precision in _HALF_PRECISIONS and head_dim <= _WIDEST_HEAD and not head_dim % 2
+    on_cuda = torch.device(device).type == "cuda"
+    if wants_kernel and not on_cuda:
+        raise DeviceError(f"--attention {choice} needs a CUDA device: leave it out, or use sdpa.")
+    if wants_kernel and not suits:
+        raise UsageError(
+            f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_WIDEST_HEAD}, not "
+            f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
+        )
+    if choice == "varlen" and family == "dnabert_s":
+        raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
+    if choice == "flash-attn":
+        _require_flash_attn()
+    backend: AttentionBackend = "sdpa"
+    if choice != "auto":
+        backend = choice
+    elif on_cuda and suits and HAS_KERNELS:
+        backend = "triton"
+    _log.info("attention of %s on %s: %s (asked for: %s)", family, device, backend, choice)
+    return backend
 
 
-def _index(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)
+def _require_flash_attn() -> None:
+    wanted = ".".join(map(str, _FLASH_ATTN_SINCE))
+    try:
+        found = version("flash-attn")
+    except PackageNotFoundError:
+        raise UsageError(
+            f"--attention flash-attn needs the flash-attn package, {wanted} or later: "
+            'pip install "virnuc[gpu]", or leave it out.'
+        ) from None
+    if tuple(int(part) for part in found.split(".")[:2]) < _FLASH_ATTN_SINCE:
+        raise UsageError(
+            f"--attention flash-attn needs flash-attn {wanted} or later, and {found} is installed: upgrade it, or "
+            "leave the option out."
+        )
+
+
+def _build_triton(
+    cu_seqlens: npt.NDArray[np.int32], head_dim: int | None, slopes: Tensor | None, device: torch.device
+) -> tuple[Tensor, TritonAttention]:
+    from virnuc_core.models.kernels import attention as kernels  # needs Triton, so only where it runs
+
+    short, long = kernels.plan_tiles(cu_seqlens)
+    bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
+    cos_sin = None
+    if head_dim is not None:
+        longest = int(np.diff(cu_seqlens).max(initial=1))
+        # A power of two, so that few tables are ever made.
+        num_positions = max(kernels.LONG_ROWS, 1 << (longest - 1).bit_length())
+        cos_sin = _rotary_table_on(head_dim, kernels.padded_head_dim(head_dim), num_positions, device)
+    return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
+
+
+def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """Moves small int32 arrays in one transfer, which a GPU does not wait for."""
+    starts = np.cumsum([0] + [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays])
+    buffer = torch.empty(int(starts[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = buffer.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        host[start : start + array.size] = array.ravel()
+    moved = buffer.to(device, non_blocking=True)
+    return [
+        moved[start : start + array.size].view(array.shape)
+        for start, array in zip(starts.tolist(), arrays, strict=False)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _slopes_on(num_heads: int, device: torch.device) -> Tensor:
+    return alibi_slopes(num_heads).to(device)
+
+
+@lru_cache(maxsize=16)
+def _rotary_table_on(head_dim: int, padded: int, num_positions: int, device: torch.device) -> Tensor:
+    """The rotary table at positions 0, 1, .., each row filled up with zeros to the padded width."""
+    table = rotary_table(head_dim, torch.arange(num_positions, device=device))
+    return torch.nn.functional.pad(table, (0, 0, 0, (padded - head_dim) // 2))
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    """All tensors that a layout holds, however deep."""
+    if isinstance(part, Tensor):
+        return [part]
+    if isinstance(part, tuple):
+        return [tensor for member in part for tensor in _tensors(member)]
+    if is_dataclass(part):
+        return [tensor for field in fields(part) for tensor in _tensors(getattr(part, field.name))]
+    return []

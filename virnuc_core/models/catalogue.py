@@ -1,11 +1,15 @@
 """The models and heads that go by a short name: published ones, pinned to a commit, and the bundled ones."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.specs import Family
+from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.specs import Family, RunConfig
 
+RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
+_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
 
@@ -26,6 +30,7 @@ class CatalogueEntry:
         family: architecture.
         num_layers: transformer layers.
         embedding_dim: width of its vectors.
+        num_heads: attention heads.
         source: where it is: on the hub, or in a folder of this package.
     """
 
@@ -33,6 +38,7 @@ class CatalogueEntry:
     family: Family
     num_layers: int
     embedding_dim: int
+    num_heads: int
     source: HubCommit | Path
 
     def is_called(self, name: str) -> bool:
@@ -43,32 +49,47 @@ class CatalogueEntry:
         return name.casefold() in {known.casefold() for known in names}
 
 
-def _esm2(name: str, num_layers: int, embedding_dim: int, revision: str) -> CatalogueEntry:
-    source = HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision)
+def _esm2(name: str, num_layers: int, embedding_dim: int, num_heads: int, revision: str) -> CatalogueEntry:
     return CatalogueEntry(
-        name=name, family="esm2", num_layers=num_layers, embedding_dim=embedding_dim, source=source
+        name=name,
+        family="esm2",
+        num_layers=num_layers,
+        embedding_dim=embedding_dim,
+        num_heads=num_heads,
+        source=HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision),
     )
 
 
 def _dnabert(name: str, repo: str, revision: str) -> CatalogueEntry:
-    source = HubCommit(repo, revision)
-    return CatalogueEntry(name=name, family="dnabert_s", num_layers=12, embedding_dim=768, source=source)
+    return CatalogueEntry(
+        name=name,
+        family="dnabert_s",
+        num_layers=12,
+        embedding_dim=768,
+        num_heads=12,
+        source=HubCommit(repo, revision),
+    )
 
 
 def _tiny(family: Family, num_layers: int, folder: str) -> CatalogueEntry:
     return CatalogueEntry(
-        name="tiny", family=family, num_layers=num_layers, embedding_dim=256, source=_BUNDLED / folder
+        name="tiny",
+        family=family,
+        num_layers=num_layers,
+        embedding_dim=256,
+        num_heads=8,
+        source=_BUNDLED / folder,
     )
 
 
 CATALOGUE: Final = (
     _tiny("esm2", 5, "esm2_tiny"),
-    _esm2("8M", 6, 320, "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
-    _esm2("35M", 12, 480, "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
-    _esm2("150M", 30, 640, "a695f6045e2e32885fa60af20c13cb35398ce30c"),
-    _esm2("650M", 33, 1280, "08e4846e537177426273712802403f7ba8261b6c"),
-    _esm2("3B", 36, 2560, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
-    _esm2("15B", 48, 5120, "5fbca39631164edc1d402a5aa369f982f72ee282"),
+    _esm2("8M", 6, 320, 20, "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
+    _esm2("35M", 12, 480, 20, "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
+    _esm2("150M", 30, 640, 20, "a695f6045e2e32885fa60af20c13cb35398ce30c"),
+    _esm2("650M", 33, 1280, 20, "08e4846e537177426273712802403f7ba8261b6c"),
+    _esm2("3B", 36, 2560, 40, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
+    _esm2("15B", 48, 5120, 40, "5fbca39631164edc1d402a5aa369f982f72ee282"),
     _tiny("dnabert_s", 4, "dnabert_tiny"),
     _dnabert("DNABERT-S", "zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6"),
     _dnabert("DNABERT-2", "zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0"),
@@ -92,3 +113,63 @@ def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
 def known_names(family: Family | None) -> list[str]:
     """Short names, each once, for messages."""
     return list(dict.fromkeys(entry.name for entry in CATALOGUE if family in (None, entry.family)))
+
+
+def require_known_model(name: str, family: Family | None) -> None:
+    """Refuses what can be no model, without fetching or reading anything.
+
+    Args:
+        name: catalogue name, path, or `owner/name` on the hub.
+        family: look among these models only; None looks among all.
+
+    Raises:
+        CheckpointError: it is none of them.
+    """
+    is_path = Path(name).expanduser().exists()
+    if not (find_entries(name.removeprefix(RANDOM), family) or is_path or _HUB_NAME.fullmatch(name)):
+        raise CheckpointError(
+            f"there is no model {name}: it is not a file or folder, not OWNER/NAME on the model hub, "
+            f"and not one of {', '.join(known_names(family))}."
+        )
+
+
+def head_of(config: RunConfig) -> str:
+    """The head of a run that makes calls: the one asked for, or the bundled one of the bundled models.
+
+    Returns:
+        Name of a bundled head, or path of another, whether or not there is such a file.
+
+    Raises:
+        UsageError: a model is missing, or no head is asked for and none is bundled for these models.
+    """
+    if config.esm_model is None or config.dnabert_model is None:
+        raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
+    if config.head is not None:
+        return config.head
+    esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
+    if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
+        names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
+        raise UsageError(f"no head is bundled for {names}: give --head, or use both tiny models.")
+    name = f"tiny-{config.chunk_length}"
+    if name not in BUNDLED_HEADS:
+        lengths = " or ".join(head.removeprefix("tiny-") for head in BUNDLED_HEADS)
+        raise UsageError(
+            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give --head, "
+            f"or --chunk-length {lengths}."
+        )
+    return name
+
+
+def resolve_head(name_or_path: str) -> Path:
+    """The file of a head: one of `BUNDLED_HEADS` by name, or a path.
+
+    Raises:
+        CheckpointError: there is no such head.
+    """
+    path = BUNDLED_HEADS.get(name_or_path, Path(name_or_path).expanduser()).absolute()
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no classifier head {name_or_path}: it is not a file, and not one of "
+            f"{', '.join(BUNDLED_HEADS)}."
+        )
+    return path

@@ -1,18 +1,40 @@
-"""From what the user typed to the files of a model: a catalogue name, a hub name, a file or a folder."""
+"""From what the user typed to the files of a model: a catalogue name, a hub name, a file or a folder.
 
-import re
+`random:NAME` is a catalogue model with weights drawn at random, for benchmarks: it has no files.
+"""
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from virnuc_core.errors import CheckpointError, UsageError
-from virnuc_core.models.catalogue import CatalogueEntry, find_entries, known_names
+from virnuc_core.models.catalogue import (
+    CATALOGUE,
+    RANDOM,
+    CatalogueEntry,
+    find_entries,
+    known_names,
+    require_known_model,
+)
 from virnuc_core.models.hub import fetch
+from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.tensor_files import find_weight_files
-from virnuc_core.models.weights import Checkpoint, recognise_family
+from virnuc_core.models.weights import Checkpoint, read_spec, recognise_family
 from virnuc_core.specs import MODEL_IN_WORDS, Family
 
-_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
+
+
+def family_of(model: str) -> tuple[Family, str]:
+    """Family and name that `esm2:NAME|PATH`, `dnabert:NAME|PATH` or a name or path alone stand for.
+
+    Raises:
+        CheckpointError: it has no prefix and cannot be recognised by its content.
+    """
+    prefix, _, name = model.partition(":")
+    if prefix in _PREFIXES and name:
+        return _PREFIXES[prefix], name
+    return resolve_checkpoint(model, None).family, model
 
 
 def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
@@ -21,7 +43,8 @@ def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     A catalogue name comes first, then a path that exists, then `owner/name` on the hub.
 
     Args:
-        name_or_path: catalogue name, hub name, weight file, or folder of a model.
+        name_or_path: catalogue name, hub name, weight file, folder of a model, or `random:` and a catalogue
+            name.
         family: the architecture it must have; None recognises it by its content.
 
     Raises:
@@ -29,26 +52,28 @@ def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
         CheckpointError: there is no such model, it cannot be fetched, a file is missing or damaged, or it
             is of the other family.
     """
-    if entries := find_entries(name_or_path, family):
+    is_random = name_or_path.startswith(RANDOM)
+    if entries := find_entries(name_or_path.removeprefix(RANDOM), family):
         if len(entries) > 1:
             raise UsageError(
                 f"{name_or_path} is the name of an ESM-2 and of a DNABERT-S model: give esm2:{name_or_path} or "
                 f"dnabert:{name_or_path}."
             )
-        return _from_catalogue(entries[0])
+        return _with_random_weights(entries[0]) if is_random else _from_catalogue(entries[0])
+    if is_random:
+        raise CheckpointError(
+            f"{name_or_path} is not a model with random weights: give {RANDOM} and one of "
+            f"{', '.join(known_names(family))}."
+        )
     # Not resolved: the files of the hub's cache are links to files without a suffix.
     path = Path(name_or_path).expanduser().absolute()
     if path.exists():
         return _from_path(path.name, path, family)
-    if _HUB_NAME.fullmatch(name_or_path):
-        folder = fetch(name_or_path, None)
-        found = _from_path(name_or_path, folder, family)
-        # The hub's cache names a snapshot by its commit.
-        return replace(found, revision=folder.name)
-    raise CheckpointError(
-        f"there is no model {name_or_path}: it is not a file or folder, not OWNER/NAME on the model hub, "
-        f"and not one of {', '.join(known_names(family))}."
-    )
+    require_known_model(name_or_path, family)
+    folder = fetch(name_or_path, None)
+    found = _from_path(name_or_path, folder, family)
+    # The hub's cache names a snapshot by its commit.
+    return replace(found, revision=folder.name)
 
 
 def _from_catalogue(entry: CatalogueEntry) -> Checkpoint:
@@ -56,6 +81,20 @@ def _from_catalogue(entry: CatalogueEntry) -> Checkpoint:
         return _from_path(entry.name, entry.source, entry.family)
     folder = fetch(entry.source.repo, entry.source.revision)
     return replace(_from_path(entry.name, folder, entry.family), revision=entry.source.revision)
+
+
+def _with_random_weights(entry: CatalogueEntry) -> Checkpoint:
+    """The architecture of a catalogue model; DNA models get the bundled vocabulary, which has their size."""
+    bundled = {known.family: known for known in CATALOGUE if isinstance(known.source, Path)}
+    tiny = _from_catalogue(bundled[entry.family])
+    return Checkpoint(
+        name=f"{RANDOM}{entry.name}",
+        family=entry.family,
+        location=Path(f"{RANDOM}{entry.name}"),
+        files=(),
+        tokenizer=tiny.tokenizer,
+        random_spec=read_spec(tiny) if entry.name == tiny.name else published_spec(entry),
+    )
 
 
 def _from_path(name: str, path: Path, family: Family | None) -> Checkpoint:

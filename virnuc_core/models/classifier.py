@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.tensor_files import read_pickle, read_tensors
 
 HIDDEN_WIDTH: Final = 512
@@ -80,21 +79,6 @@ _STAND_INS: Final = tuple(
         "torch.nn.modules.dropout.Dropout",
     )
 )
-
-
-def resolve_head(name_or_path: str) -> Path:
-    """The file of a head: one of `BUNDLED_HEADS` by name, or a path.
-
-    Raises:
-        CheckpointError: there is no such head.
-    """
-    path = BUNDLED_HEADS.get(name_or_path, Path(name_or_path).expanduser()).absolute()
-    if not path.is_file():
-        raise CheckpointError(
-            f"there is no classifier head {name_or_path}: it is not a file, and not one of "
-            f"{', '.join(BUNDLED_HEADS)}."
-        )
-    return path
 
 
 def load_classifier(path: Path) -> MLPClassifier:

@@ -8,17 +8,25 @@ Shapes: B sequences, T tokens ([CLS] and [SEP] included), N heads, D embedding_d
 Source: the DNABERT-S authors' bert_layers.py, which is also DNABERT-2's.
 """
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from virnuc_core.models.attention import AttentionBackend, PackedLayout, packed_attention
+from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
-from virnuc_core.models.linear import linear, linear_gated_gelu, linear_residual
-from virnuc_core.specs import ModelSpec
+from virnuc_core.models.fused import (
+    AlternatingGate,
+    ProductInput,
+    arrange_gate,
+    layer_norm,
+    linear,
+    linear_add_norm,
+    linear_gated_gelu,
+)
+from virnuc_core.specs import AttentionBackend, ModelSpec
 
 
 class DnabertSLayer(nn.Module):
@@ -32,21 +40,39 @@ class DnabertSLayer(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
+        self.ffn_in: nn.Linear | AlternatingGate = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
         self.ffn_out = nn.Linear(spec.ffn_dim, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
 
-    def forward(self, hidden_states: Tensor, layout: PackedLayout) -> Tensor:
-        """(T, D) -> (T, D)."""
+    def forward(
+        self, hidden_states: Tensor, as_input: ProductInput, layout: PackedLayout
+    ) -> tuple[Tensor, ProductInput]:
+        """One layer.
+
+        Args:
+            hidden_states: (T, D).
+            as_input: the same as the matrix products take it.
+            layout: of the batch.
+
+        Returns:
+            Hidden states (T, D), and the same as the next matrix product takes it.
+        """
         dropout = self.dropout if self.training else 0.0
-        qkv = linear(self.qkv, hidden_states).unflatten(1, (3, self.num_heads, -1))
+        qkv = linear(self.qkv, as_input).unflatten(1, (3, self.num_heads, -1))
         attended = packed_attention(qkv, layout)
-        hidden_states = self.attention_norm(
-            linear_residual(self.attention_out, attended, hidden_states, dropout)
+        hidden_states, as_input = linear_add_norm(
+            self.attention_out,
+            attended,
+            hidden_states,
+            self.attention_norm,
+            self.ffn_in,
+            normed_residual=True,
+            dropout=dropout,
         )
-        inner = linear_gated_gelu(self.ffn_in, hidden_states)
-        output: Tensor = self.ffn_norm(linear_residual(self.ffn_out, inner, hidden_states, dropout))
-        return output
+        inner = linear_gated_gelu(self.ffn_in, as_input, self.ffn_out)
+        return linear_add_norm(
+            self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, normed_residual=True, dropout=dropout
+        )
 
 
 class DnabertS(Encoder):
@@ -67,6 +93,12 @@ class DnabertS(Encoder):
         self.layers = nn.ModuleList(DnabertSLayer(spec, dropout) for _ in range(spec.num_layers))
         self.initialise_weights()
 
+    def prepare_inference(self) -> None:
+        """See `Encoder.prepare_inference`."""
+        for layer in cast(list[DnabertSLayer], list(self.layers)):
+            if isinstance(layer.ffn_in, nn.Linear):
+                layer.ffn_in = arrange_gate(layer.ffn_in)
+
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """See `Encoder.build_layout`."""
         weight = self.word_embeddings.weight
@@ -81,8 +113,11 @@ class DnabertS(Encoder):
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         """See `Encoder.forward`."""
         last = validate_repr_layer(self.spec, repr_layer)
-        embedded = self.word_embeddings(input_ids) + self.token_type_embedding
-        hidden_states: Tensor = self.embedding_norm(embedded)
-        for layer in self.layers[:last]:
-            hidden_states = layer(hidden_states, layout)
+        embedded = self.word_embeddings(input_ids)
+        layers = cast(list[DnabertSLayer], list(self.layers))
+        hidden_states, as_input = layer_norm(
+            self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
+        )
+        for layer in layers[:last]:
+            hidden_states, as_input = layer(hidden_states, as_input, layout)
         return hidden_states

@@ -8,8 +8,9 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from virnuc_core.errors import UsageError
-from virnuc_core.models.attention import AttentionBackend, PackedLayout
-from virnuc_core.specs import ModelSpec
+from virnuc_core.models.attention import PackedLayout
+from virnuc_core.models.pooling import mean_pool
+from virnuc_core.specs import AttentionBackend, ModelSpec
 
 _INITIAL_STD = 0.02
 
@@ -19,10 +20,12 @@ class Encoder(nn.Module):
 
     Attributes:
         spec: its architecture.
+        layers: the transformer layers, alike in shape.
         pools_specials: whether the mean of a sequence takes in its first and last token.
     """
 
     pools_specials: ClassVar[bool]
+    layers: nn.ModuleList
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -53,6 +56,23 @@ class Encoder(nn.Module):
         Raises:
             UsageError: there is no such layer.
         """
+
+    def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        """The mean vector of each sequence, without waiting for the device.
+
+        Args:
+            input_ids: int32 or int64 (T,), special tokens included.
+            layout: of the batch, from `build_layout`.
+            repr_layer: as in `forward`.
+
+        Returns:
+            fp32 (B, D), on the model's device.
+        """
+        hidden_states = self(input_ids, layout, repr_layer)
+        return mean_pool(hidden_states, layout.cu_seqlens, specials=self.pools_specials)
+
+    def prepare_inference(self) -> None:
+        """Lays out weights as the device likes them, once they are there in their final dtype."""
 
     def initialise_weights(self) -> None:
         """Small normal weights and zero biases, for a model that is trained from scratch."""

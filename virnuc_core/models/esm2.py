@@ -8,24 +8,29 @@ Shapes: B sequences, T tokens (BOS and EOS included), N heads, H head dim, D emb
 Source: fair-esm 2.0.0, esm/model/esm2.py and esm/modules.py.
 """
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.models.attention import AttentionBackend, PackedLayout, packed_attention
+from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
-from virnuc_core.models.linear import linear, linear_gelu, linear_residual
-from virnuc_core.specs import ModelSpec
+from virnuc_core.models.fused import ProductInput, layer_norm, linear, linear_add_norm, linear_gelu
+from virnuc_core.models.positions import sequence_index
+from virnuc_core.specs import AttentionBackend, ModelSpec
 
 MASK_TOKEN = 32
 _TRAINED_MASK_RATIO = 0.15 * 0.8
 
 
 class ESM2Layer(nn.Module):
-    """One transformer layer; `qkv` holds the rows of queries, keys and values one after another."""
+    """One transformer layer, from the LayerNorm before its attention to the next layer's.
+
+    `qkv` holds the rows of queries, keys and values one after another, in the order of
+    `positions.pair_rows`.
+    """
 
     def __init__(self, spec: ModelSpec, dropout: float) -> None:
         super().__init__()
@@ -39,14 +44,35 @@ class ESM2Layer(nn.Module):
         self.ffn_in = nn.Linear(width, spec.ffn_dim)
         self.ffn_out = nn.Linear(spec.ffn_dim, width)
 
-    def forward(self, hidden_states: Tensor, layout: PackedLayout) -> Tensor:
-        """(T, D) -> (T, D)."""
+    def forward(
+        self,
+        hidden_states: Tensor,
+        normed: ProductInput,
+        next_norm: nn.LayerNorm,
+        is_last: bool,
+        layout: PackedLayout,
+    ) -> tuple[Tensor, ProductInput]:
+        """One layer.
+
+        Args:
+            hidden_states: (T, D).
+            normed: their LayerNorm, by this layer's `attention_norm`.
+            next_norm: LayerNorm of the next layer, or the final one.
+            is_last: whether `next_norm` is the final one.
+            layout: of the batch.
+
+        Returns:
+            Hidden states (T, D), and their LayerNorm by `next_norm`.
+        """
         dropout = self.dropout if self.training else 0.0
-        qkv = linear(self.qkv, self.attention_norm(hidden_states)).unflatten(1, (3, self.num_heads, -1))
+        qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
         attended = packed_attention(qkv, layout)
-        hidden_states = linear_residual(self.attention_out, attended, hidden_states, dropout)
-        inner = linear_gelu(self.ffn_in, self.ffn_norm(hidden_states))
-        return linear_residual(self.ffn_out, inner, hidden_states, dropout)
+        hidden_states, normed = linear_add_norm(
+            self.attention_out, attended, hidden_states, self.ffn_norm, self.ffn_in, dropout=dropout
+        )
+        inner = linear_gelu(self.ffn_in, normed, self.ffn_out)
+        feeds = None if is_last else self.qkv
+        return linear_add_norm(self.ffn_out, inner, hidden_states, next_norm, feeds, dropout=dropout)
 
 
 class ESM2(Encoder):
@@ -83,9 +109,15 @@ class ESM2(Encoder):
         """See `Encoder.forward`."""
         last = validate_repr_layer(self.spec, repr_layer)
         hidden_states = self._embed(input_ids, layout)
-        for layer in self.layers[:last]:
-            hidden_states = layer(hidden_states, layout)
-        return self.final_norm(hidden_states) if last == self.spec.num_layers else hidden_states
+        if last == 0:
+            return hidden_states
+        layers = cast(list[ESM2Layer], list(self.layers))
+        next_norms = [layer.attention_norm for layer in layers[1:]] + [self.final_norm]
+        _, normed = layer_norm(layers[0].attention_norm, hidden_states, layers[0].qkv)
+        for layer, next_norm in zip(layers[:last], next_norms, strict=False):
+            is_last = next_norm is self.final_norm
+            hidden_states, normed = layer(hidden_states, normed, next_norm, is_last, layout)
+        return cast(Tensor, normed) if last == self.spec.num_layers else hidden_states
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings, (T, D), scaled as in training.
@@ -97,8 +129,9 @@ class ESM2(Encoder):
         if not self.spec.token_dropout:
             return embedded
         is_mask = input_ids == MASK_TOKEN
+        sequences = sequence_index(layout.cu_seqlens, len(input_ids))
         bounds = layout.cu_seqlens.long()
         masked_before = functional.pad(is_mask.cumsum(0), (1, 0))[bounds]
         observed = masked_before.diff() / bounds.diff()
-        scale = ((1 - _TRAINED_MASK_RATIO) / (1 - observed))[layout.sequence_index]
+        scale = ((1 - _TRAINED_MASK_RATIO) / (1 - observed))[sequences]
         return embedded * scale.masked_fill(is_mask, 0.0).to(embedded.dtype).unsqueeze(1)

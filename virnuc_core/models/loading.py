@@ -1,6 +1,7 @@
 """From a checkpoint to a model that is ready to run."""
 
 import logging
+from typing import Final
 
 import torch
 
@@ -8,8 +9,10 @@ from virnuc_core.errors import CheckpointError
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.fp8 import quantise_layers
+from virnuc_core.models.random_weights import random_state_dict
 from virnuc_core.models.weights import Checkpoint, load_state_dict, read_spec
-from virnuc_core.specs import ModelSpec
+from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 _log = logging.getLogger(__name__)
 
@@ -24,15 +27,24 @@ def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
     return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
 
 
+# The dtype of everything but the matrix products of fp8.
+_DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+
+
 def load_model(
-    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype
+    checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision
 ) -> tuple[Encoder, ModelSpec]:
     """Reads a model, casts it once and moves it once.
 
     Args:
         checkpoint: from `resolve_checkpoint`.
         device: where the weights go.
-        dtype: what they are cast to, on the host, before they move.
+        precision: what they are cast to, on the host, before they move.
 
     Returns:
         The model in evaluation mode, without gradients, and its architecture.
@@ -43,20 +55,26 @@ def load_model(
     spec = read_spec(checkpoint)
     with torch.device("meta"):
         model = build_model(spec)
+    is_random = checkpoint.random_spec is not None
+    state = random_state_dict(spec, device) if is_random else load_state_dict(checkpoint)
     try:
-        model.load_state_dict(load_state_dict(checkpoint), assign=True)
+        model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise CheckpointError(
             f"checkpoint {checkpoint.name} does not fit the {spec.family} architecture that its "
             f"configuration describes: {error}"
         ) from error
-    model = model.requires_grad_(False).eval().to(dtype).to(device)
+    model = model.requires_grad_(False).eval().to(_DTYPES[precision]).to(device)
+    if precision == "fp8":
+        quantise_layers(model)
+    else:
+        model.prepare_inference()
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,
         spec.num_layers,
         spec.embedding_dim,
-        str(dtype).removeprefix("torch."),
+        precision,
         device,
     )
     return model, spec

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from virnuc_core.models.kernels import HAS_KERNELS
+
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, specials: bool) -> Tensor:
     """The mean hidden state of each sequence, summed in fp32.
@@ -11,13 +13,16 @@ def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, specials: bool) -> T
 
     Args:
         hidden_states: (T, D), any floating dtype.
-        cu_seqlens: int32 or int64 (B + 1,) on the same device.
+        cu_seqlens: int32 (B + 1,) on the same device.
         specials: True averages every token (DNABERT-S, [CLS] and [SEP] included); False leaves out the
             first and last token of each sequence (ESM-2, BOS and EOS).
 
     Returns:
         fp32 (B, D). A sequence with nothing to average gives zeros.
     """
+    if HAS_KERNELS and hidden_states.is_cuda and not torch.is_grad_enabled():
+        means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, specials)
+        return means
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     if specials:
         offsets = cu_seqlens.long()

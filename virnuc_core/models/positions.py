@@ -1,8 +1,6 @@
 """Where a token stands in its sequence, and what the two models make of it: rotary angles or ALiBi slopes."""
 
 import math
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,52 +36,62 @@ def position_ids(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     return torch.arange(num_tokens, device=cu_seqlens.device) - starts
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTable:
-    """Cosine and sine of the rotary angles at given positions, always fp32 whatever the model's dtype.
+def pair_rows(qkv: Tensor, num_heads: int) -> Tensor:
+    """Brings rotary partners together: in every query and key head rows i and i + H / 2 become neighbours.
+
+    Published weights turn column i of a head against column i + H / 2. Scores do not change when the columns
+    of queries and keys are reordered alike, and neighbours can be turned without looking elsewhere.
+
+    Args:
+        qkv: (3 * N * H, ...), weight or bias with the rows of queries, keys and values one after another.
+        num_heads: N.
+    """
+    queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
+    paired = queries_keys.unflatten(0, (2 * num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return torch.cat((paired, values))
+
+
+def unpair_rows(qkv: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `pair_rows`: the row order of published weights."""
+    queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
+    parted = queries_keys.unflatten(0, (2 * num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.cat((parted, values))
+
+
+def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
+    """Cosine and sine of the rotary angles, always fp32 whatever the model's dtype.
 
     A table in half precision would be off by 0.16 rad at position 1022, so the angles come from the
-    formula and never from weights that were cast. Both halves of a head are stored, with the sign that
-    each half takes, so that `rotate` is one product and one fused multiply-add.
+    formula and never from weights that were cast.
 
-    Attributes:
-        cos: fp32 (positions, H), columns i and i + H / 2 alike.
-        sin: fp32 (positions, H), negative in the first half.
+    Args:
+        head_dim: even width H of a head.
+        positions: int64 (P,).
+
+    Returns:
+        fp32 (P, H / 2, 2): cosine and sine of each pair's angle.
+
+    Source: fair-esm 2.0.0, esm/rotary_embedding.py.
     """
-
-    cos: Tensor
-    sin: Tensor
-
-    @classmethod
-    def build(cls, head_dim: int, positions: Tensor) -> Self:
-        """The table for heads of even width H.
-
-        Args:
-            head_dim: H.
-            positions: int64 (positions,), for instance the position of every packed token.
-
-        Source: fair-esm 2.0.0, esm/rotary_embedding.py.
-        """
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-        angles = torch.outer(positions.float(), 1.0 / ROTARY_BASE**exponents)
-        cos, sin = angles.cos(), angles.sin()
-        return cls(torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1))
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = torch.outer(positions.float(), 1.0 / ROTARY_BASE**exponents)
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
 
-def rotate(heads: Tensor, rotary: RotaryTable) -> Tensor:
-    """Turns each pair (i, i + H / 2) of a head's values by the angle of its position.
+def rotate(heads: Tensor, table: Tensor) -> Tensor:
+    """Turns each pair of neighbours (2i, 2i + 1) of a head's values by the angle of its position.
 
     Args:
         heads: (T, ..., H), queries or keys.
-        rotary: the table at the T positions.
+        table: fp32 (T, H / 2, 2), from `rotary_table`.
 
     Returns:
         A tensor of the shape and dtype of `heads`; the arithmetic is fp32.
     """
-    shape = (len(heads),) + (1,) * (heads.dim() - 2) + (-1,)
-    values = heads.float()
-    partners = values.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(values * rotary.cos.view(shape), partners, rotary.sin.view(shape)).to(heads.dtype)
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    angles = torch.view_as_complex(table)
+    turned = pairs * angles.view(len(heads), *(1,) * (heads.dim() - 2), -1)
+    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

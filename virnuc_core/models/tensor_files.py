@@ -3,12 +3,13 @@
 import argparse
 import json
 import pickle
+import pickletools
 import re
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +21,10 @@ from virnuc_core.errors import CheckpointError
 # In the order of preference when a folder holds several.
 _WHOLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _SHARD_INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+# How a file of torch.save without a zip archive begins: with a pickled number of 10 bytes.
+_LEGACY_TORCH_FILE: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_PICKLE: Final = b"\x80"  # and the protocol
 
 # What torch.load raises for files that are truncated, altered, of another kind, or hold other objects.
 _DAMAGE: Final = (
@@ -73,6 +78,7 @@ def read_pickle(path: Path, allowed: Iterable[tuple[type, str]] = ()) -> Any:
         CheckpointError: the file is damaged or holds anything else.
     """
     try:
+        _refuse_plain_pickle(path)
         with torch.serialization.safe_globals([(argparse.Namespace, "argparse.Namespace"), *allowed]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _DAMAGE as error:
@@ -87,6 +93,37 @@ def read_pickle(path: Path, allowed: Iterable[tuple[type, str]] = ()) -> Any:
             f"{path} cannot be read as a torch file ({type(error).__name__}: {reason}). It may be truncated: "
             "fetch it again, or save it again with a current torch."
         ) from error
+
+
+def _refuse_plain_pickle(path: Path) -> None:
+    """Refuses a file of pickle.dump, and says what is in it; nothing of it is run."""
+    with path.open("rb") as file:
+        begin = file.read(len(_LEGACY_TORCH_FILE))
+        if not begin.startswith(_PICKLE) or begin == _LEGACY_TORCH_FILE:
+            return
+        file.seek(0)
+        content = _first_global(file)
+    raise CheckpointError(
+        f"{path} is a plain Python pickle{f' of {content}' if content else ''}, not a file of torch.save: reading "
+        "it could run code, so it is not loaded. Save the weights alone (torch.save(model.state_dict(), ...) or "
+        "safetensors) and give that file."
+    )
+
+
+def _first_global(file: IO[bytes]) -> str:
+    """Dotted name of the first class or function that a pickle names; "" when it names none."""
+    words: list[str] = []
+    try:
+        for operation, argument, _ in pickletools.genops(file):
+            if operation.name == "GLOBAL":
+                return str(argument).replace(" ", ".")
+            if operation.name == "STACK_GLOBAL":
+                return ".".join(words[-2:])
+            if isinstance(argument, str):
+                words.append(argument)
+    except (ValueError, EOFError):
+        pass  # cut short or altered before it names one
+    return ""
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:

@@ -20,6 +20,7 @@ from virnuc_core.models.key_mapping import (
     parameter_shapes,
     recognise_layout,
 )
+from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import read_tensors
 from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec
 
@@ -56,6 +57,7 @@ class Checkpoint:
         config: its config.json, where there is one.
         tokenizer: its tokenizer.json, where there is one.
         revision: commit of the hub repository it was fetched from.
+        random_spec: for weights drawn at random, which are in no file: the architecture.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Checkpoint:
     config: Path | None = None
     tokenizer: Path | None = None
     revision: str | None = None
+    random_spec: ModelSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +94,23 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     Raises:
         CheckpointError: a file is damaged, something is not said, or two of them contradict each other.
     """
+    if checkpoint.random_spec is not None:
+        return checkpoint.random_spec
     return _spec_of(checkpoint, _read_published(checkpoint.files))
 
 
 def load_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """All weights under our parameter names, on the CPU, in the dtype of the file.
 
+    The query and key rows of ESM-2 come in the order of `pair_rows`.
+
     Raises:
         CheckpointError: a file is damaged, or tensors are missing, unknown, or of another shape.
     """
     published = _read_published(checkpoint.files)
     layout, tensors = published.layout, published.tensors
-    shapes = parameter_shapes(_spec_of(checkpoint, published))
+    spec = _spec_of(checkpoint, published)
+    shapes = parameter_shapes(spec)
     sources = {name: layout.sources(name) for name in shapes}
     wanted = {source: name for name, parts in sources.items() for source in parts}
     _refuse(checkpoint, "lacks", [source for source in wanted if source not in tensors])
@@ -117,12 +125,16 @@ def load_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
         if tensors[source].shape != shape:
             misshapen.append(f"{source} {tuple(tensors[source].shape)} where {shape} belongs")
     _refuse(checkpoint, "has misshapen", misshapen)
-    return {name: _fused([tensors[source] for source in parts]) for name, parts in sources.items()}
+    state = {name: _fused([tensors[source] for source in parts]) for name, parts in sources.items()}
+    if spec.family == "esm2":
+        paired = {n: pair_rows(rows, spec.num_heads) for n, rows in state.items() if ".qkv." in n}
+        state.update(paired)
+    return state
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 (hex) over the weight files and the tokenizer, which decide every vector."""
-    total = hashlib.sha256()
+    total = hashlib.sha256(repr(checkpoint.random_spec).encode() if checkpoint.random_spec else b"")
     for path in (*checkpoint.files, *([checkpoint.tokenizer] if checkpoint.tokenizer else [])):
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())

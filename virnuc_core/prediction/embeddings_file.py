@@ -42,8 +42,6 @@ def attributes_of(plan: RunPlan) -> dict[str, str | int]:
         "kind": plan.kind,
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length or 0,
-        "precision": plan.precision,
-        "engine": plan.engine,
         "dtype": plan.embeddings,
         "virnuc_version": plan.virnuc_version,
     }
@@ -138,6 +136,8 @@ def _model_attributes(model: PlannedModel) -> dict[str, str | int]:
         "num_layers": model.spec.num_layers,
         "repr_layer": model.repr_layer,
         "embedding_dim": model.spec.embedding_dim,
+        "precision": model.precision,
+        "engine": model.engine,
         "token_budget": model.token_budget,
         "pooling": _POOLING[model.family],
     }

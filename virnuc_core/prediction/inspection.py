@@ -181,9 +181,9 @@ def _plan_facts(plan: RunPlan) -> Facts:
     for model in plan.models:
         layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
         facts.append((f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"))
+        facts.append((f"{model.family} arithmetic", model.arithmetic))
     if plan.head is not None:
         facts.append(("head", plan.head.name))
-    facts.append(("arithmetic", f"{plan.precision}, {plan.engine} engine, {plan.attention} attention"))
     facts.append(("rows", str(plan.num_rows)))
     facts.append(("virnuc version", plan.virnuc_version))
     return facts
@@ -210,8 +210,7 @@ def _shard(path: Path, facts: Facts) -> list[str]:
         ("plan fingerprint", identity.plan_fingerprint),
         ("shard", str(identity.index)),
         ("rows", f"{identity.begin} to {identity.end - 1}"),
-        ("models", ", ".join(model.name for model in identity.models)),
-        ("precision", identity.precision),
+        ("models", ", ".join(f"{model.name} ({model.precision})" for model in identity.models)),
         ("virnuc version", identity.virnuc_version),
     ]
     read_shard(path, identity)

@@ -7,7 +7,7 @@ import h5py
 
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.inference.scorer import Scorer
-from virnuc_core.models.classifier import resolve_head
+from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile
 from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
 from virnuc_core.shard_file import recognise_hdf5

@@ -35,6 +35,18 @@ def test_nothing_to_pack() -> None:
     assert list(iter_batches(TokenColumn(np.array([], np.int32), np.array([0])), packing)) == []
 
 
+def test_padded_batches_are_rectangles() -> None:
+    packing = pack(np.array([3, 9, 2, 5, 5, 1], np.int64), 12, padded=True)
+    assert packing.rows.tolist() == [1, 3, 4, 0, 2, 5]
+    assert packing.bounds.tolist() == [0, 1, 3, 6]
+    assert packing.batch_tokens.tolist() == [9, 10, 6]
+    assert packing.batch_slots.tolist() == [9, 10, 9]
+    assert (packing.num_tokens, packing.capacity) == (25, 36)
+    too_long = pack(np.array([30, 4], np.int64), 12, padded=True)
+    assert too_long.bounds.tolist() == [0, 1, 2]
+    assert too_long.capacity == 42
+
+
 @pytest.mark.parametrize("budget", [0, -5])
 def test_a_budget_without_tokens_is_refused(budget: int) -> None:
     with pytest.raises(UsageError, match=f"token budget is {budget}"):

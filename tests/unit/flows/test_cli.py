@@ -14,6 +14,8 @@ ENGINE = [
     "--token-budget",
     "--engine",
     "--attention",
+    "--compile-mode",
+    "--shard-seconds",
     "--force",
 ]
 FLAGS = {
@@ -24,6 +26,8 @@ FLAGS = {
         "--esm-model",
         "--dnabert-model",
         "--head",
+        "--dnabert-precision",
+        "--dnabert-engine",
         "--embeddings",
         *ENGINE,
         *OUTPUT,
@@ -32,6 +36,21 @@ FLAGS = {
     "frames": ["--chunk-length", "--out", *OUTPUT],
     "score": ["--head", "--out", *OUTPUT],
     "inspect": OUTPUT,
+    "bench": [
+        "--model",
+        "--precision",
+        "--lengths",
+        "--devices",
+        "--token-budget",
+        "--attention",
+        "--compile-mode",
+        "--seconds",
+        "--repeats",
+        "--end-to-end",
+        "--scaling",
+        "--out",
+        *OUTPUT,
+    ],
 }
 
 
@@ -55,9 +74,12 @@ def test_choices_are_frozen() -> None:
     }
     assert choices == {
         "preset": ["tiny", "virnucpro-500", "virnucpro-300"],
-        "precision": ["auto", "fp32", "fp16", "bf16"],
+        "dnabert_precision": ["auto", "fp32", "fp16", "bf16", "fp8"],
+        "dnabert_engine": ["packed", "reference"],
+        "precision": ["auto", "fp32", "fp16", "bf16", "fp8"],
         "engine": ["packed", "reference"],
-        "attention": ["auto", "sdpa", "reference"],
+        "attention": ["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"],
+        "compile_mode": ["auto", "none", "default", "reduce-overhead", "max-autotune"],
         "embeddings": ["none", "float16", "float32"],
     }
 

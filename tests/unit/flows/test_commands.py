@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import readable
-from virnuc_core.errors import InputError
+from flows.commands import readable, run_embed, run_predict
+from virnuc_core.errors import CheckpointError, InputError, VirnucError
 
 
 def test_files_are_left_as_they_are() -> None:
@@ -31,3 +31,30 @@ def test_message_names_standard_input_and_not_the_copy(
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(InputError, match=r"^standard input: empty$"), readable(["-"]) as files:
             raise InputError(f"{files[0]}: empty")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"esm_model": "4B"}, "no model 4B"),
+        ({"dnabert_model": "650M"}, "no model 650M"),
+        ({"head": "absent.pth"}, r"no classifier head absent\.pth"),
+        ({"chunk_length": 400}, "chunk length of 400"),
+        ({"preset": "virnucpro-500"}, "no head is bundled for DNABERT-S and 3B"),
+    ],
+)
+def test_a_model_or_head_that_is_not_there_is_said_before_the_inputs_are_read(
+    settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VirnucError, match=message):
+        run_predict(["absent.fa"], out=str(tmp_path / "run"), force=False, settings=settings, output="quiet")
+    with pytest.raises(CheckpointError, match="no model 4B"):
+        run_embed(
+            ["absent.fa"],
+            out=str(tmp_path / "a.h5"),
+            model="esm2:4B",
+            force=False,
+            settings={},
+            output="quiet",
+        )
+    assert list(tmp_path.iterdir()) == []

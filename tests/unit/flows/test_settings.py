@@ -2,11 +2,11 @@ import pytest
 
 from flows.settings import (
     EmbedSettings,
+    EngineSettings,
     PredictSettings,
     embed_config,
     predict_config,
     read_settings,
-    require_head,
 )
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import RunConfig
@@ -47,6 +47,10 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         ({"devices": "0,gpu"}, "devices"),
         ({"token_budget": -1}, "token_budget"),
         ({"engine": "fast"}, "engine"),
+        ({"shard_seconds": 0}, "shard_seconds"),
+        ({"shard_seconds": "inf"}, "shard_seconds"),
+        ({"dnabert_precision": "fp4"}, "dnabert_precision"),
+        ({"compile_mode": "fast"}, "compile_mode"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -57,14 +61,26 @@ def test_wrong_value_is_named(values: dict[str, object], named: str) -> None:
 
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(UsageError, match=r"precision.*token_budget"):
-        read_settings(EmbedSettings, {"token_budget": 0, "precision": "fp8"})
+        read_settings(EmbedSettings, {"token_budget": 0, "precision": "fp4"})
 
 
-def test_bundled_models_need_a_bundled_head_or_a_given_one() -> None:
-    for values in ({}, {"chunk_length": 300}, {"chunk_length": 400, "head": "a.pth"}):
-        require_head(predict_config(read_settings(PredictSettings, values)))
-    with pytest.raises(UsageError, match="400"):
-        require_head(predict_config(PredictSettings(chunk_length=400)))
+def test_every_setting_reaches_the_run() -> None:
+    engine = {
+        "repr_layer": 3,
+        "precision": "fp8",
+        "devices": ("0", "1"),
+        "token_budget": 9,
+        "engine": "reference",
+        "attention": "triton",
+        "compile_mode": "max-autotune",
+        "shard_seconds": 2.5,
+    }
+    assert set(engine) == set(EngineSettings.model_fields)
+    embed = embed_config("esm2", "8M", read_settings(EmbedSettings, engine))
+    assert {name: getattr(embed, name) for name in engine} == engine
+    alone = {"dnabert_precision": "bf16", "dnabert_engine": "reference", "embeddings": "none"}
+    predict = predict_config(read_settings(PredictSettings, engine | alone))
+    assert {name: getattr(predict, name) for name in engine | alone} == engine | alone
 
 
 def test_embed_runs_one_model_over_whole_sequences() -> None:

@@ -1,5 +1,6 @@
 """One device's work on a shard, against models run by hand on one sequence at a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,25 @@ from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_plan import Shard
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardResult
+
+
+def compute(embedder: Embedder, store: FrameStore, shards: Sequence[Shard]) -> list[ShardResult]:
+    computed = list(embedder.run(embedder.prepare(store, shard) for shard in shards))
+    assert [one.shard for one in computed] == list(shards)
+    assert all(one.seconds.forward > 0 and one.seconds.tokenize > 0 for one in computed)
+    return [one.result() for one in computed]
+
+
+def whole(store: FrameStore) -> Shard:
+    return Shard(index=0, begin=0, end=store.num_frames, cost=1.0)
 
 
 def run_all(run: MadeRun, **changes: object) -> ShardResult:
     """All rows of a run as one shard."""
-    rows = run.store.num_frames
-    plan = replace(run.plan, shards=(Shard(index=0, begin=0, end=rows, cost=1.0),), **changes)
-    result, seconds = Embedder.load(plan, "cpu").run(run.store, plan.shards[0])
-    assert seconds.forward > 0
+    plan = replace(run.plan, shards=(whole(run.store),), **changes)
+    [result] = compute(Embedder.load(plan, "cpu"), run.store, plan.shards)
     return result
 
 
@@ -35,21 +46,19 @@ def test_packed_is_the_reference(finished_run: MadeRun, made_models: MadeModels)
     packed = run_all(finished_run)
     config = made_models.config(engine="reference")
     plan = make_plan(config, finished_run.store, "predict", ("cpu",))
-    reference, _ = Embedder.load(plan, "cpu").run(
-        finished_run.store, Shard(index=0, begin=0, end=finished_run.store.num_frames, cost=1.0)
-    )
+    [reference] = compute(Embedder.load(plan, "cpu"), finished_run.store, [whole(finished_run.store)])
     assert_close(packed, reference, 1e-5)
-    assert [model.batches for model in reference.counters.models] == [finished_run.store.num_frames] * 2
+    assert all(model.batches == model.sequences for model in reference.counters.models)
     assert [model.packing_efficiency for model in reference.counters.models] == [1.0, 1.0]
 
 
 def test_rows_are_in_row_order_whatever_the_shards(finished_run: MadeRun) -> None:
-    whole = run_all(finished_run)
+    everything = run_all(finished_run)
     embedder = Embedder.load(finished_run.plan, "cpu")
-    parts = [embedder.run(finished_run.store, shard)[0] for shard in finished_run.plan.shards]
+    parts = compute(embedder, finished_run.store, finished_run.plan.shards)
     for name in ("dna", "protein", "scores"):
         joined = np.concatenate([getattr(part, name) for part in parts])
-        np.testing.assert_allclose(joined, getattr(whole, name), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(joined, getattr(everything, name), atol=1e-5, rtol=0)
 
 
 def test_the_work_is_counted(finished_run: MadeRun) -> None:
@@ -62,8 +71,30 @@ def test_the_work_is_counted(finished_run: MadeRun) -> None:
     assert counters.bases == store.dna.lengths.sum()
     dnabert, esm2 = counters.models
     assert (dnabert.family, esm2.family) == ("dnabert_s", "esm2")
+    assert esm2.sequences == len(set(store.protein.to_strings()))
     assert esm2.tokens == counters.residues + 2 * counters.frames
+    assert (esm2.fp32_batches, esm2.out_of_memory) == (0, 0)
     assert 0 < esm2.packing_efficiency <= 1
+
+
+def test_equal_sequences_are_embedded_once(tmp_path: Path, made_models: MadeModels) -> None:
+    fasta = write_contigs(tmp_path / "once.fa", 12)
+    once = plan_run(tmp_path / "once", fasta, made_models.config())
+    fasta.write_text(fasta.read_text() * 3)
+    thrice = plan_run(tmp_path / "thrice", fasta, made_models.config())
+    left, right = run_all(once), run_all(thrice)
+    assert right.counters.residues == 3 * left.counters.residues
+    assert right.counters.models == left.counters.models
+    for name in ("dna", "protein"):
+        np.testing.assert_array_equal(np.tile(getattr(left, name), (3, 1)), getattr(right, name))
+
+
+def test_padded_batches_give_the_same(finished_run: MadeRun) -> None:
+    models = tuple(replace(model, attention="padded", token_budget=700) for model in finished_run.plan.models)
+    packed, padded = run_all(finished_run), run_all(finished_run, models=models)
+    assert_close(packed, padded, 1e-5)
+    for model in padded.counters.models:
+        assert 0.5 < model.packing_efficiency < 1
 
 
 def test_scores_are_probabilities_of_both_classes(finished_run: MadeRun) -> None:
@@ -117,12 +148,33 @@ def test_a_changed_head_is_noticed(own_run: tuple[MadeModels, MadeRun]) -> None:
         Embedder.load(run.plan, "cpu")
 
 
-def test_a_model_that_gives_nan_is_an_error_not_a_score(tmp_path: Path) -> None:
-    models = make_models(tmp_path)
+def change_bias(models: MadeModels, value: float) -> None:
     weights = models.dnabert / "model.safetensors"
     tensors = load_file(weights)
-    tensors["encoder.layer.1.mlp.wo.bias"][0] = torch.nan
+    tensors["encoder.layer.1.mlp.wo.bias"][0] = value
     save_file(tensors, weights)
+
+
+def test_what_overflows_in_fp16_is_done_again_in_fp32(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = make_models(tmp_path)
+    change_bias(models, 1e6)  # more than fp16 can hold; the LayerNorm after it makes it small again
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
+    expected = run_all(run)
+    dnabert, esm2 = run.plan.models
+    result = run_all(run, models=(replace(dnabert, precision="fp16"), esm2))
+    assert_close(result, expected, 0)
+    counters = result.counters.models[0]
+    assert counters.fp32_batches == counters.batches
+    assert result.counters.models[1].fp32_batches == 0
+    assert "not finite in fp16" in caplog.text
+    assert "done again in fp32" in caplog.text
+
+
+def test_a_model_that_gives_nan_is_an_error_not_a_score(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    change_bias(models, torch.nan)
     run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
     with pytest.raises(CheckpointError, match=r"dnabert gives vectors that are not finite .*_chunk_1[FR]\d"):
         run.compute([0])

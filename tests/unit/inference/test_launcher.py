@@ -116,6 +116,7 @@ def test_threads_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
         "cpu",
         {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "RAYON_NUM_THREADS": "2"},
     )
+    assert launcher._child_environment("cpu", 4)[1]["RAYON_NUM_THREADS"] == "2"
     device, environment = launcher._child_environment("cuda:1", 16)
     assert (device, environment["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "1")
     assert environment["OMP_NUM_THREADS"] == "1"

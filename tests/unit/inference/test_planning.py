@@ -1,14 +1,16 @@
 """Every "auto" is decided once, and a run goes on only with what it was begun with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.made_models import ESM2, WIDTH, MadeModels, MadeRun, make_head, plan_run
 from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError
+from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
+from virnuc_core.inference import planning
 from virnuc_core.inference.planning import make_plan, open_plan
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.run_plan import RunPlan, require_same_plan
 from virnuc_core.specs import RunConfig
 
 
@@ -18,7 +20,9 @@ def plan(run: MadeRun, config: RunConfig, existing: RunPlan | None = None) -> Ru
 
 def test_auto_is_decided(finished_run: MadeRun, made_models: MadeModels) -> None:
     found = finished_run.plan
-    assert (found.precision, found.engine, found.attention) == ("fp32", "packed", "sdpa")
+    for model in found.models:
+        assert (model.precision, model.engine) == ("fp32", "packed")
+        assert (model.attention, model.compile_mode) == ("sdpa", "none")
     assert [model.family for model in found.models] == ["dnabert_s", "esm2"]
     assert [model.repr_layer for model in found.models] == [3, 4]
     assert [model.name for model in found.models] == ["dnabert", ESM2.name]
@@ -39,7 +43,7 @@ def test_the_reference_engine_runs_one_sequence_at_a_time(
     finished_run: MadeRun, made_models: MadeModels
 ) -> None:
     found = plan(finished_run, made_models.config(engine="reference"))
-    assert (found.precision, found.attention) == ("fp32", "reference")
+    assert {(model.precision, model.attention) for model in found.models} == {("fp32", "reference")}
     assert {model.token_budget for model in found.models} == {1}
 
 
@@ -60,7 +64,119 @@ def test_switches_of_the_environment(
     monkeypatch.setenv("VIRNUC_V1_ATTENTION", "1")
     reload()
     found = plan(finished_run, made_models.config(precision="fp16"))
-    assert (found.precision, found.attention) == ("fp32", "reference")
+    assert {(model.precision, model.attention) for model in found.models} == {("fp32", "reference")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "attention"), [("triton", "sdpa"), ("sdpa", "sdpa"), ("reference", "reference")]
+)
+def test_fp32_from_the_environment_replaces_an_attention_for_half_precision(
+    finished_run: MadeRun,
+    made_models: MadeModels,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    attention: str,
+) -> None:
+    monkeypatch.setenv("VIRNUC_DISABLE_FP16", "1")
+    reload()
+    found = plan(finished_run, made_models.config(precision="fp16", attention=asked))
+    assert {(model.precision, model.attention) for model in found.models} == {("fp32", attention)}
+
+
+def test_padding_and_no_compilation_from_the_environment(
+    finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = made_models.config(precision="bf16", compile_mode="default")
+    monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
+    reload()
+    for model in plan(finished_run, config).models:
+        assert (model.engine, model.precision, model.attention) == ("packed", "fp32", "padded")
+        assert model.compile_mode == "none"
+    reference = plan(finished_run, made_models.config(engine="reference"))
+    assert {model.attention for model in reference.models} == {"reference"}
+    monkeypatch.setenv("VIRNUC_V1_ATTENTION", "1")
+    reload()
+    assert {model.attention for model in plan(finished_run, config).models} == {"reference"}
+
+
+def test_layers_over_rectangles_are_not_compiled(
+    finished_run: MadeRun, made_models: MadeModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = made_models.config(compile_mode="default")
+    assert {model.compile_mode for model in plan(finished_run, config).models} == {"none"}
+    assert "are not compiled: with sdpa attention" in caplog.text
+
+
+def test_nothing_is_compiled_where_the_environment_says_so(
+    finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = made_models.config(compile_mode="default")
+    shards = plan(finished_run, config).shards
+    assert planning._plan_compile_mode(config, shards, ("cuda:0",), None) == "default"
+    monkeypatch.setenv("VIRNUC_DISABLE_COMPILE", "1")
+    reload()
+    assert planning._plan_compile_mode(config, shards, ("cuda:0",), None) == "none"
+
+
+def test_the_dna_model_alone(finished_run: MadeRun, made_models: MadeModels) -> None:
+    found = plan(finished_run, made_models.config(dnabert_engine="reference", precision="fp32"))
+    assert [model.engine for model in found.models] == ["reference", "packed"]
+    assert [model.attention for model in found.models] == ["reference", "sdpa"]
+    assert found.models[0].token_budget == 1 < found.models[1].token_budget
+    found = plan(finished_run, made_models.config(engine="reference", dnabert_engine="packed"))
+    assert [model.engine for model in found.models] == ["packed", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dnabert_precision": "fp16"}, "does not compute in fp16"),
+        ({"precision": "fp16", "dnabert_precision": "fp32"}, "does not compute in fp16"),
+        ({"engine": "reference", "dnabert_precision": "bf16"}, "leave out --dnabert-precision bf16"),
+        ({"engine": "reference", "precision": "bf16"}, "leave out --precision bf16"),
+    ],
+)
+def test_precision_of_each_model(
+    finished_run: MadeRun, made_models: MadeModels, setting: dict[str, str], message: str
+) -> None:
+    with pytest.raises(VirnucError, match=message):
+        plan(finished_run, made_models.config(**setting))
+
+
+def test_an_engine_for_the_dna_model_goes_before_a_precision_for_both(
+    finished_run: MadeRun, made_models: MadeModels
+) -> None:
+    """The protein model is what refuses fp16 on the CPU here."""
+    with pytest.raises(DeviceError, match="does not compute in fp16"):
+        plan(finished_run, made_models.config(precision="fp16", dnabert_engine="reference"))
+    config = made_models.config(precision="fp16", dnabert_engine="reference", esm_model=None)
+    [model] = make_plan(config, finished_run.store, "embed", ("cpu",)).models
+    assert (model.precision, model.engine) == ("fp32", "reference")
+
+
+def test_shards_of_the_size_asked_for(finished_run: MadeRun, made_models: MadeModels) -> None:
+    one = plan(finished_run, made_models.config())
+    assert len(one.shards) == 1
+    several = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 4))
+    assert len(several.shards) >= 4
+    kept = plan(finished_run, made_models.config(), several)
+    assert kept.shards == several.shards
+    again = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 4), several)
+    assert again.shards == several.shards
+    other = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 2), several)
+    with pytest.raises(MismatchError, match=r"\(--shard-seconds\)"):
+        require_same_plan(several, other, Path("run"))
+
+
+def test_going_on_keeps_a_compile_mode_that_was_found_automatically(
+    finished_run: MadeRun, made_models: MadeModels
+) -> None:
+    before = plan(finished_run, made_models.config())
+    models = tuple(replace(m, attention="triton", compile_mode="default") for m in before.models)
+    compiled = replace(before, models=models)
+    for setting, mode in (({}, "default"), ({"compile_mode": "none"}, "none")):
+        config = made_models.config(**setting)
+        assert planning._plan_compile_mode(config, before.shards, ("cuda:0",), compiled) == mode
 
 
 def test_the_layer_is_of_the_protein_model_or_of_the_only_one(

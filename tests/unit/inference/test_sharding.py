@@ -1,5 +1,6 @@
 """Where shards begin and end."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_models import MadeRun
+from virnuc_core.errors import UsageError
 from virnuc_core.inference.sharding import cut_rows, plan_shards
 
 
@@ -68,3 +70,19 @@ def test_a_gpu_has_larger_shards_than_a_cpu(finished_run: MadeRun) -> None:
     assert plan_shards(finished_run.store, models, "cuda:0") == plan_shards(
         finished_run.store, models, "cuda:5"
     )
+
+
+def test_a_slower_arithmetic_costs_more(finished_run: MadeRun) -> None:
+    def cost(**changes: object) -> float:
+        models = tuple(replace(model, **changes) for model in finished_run.plan.models)
+        return sum(shard.cost for shard in plan_shards(finished_run.store, models, "cuda:0"))
+
+    costs = [cost(precision=precision) for precision in ("fp8", "fp16", "bf16", "fp32")]
+    assert costs[0] < costs[1] == costs[2] < costs[3]
+    assert cost(precision="fp32", engine="reference") > costs[3]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_size_that_means_nothing_is_refused(finished_run: MadeRun, seconds: float) -> None:
+    with pytest.raises(UsageError, match="--shard-seconds"):
+        plan_shards(finished_run.store, finished_run.plan.models, "cpu", seconds)

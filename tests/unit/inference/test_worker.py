@@ -1,15 +1,42 @@
 """One lane's work in this process: its events, its files, its warning."""
 
 import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.made_models import MadeModels, plan_run
+from tests.made_models import MadeModels, MadeRun, plan_run
+from virnuc_core.atomic_write import temporary_name
+from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_plan import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
+    """A run of four shards or more, none of them computed."""
+    run = plan_run(tmp_path / "run", contigs, made_models.config())
+    assert len(run.plan.shards) >= 4
+    return run
+
+
+def shard_names(run: MadeRun) -> list[str]:
+    return sorted(path.name for path in run.folder.shards.iterdir() if path.is_file())
 
 
 def test_events_follow_the_files(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
@@ -47,3 +74,52 @@ def test_poor_packing_is_warned_of(
 def test_without_a_plan_there_is_nothing_to_do(tmp_path: Path) -> None:
     with pytest.raises(DamagedFileError, match=r"plan\.json"):
         run_shards(RunFolder(tmp_path), (0,), "cpu", 0, lambda event: None)
+
+
+def test_a_shard_that_cannot_be_written_is_an_error_of_the_lane(run: MadeRun) -> None:
+    run.folder.shards.mkdir()
+    temporary_name(run.folder.shard(1)).mkdir()
+    with pytest.raises(OSError, match="shard_00001"):
+        run.compute()
+    assert shard_names(run)[0] == "shard_00000.h5"
+    assert "shard_00001.h5" not in shard_names(run)
+
+
+def test_an_error_in_the_thread_ahead_is_an_error_of_the_lane(
+    run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Esm2Tokenizer.encode
+    left = 2
+
+    def encode_twice(self: Esm2Tokenizer, proteins: ByteColumn) -> TokenColumn:
+        nonlocal left
+        if not left:
+            raise MemoryError("tokenizer")
+        left -= 1
+        return encode(self, proteins)
+
+    monkeypatch.setattr(Esm2Tokenizer, "encode", encode_twice)
+    with pytest.raises(MemoryError, match="tokenizer"):
+        run.compute()
+    assert shard_names(run) == ["shard_00000.h5", "shard_00001.h5"]
+
+
+def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
+    def interrupt(event: LaneEvent) -> None:
+        if isinstance(event, ShardDone):
+            signal.pthread_kill(threading.main_thread().ident or os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, interrupt)
+    assert "shard_00000.h5" in shard_names(run)
+    run.compute()
+    assert len(shard_names(run)) == len(run.plan.shards)
+
+
+def test_an_error_of_the_listener_comes_out(run: MadeRun) -> None:
+    def close(event: LaneEvent) -> None:
+        if isinstance(event, ShardDone):
+            raise BrokenPipeError("nobody listens")
+
+    with pytest.raises(BrokenPipeError, match="nobody listens"):
+        run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, close)

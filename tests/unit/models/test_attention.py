@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.errors import UsageError
-from virnuc_core.models import attention
+from virnuc_core.errors import DeviceError, UsageError
+from virnuc_core.models import attention, attention_plain
 from virnuc_core.models.attention import PackedLayout, packed_attention, resolve_attention
+from virnuc_core.models.attention_plain import RectangleAttention
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 
 CPU = torch.device("cpu")
 LENGTHS = [
@@ -17,13 +19,19 @@ LENGTHS = [
 SCHEMES = [{"rotary_head_dim": 16}, {"alibi_heads": 3}, {}]
 
 
-def _layout(lengths: list[int], backend: attention.AttentionBackend, scheme: dict[str, int]) -> PackedLayout:
+def _layout(lengths: list[int], backend: AttentionBackend, scheme: dict[str, int]) -> PackedLayout:
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return PackedLayout.build(cu_seqlens, backend=backend, device=CPU, dtype=torch.float32, **scheme)
 
 
 def _qkv(lengths: list[int], head_dim: int = 16) -> torch.Tensor:
     return torch.randn(sum(lengths), 3, 3, head_dim, generator=torch.Generator().manual_seed(0))
+
+
+def _rectangles(lengths: list[int], backend: AttentionBackend) -> RectangleAttention:
+    found = _layout(lengths, backend, {}).attention
+    assert isinstance(found, RectangleAttention)
+    return found
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
@@ -68,43 +76,75 @@ def test_gradients_equal_those_of_the_reference(
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("backend", ["sdpa", "padded", "reference"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
 def test_blocks_of_queries_change_nothing(
-    backend: attention.AttentionBackend, scheme: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    backend: AttentionBackend, scheme: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [64, 40, 40, 3]
     qkv = _qkv(lengths)
     expected = packed_attention(qkv, _layout(lengths, "reference", scheme))
-    monkeypatch.setattr(attention, "_MAX_BIAS_ELEMENTS", 1000)
+    monkeypatch.setattr(attention_plain, "_MAX_BIAS_ELEMENTS", 1000)
     layout = _layout(lengths, backend, scheme)
-    assert all(r.bias is None or r.bias.numel() <= 1000 for r in layout.rectangles)
+    if isinstance(layout.attention, RectangleAttention):
+        assert all(r.bias is None or r.bias.numel() <= 1000 for r in layout.attention.rectangles)
     torch.testing.assert_close(packed_attention(qkv, layout), expected, rtol=0, atol=2e-6)
 
 
 def test_equal_lengths_are_read_in_place() -> None:
-    layout = _layout([5, 5, 5, 3, 3], "sdpa", {})
-    assert [(r.num_sequences, r.length, r.first_token) for r in layout.rectangles] == [(3, 5, 0), (2, 3, 15)]
-    assert all(r.padded is None and r.real is None and r.bias is None for r in layout.rectangles)
-    assert layout.restore is None
+    found = _rectangles([5, 5, 5, 3, 3], "sdpa")
+    assert [(r.num_sequences, r.length, r.first_token) for r in found.rectangles] == [(3, 5, 0), (2, 3, 15)]
+    assert all(r.padded is None and r.real is None and r.bias is None for r in found.rectangles)
+    assert found.restore is None
 
 
 def test_padding_stays_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", 1.25)
     lengths = np.random.default_rng(0).integers(3, 200, 300).tolist()
-    layout = _layout(lengths, "sdpa", {})
-    slots = sum(r.num_sequences * r.length for r in layout.rectangles)
+    rectangles = _rectangles(lengths, "sdpa").rectangles
+    slots = sum(r.num_sequences * r.length for r in rectangles)
     assert sum(lengths) <= slots <= 1.25 * sum(lengths)
-    assert len(layout.rectangles) < 20
+    assert len(rectangles) < 20
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["rotary", "alibi", "plain"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_padded_batches_are_one_rectangle_and_equal_the_reference(
+    lengths: list[int], scheme: dict[str, int]
+) -> None:
+    qkv = _qkv(lengths)
+    layout = _layout(lengths, "padded", scheme)
+    assert isinstance(layout.attention, RectangleAttention)
+    assert len(layout.attention.rectangles) == 1
+    expected = packed_attention(qkv, _layout(lengths, "reference", scheme))
+    torch.testing.assert_close(packed_attention(qkv, layout), expected, rtol=0, atol=2e-6)
 
 
 def test_auto_is_resolved_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        assert resolve_attention("auto", "cpu") == "sdpa"
-    assert "sdpa" in caplog.text
-    assert resolve_attention("reference", "cpu") == "reference"
+        assert resolve_attention("auto", "cpu", "esm2", "fp32", 64) == "sdpa"
+    assert "attention of esm2 on cpu: sdpa (asked for: auto)" in caplog.text
+    assert resolve_attention("reference", "cpu", "dnabert_s", "fp32", 64) == "reference"
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="'flash' is unknown: choose auto, sdpa, reference"):
-        resolve_attention("flash", "cpu")
+@pytest.mark.parametrize(
+    ("choice", "device", "family", "precision", "head_dim", "error", "message"),
+    [
+        ("triton", "cpu", "esm2", "bf16", 64, DeviceError, "--attention triton needs a CUDA device"),
+        ("triton", "cuda", "esm2", "fp32", 64, UsageError, "not in fp32 with heads of 64"),
+        ("varlen", "cuda", "esm2", "fp16", 160, UsageError, "not in fp16 with heads of 160"),
+        ("varlen", "cuda", "dnabert_s", "fp16", 64, UsageError, "varlen has no ALiBi"),
+        ("flash-attn", "cuda", "esm2", "fp16", 64, UsageError, "needs the flash-attn package, 2.6 or later"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    choice: AttentionChoice,
+    device: str,
+    family: Family,
+    precision: ResolvedPrecision,
+    head_dim: int,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        resolve_attention(choice, device, family, precision, head_dim)

@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, HubCommit, find_entries, known_names
+from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.models.catalogue import (
+    BUNDLED_HEADS,
+    CATALOGUE,
+    HubCommit,
+    find_entries,
+    head_of,
+    known_names,
+    require_known_model,
+    resolve_head,
+)
+from virnuc_core.specs import RunConfig
 
 PUBLISHED = {entry.name: entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)}
 
@@ -49,3 +60,44 @@ def test_tiny_is_a_model_of_each_family() -> None:
 
 def test_bundled_heads_have_a_name_for_each_chunk_length() -> None:
     assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-500"}
+
+
+@pytest.mark.parametrize("name", BUNDLED_HEADS)
+def test_bundled_heads_are_found_by_name(name: str) -> None:
+    assert resolve_head(name) == BUNDLED_HEADS[name]
+
+
+def test_heads_are_found_by_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.pth").touch()
+    assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
+    with pytest.raises(CheckpointError, match=r"no classifier head absent: .* tiny-300, tiny-500"):
+        resolve_head("absent")
+
+
+def test_the_head_asked_for_or_the_bundled_one() -> None:
+    assert head_of(RunConfig(chunk_length=300)) == "tiny-300"
+    assert head_of(RunConfig(chunk_length=500, esm_model="TINY")) == "tiny-500"
+    assert head_of(RunConfig(chunk_length=400, esm_model="3B", head="a.pth")) == "a.pth"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk_length": 400}, r"tiny models at a chunk length of 400: give --head, or --chunk-length 300"),
+        ({"esm_model": "3B"}, r"no head is bundled for tiny and 3B: give --head"),
+        ({"dnabert_model": "/models/mine"}, r"no head is bundled for mine and tiny"),
+        ({"esm_model": None}, "need both"),
+        ({"dnabert_model": None, "head": "a.pth"}, "need both"),
+    ],
+)
+def test_no_head_is_guessed(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        head_of(RunConfig(**changes))
+
+
+def test_a_name_that_can_be_no_model_is_refused(tmp_path: Path) -> None:
+    for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
+        require_known_model(name, "esm2")
+    for name in ("3b-large", "random:4B", "DNABERT-S", "/not/a/path"):
+        with pytest.raises(CheckpointError, match=rf"no model {name}: .*650M, 3B, 15B"):
+            require_known_model(name, "esm2")

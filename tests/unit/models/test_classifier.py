@@ -1,7 +1,9 @@
 """The classifier head: its layers, its file formats, and files that must not be loaded."""
 
 import os
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,7 @@ from torch import nn
 
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.models.catalogue import BUNDLED_HEADS
-from virnuc_core.models.classifier import (
-    MLPClassifier,
-    classifier_fingerprint,
-    load_classifier,
-    resolve_head,
-)
+from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
 
 
 def trained(in_features: int = 7, hidden_width: int = 512) -> MLPClassifier:
@@ -102,6 +99,26 @@ def test_pickled_code_does_not_run(zipped: bool, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (trained, r" of virnuc_core\.models\.classifier\.MLPClassifier"),
+        (lambda: Evil("touch ran"), r" of posix\.system"),
+        (lambda: [1, 2], ""),
+    ],
+)
+def test_a_plain_pickle_is_called_what_it_is(
+    content: Callable[[], object], words: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "plain.pth"
+    path.write_bytes(pickle.dumps(content(), protocol))
+    with pytest.raises(CheckpointError, match=rf"plain\.pth is a plain Python pickle{words}, not a file of"):
+        load_classifier(path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_pickled_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
     torch.save(nn.Bilinear(2, 2, 2), tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match=r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"):
@@ -149,13 +166,5 @@ def test_the_fingerprint_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLED_HEADS)
-def test_bundled_heads_are_found_by_name(name: str) -> None:
-    assert resolve_head(name) == BUNDLED_HEADS[name]
-    assert load_classifier(resolve_head(name)).in_features == 512
-
-
-def test_heads_are_found_by_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.pth").touch()
-    assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
-    with pytest.raises(CheckpointError, match=r"no classifier head absent: .* tiny-300, tiny-500"):
-        resolve_head("absent")
+def test_bundled_heads_fit_the_bundled_models(name: str) -> None:
+    assert load_classifier(BUNDLED_HEADS[name]).in_features == 512

@@ -31,7 +31,7 @@ def test_it_says_how_it_was_made(finished_run: MadeRun) -> None:
     plan = finished_run.plan
     with EmbeddingsFile(finished_run.folder.embeddings) as file:
         found = file.attributes
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["plan_fingerprint"] == plan.fingerprint
     assert found["dna_model_name"] == "dnabert"
     assert found["protein_weights_fingerprint"] == plan.models[1].weights_fingerprint

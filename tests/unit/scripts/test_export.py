@@ -27,7 +27,7 @@ def test_an_exported_pair_loads_as_what_it_was(tmp_path: Path) -> None:
         ("esm2_tiny", "esm2", pair.esm2, 24),
         ("dnabert_tiny", "dnabert_s", pair.dnabert, 4096),
     ):
-        loaded, spec = load_model(resolve_checkpoint(str(tmp_path / folder), family), "cpu", torch.float32)
+        loaded, spec = load_model(resolve_checkpoint(str(tmp_path / folder), family), "cpu", "fp32")
         assert spec == model.spec
         # Stored in half precision, so equal to about three digits.
         torch.testing.assert_close(

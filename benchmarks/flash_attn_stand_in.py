@@ -1,0 +1,50 @@
+"""flash_attn for programs that insist on it, where only torch is installed: its name, on torch's own FA2 kernel.
+
+Only what esm-efficient calls at inference is there. The kernel is the same algorithm, built by torch.
+"""
+
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+_VERSION = "2.8.3"
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: object,
+) -> Tensor:
+    """Attention of packed sequences, (T, N, H) in and out; of the options only causal=False is served."""
+    if options.get("causal"):
+        raise NotImplementedError("the stand-in for flash_attn serves bidirectional attention only")
+    lengths = (int(max_seqlen_q), int(max_seqlen_k))
+    output, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, *lengths, 0.0, False, False, scale=q.shape[-1] ** -0.5
+    )
+    result: Tensor = output
+    return result
+
+
+def provide() -> bool:
+    """Makes `import flash_attn` work; says whether it is the stand-in that is imported."""
+    if "flash_attn" not in sys.modules and find_spec("flash_attn") is not None:
+        return False
+    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)
+    names = {"pad_input": None, "unpad_input": None}  # imported by name, never called on packed input
+    vars(padding).update(names)
+    vars(package).update(
+        __version__=_VERSION, __path__=[], flash_attn_varlen_func=varlen_attention, bert_padding=padding
+    )
+    sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}
+    return True

@@ -1,0 +1,272 @@
+"""ESM-2 on a GPU: virnuc against fair-esm, transformers and esm-efficient, in one run on one device.
+
+    python -m benchmarks.peers [--model 650M] [--model 3B] [--precision fp16,fp8] [--device 0]
+
+Writes benchmarks/results/peers.json. Random weights of the true architectures, real residues counted (no
+padding, no special tokens). A peer gets sequences sorted by length, in batches of a number of tokens, padding
+included, and is quoted at the best of a few such numbers; its clock runs from strings to mean vectors on the
+host, as its users call it. virnuc is measured by its own benchmark: forward passes alone.
+A peer that is not installed is left out, with that reason.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import flash_attn_stand_in
+from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences
+from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.run import run_benchmark
+from virnuc_core.benchmark.settings import BenchSettings, Lengths
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.weights import read_spec
+from virnuc_core.specs import ModelSpec
+
+RESULT = Path(__file__).parent / "results" / "peers.json"
+LENGTHS = ("fixed:166", "lognormal")
+NUM_SEQUENCES = 4096
+PAD, FIRST_RESIDUE, RESIDUES = 1, 4, "LAGVSERTIDPKQNFYMHWC"
+
+Batch = list[str]
+Embed = Callable[[Batch], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another implementation.
+
+    Attributes:
+        name: with its precision.
+        package: what must be installed.
+        budgets: tokens in a batch, padding included, of which the best is quoted.
+        load: architecture and device -> from strings to mean vectors on the host.
+    """
+
+    name: str
+    package: str
+    budgets: tuple[int, ...]
+    load: Callable[[ModelSpec, str], Embed]
+
+
+def fair_esm(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
+    """fair-esm's model and batch converter, one mean a sequence as its README does it."""
+    import esm
+
+    with torch.device(device):
+        model = esm.model.esm2.ESM2(
+            num_layers=spec.num_layers,
+            embed_dim=spec.embedding_dim,
+            attention_heads=spec.num_heads,
+            alphabet="ESM-1b",
+            token_dropout=True,
+        )
+    model = model.to(device, dtype).eval()
+    convert = model.alphabet.get_batch_converter()
+
+    def embed(batch: Batch) -> list[torch.Tensor]:
+        _, strings, tokens = convert([("", sequence) for sequence in batch])
+        output = model(tokens.to(device), repr_layers=[spec.num_layers])
+        states = output["representations"][spec.num_layers]
+        return [states[i, 1 : len(string) + 1].mean(0).cpu() for i, string in enumerate(strings)]
+
+    return embed
+
+
+def hugging_face(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
+    """EsmModel of transformers with its default (SDPA) attention, tokenized by a table and pooled on the device."""
+    from transformers import EsmConfig, EsmModel
+
+    config = EsmConfig(
+        vocab_size=spec.vocab_size,
+        mask_token_id=32,
+        pad_token_id=PAD,
+        hidden_size=spec.embedding_dim,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        intermediate_size=spec.ffn_dim,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        emb_layer_norm_before=False,
+    )
+    with torch.device(device):
+        model: torch.nn.Module = EsmModel(config, add_pooling_layer=False)
+    model = model.to(device, dtype).eval()
+    table = np.zeros(128, np.int64)
+    table[[ord(letter) for letter in RESIDUES]] = FIRST_RESIDUE + np.arange(len(RESIDUES))
+
+    def embed(batch: Batch) -> torch.Tensor:
+        ids = np.full((len(batch), max(map(len, batch)) + 2), PAD)
+        for row, sequence in zip(ids, batch, strict=True):
+            row[0], row[len(sequence) + 1] = 0, 2
+            row[1 : len(sequence) + 1] = table[np.frombuffer(sequence.encode(), np.uint8)]
+        input_ids = torch.from_numpy(ids).to(device)
+        states = model(input_ids=input_ids, attention_mask=(input_ids != PAD).long()).last_hidden_state
+        is_residue = (input_ids >= FIRST_RESIDUE).unsqueeze(2)
+        means: torch.Tensor = (states * is_residue).sum(1) / is_residue.sum(1)
+        return means.float().cpu()
+
+    return embed
+
+
+def esm_efficient(spec: ModelSpec, device: str) -> Embed:
+    """esm-efficient on packed tokens, in the bf16 that it is made for."""
+    flash_attn_stand_in.provide()
+    from esme.alphabet import tokenize_unpad
+    from esme.esm import ESM2
+
+    with torch.device(device):
+        model = ESM2(num_layers=spec.num_layers, embed_dim=spec.embedding_dim, attention_heads=spec.num_heads)
+    model = model.to(device).eval()
+
+    def embed(batch: Batch) -> torch.Tensor:
+        tokens, _, bounds, longest = tokenize_unpad(batch)
+        packed = (bounds.to(device, torch.int32), int(longest))
+        states = model.forward_representation(tokens.to(device), packed)
+        ends = bounds.tolist()
+        means = [states[a + 1 : b - 1].mean(0) for a, b in pairwise(ends)]
+        return torch.stack(means).float().cpu()
+
+    return embed
+
+
+PEERS = (
+    Peer("fair-esm fp32", "esm", (2048,), lambda spec, device: fair_esm(spec, device, torch.float32)),
+    Peer("fair-esm fp16", "esm", (8192, 65536), lambda spec, device: fair_esm(spec, device, torch.float16)),
+    Peer(
+        "transformers fp16",
+        "transformers",
+        (16384, 65536),
+        lambda spec, device: hugging_face(spec, device, torch.float16),
+    ),
+    Peer("esm-efficient bf16", "esme", (16384, 65536), esm_efficient),
+)
+
+
+def batches_of(sequences: Batch, budget: int) -> list[Batch]:
+    """Sequences sorted by length in batches of at most `budget` tokens with padding, in random order."""
+    batches: list[Batch] = []
+    for sequence in sorted(sequences, key=len):
+        if not batches or (len(sequence) + 2) * (len(batches[-1]) + 1) > budget:
+            batches.append([])
+        batches[-1].append(sequence)
+    order = np.random.default_rng(0).permutation(len(batches))
+    return [batches[i] for i in order]
+
+
+def residues_per_second(embed: Embed, batches: list[Batch], seconds: float) -> float:
+    """Real residues a second over at least `seconds`, after the longest and the shortest batch."""
+    for batch in (max(batches, key=lambda b: len(b[-1])), min(batches, key=lambda b: len(b[-1]))):
+        embed(batch)
+    started = time.perf_counter()
+    residues = done = 0
+    while time.perf_counter() - started < seconds:
+        batch = batches[done % len(batches)]
+        embed(batch)
+        residues += sum(map(len, batch))
+        done += 1
+    return residues / (time.perf_counter() - started)
+
+
+def measure_peer(
+    peer: Peer, name: str, sequences: dict[str, Batch], device: str, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """One row for each distribution of lengths: residues/s by budget, and the best."""
+    if importlib.util.find_spec(peer.package) is None:
+        yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
+        return
+    embed = peer.load(read_spec(resolve_checkpoint(f"random:{name}", "esm2")), device)
+    for lengths, strings in sequences.items():
+        rates: dict[int, float | None] = {}
+        for budget in peer.budgets:
+            try:
+                rates[budget] = residues_per_second(embed, batches_of(strings, budget), seconds)
+            except torch.OutOfMemoryError:
+                rates[budget] = None
+            free_memory()
+        best = max((rate for rate in rates.values() if rate is not None), default=None)
+        row = {"peer": peer.name, "model": name, "lengths": lengths, "residues_per_second": best}
+        yield {**row, "by_tokens_in_a_batch": rates}
+
+
+def free_memory() -> None:
+    """Gives the memory of what is not used any more back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list[Any], list[Any]]:
+    """The rows of all peers, and virnuc's own cases, for one model."""
+    rng = np.random.default_rng(0)
+    sequences = {
+        lengths: random_sequences(
+            "esm2", draw_lengths(Lengths.parse(lengths), NUM_SEQUENCES, rng), rng
+        ).to_strings()
+        for lengths in LENGTHS
+    }
+    rows = []
+    with torch.inference_mode():
+        for peer in PEERS:
+            for row in measure_peer(peer, name, sequences, device, arguments.seconds):
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+            free_memory()
+    values = {
+        "model": [f"esm2:random:{name}"],
+        "precision": arguments.precision,
+        "lengths": ",".join(LENGTHS),
+    }
+    rest = {"token_budget": None, "attention": "auto", "compile_mode": "auto", "repeats": arguments.repeats}
+    rest |= {"seconds": arguments.seconds, "devices": arguments.device, "end_to_end": None}
+    settings = BenchSettings.from_options({**values, **rest, "scaling": False, "out": None})
+    return rows, [asdict(case) for case in run_benchmark(settings, "").cases]
+
+
+def main() -> None:
+    """Measures, prints and writes benchmarks/results/peers.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", help="catalogue name, several times [650M and 3B]")
+    parser.add_argument("--precision", default="fp16,fp8")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = resolve_devices((arguments.device,))[0]
+    models = arguments.model or ["650M", "3B"]
+    options = " ".join(f"--model {name}" for name in models)
+    options += (
+        f" --precision {arguments.precision} --seconds {arguments.seconds} --repeats {arguments.repeats}"
+    )
+    report: dict[str, Any] = {
+        "kind": "peers",
+        "command": f"python -m benchmarks.peers {options}",
+        "machine": machine(device),
+        "stand_in_for_flash_attn": importlib.util.find_spec("flash_attn") is None,
+        "peers": [],
+        "cases": [],
+    }
+    for name in models:
+        rows, cases = measure(name, arguments, device)
+        report["peers"] += rows
+        report["cases"] += cases
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The benchmark on a GPU: every precision against its floor, and the whole way."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from virnuc_core.benchmark.__main__ import main
+from virnuc_core.benchmark.floor import GemmFloor
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.weights import read_spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PRECISIONS = ["fp32", "fp16", "bf16"]
+if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+    PRECISIONS.append("fp8")
+QUICK = ["--devices", "0", "--seconds", "0.2", "--repeats", "1", "--token-budget", "8192"]
+
+
+@pytest.mark.parametrize("model", ["esm2:random:tiny", "dnabert:random:tiny"])
+def test_every_precision_is_measured(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    arguments = ["--model", model, "--precision", ",".join(PRECISIONS), "--compile-mode", "none"]
+    assert main([*arguments, *QUICK, "--lengths", "tokens:106,lognormal", "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert [case["precision"] for case in result["cases"][::2]] == PRECISIONS
+    assert result["machine"]["device"] == torch.cuda.get_device_name(0)
+    for case in result["cases"]:
+        assert 0 < case["over_floor"] < 1.1
+        assert case["peak_memory_bytes"] > 0
+        assert case["forward"]["packing_efficiency"] > 0.9
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_floor_multiplies(precision: str) -> None:
+    floor = GemmFloor(read_spec(resolve_checkpoint("random:tiny", "esm2")), precision, 256, "cuda:0")
+    floor.launch()
+    torch.cuda.synchronize()
+
+
+def test_end_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    arguments = ["--model", "esm2:random:tiny", "--precision", "fp16", "--compile-mode", "none"]
+    assert main([*arguments, *QUICK, "--end-to-end", "1", "--out", str(out)]) == 0
+    [run] = json.loads(out.read_text())["cases"][0]["end_to_end"]
+    assert run["devices"] == ["cuda:0"]
+    assert run["over_gpu_only"] > 0

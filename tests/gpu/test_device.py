@@ -1,0 +1,80 @@
+"""What a GPU can compute, how much fits it, and that asking costs nothing on it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from virnuc_core.errors import DeviceError
+from virnuc_core.inference.device import (
+    default_token_budget,
+    fitting_token_budget,
+    least_free_memory,
+    resolve_devices,
+    resolve_precision,
+    weight_bytes,
+)
+from virnuc_core.specs import ModelSpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SPEC = ModelSpec(
+    family="esm2",
+    num_layers=36,
+    embedding_dim=2560,
+    num_heads=40,
+    ffn_dim=10_240,
+    vocab_size=33,
+    layer_norm_eps=1e-5,
+)
+GIGABYTE = 10**9
+
+
+def test_auto_takes_every_gpu() -> None:
+    assert resolve_devices(("auto",)) == tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    with pytest.raises(DeviceError, match="GPU 99 is not available"):
+        resolve_devices(("99",))
+
+
+def test_fp8_is_for_ada_and_hopper() -> None:
+    if torch.cuda.get_device_capability("cuda:0") >= (8, 9):
+        assert resolve_precision("fp8", "cuda:0") == "fp8"
+    else:
+        with pytest.raises(DeviceError, match="no fp8 instructions"):
+            resolve_precision("fp8", "cuda:0")
+
+
+def test_memory_in_use_is_not_free() -> None:
+    device, before = least_free_memory(["cuda:0"])
+    assert device == "cuda:0"
+    assert 0 < before <= torch.cuda.get_device_properties("cuda:0").total_memory
+    held = torch.empty(2 * GIGABYTE, dtype=torch.uint8, device="cuda:0")
+    after = least_free_memory(["cuda:0"])[1]
+    del held
+    torch.cuda.empty_cache()
+    assert after <= before - 1.5 * GIGABYTE
+
+
+def test_a_batch_of_the_budget_is_within_the_free_memory() -> None:
+    free_bytes = least_free_memory(["cuda:0"])[1]
+    if free_bytes < 2 * weight_bytes(SPEC, "fp16"):
+        pytest.skip("the GPU is in use")
+    budget = default_token_budget(SPEC, "fp16", "cuda:0")
+    assert 1024 <= budget == fitting_token_budget(SPEC, "fp16", free_bytes) <= 32_768
+
+
+def test_planning_leaves_the_gpus_to_the_lanes() -> None:
+    """The process that plans holds no CUDA context, which would take memory on each GPU for the whole run."""
+    command = (
+        "import torch; from virnuc_core.inference import device;"
+        "found = device.resolve_devices(('auto',));"
+        "[device.resolve_precision(precision, found[0]) for precision in ('auto', 'bf16')];"
+        "device.least_free_memory(found);"
+        "print([torch._C._cuda_hasPrimaryContext(i) for i in range(len(found))])"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert "True" not in done.stdout

@@ -1,0 +1,205 @@
+"""The engine on a GPU: the CPU's answers, the same bytes twice, and what it does when something goes wrong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.columns import ByteColumn
+from virnuc_core.errors import CheckpointError
+from virnuc_core.inference import model_runner
+from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference.planning import make_plan
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.loading import load_model
+from virnuc_core.models.weights import Checkpoint
+from virnuc_core.run_plan import RunPlan, Shard
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.shard_file import ShardResult
+from virnuc_core.specs import ModelSpec, ResolvedPrecision, RunConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NUM_ROWS = 3000
+NUM_DISTINCT = 2000
+
+
+def random_strings(letters: bytes, lengths: np.ndarray, seed: int) -> ByteColumn:
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    drawn = np.random.default_rng(seed).integers(len(letters), size=offsets[-1])
+    return ByteColumn(np.frombuffer(letters, np.uint8)[drawn], offsets)
+
+
+@pytest.fixture(scope="module")
+def store() -> FrameStore:
+    """Frames of random letters in memory, a third of them repeated; a row is its own contig."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(20, 330, NUM_DISTINCT)
+    rows = np.concatenate(
+        (np.arange(NUM_DISTINCT), random.integers(NUM_DISTINCT, size=NUM_ROWS - NUM_DISTINCT))
+    )
+    number = np.arange(NUM_ROWS)
+    return FrameStore(
+        folder=Path("in-memory"),
+        meta=StoreMeta(
+            chunk_length=500,
+            alphabet="dna",
+            inputs=(),
+            num_records=NUM_ROWS,
+            num_chunks=NUM_ROWS,
+            num_frames=NUM_ROWS,
+            num_rejected=0,
+            num_renamed=0,
+            content_sha256="0" * 64,
+        ),
+        record_length=lengths[rows],
+        record_number=number + 1,
+        chunk_record=number,
+        chunk_index=np.zeros_like(number),
+        chunk_start=np.zeros_like(number),
+        chunk_end=lengths[rows],
+        frame_chunk=number,
+        frame_number=np.zeros(NUM_ROWS, np.uint8),
+        names=ByteColumn.from_strings(f"contig{row}" for row in number),
+        protein=random_strings(b"LAGVSERTIDPKQNFYMHWC", lengths, 1).take(rows),
+        dna=random_strings(b"ACGT", 3 * lengths, 2).take(rows),
+    )
+
+
+def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **changes: object) -> RunPlan:
+    """A plan with the bundled models and a few batches in each shard."""
+    config = RunConfig(**{"token_budget": 8192, "compile_mode": "none", **changes})
+    bounds = np.linspace(0, NUM_ROWS, num_shards + 1).astype(int).tolist()
+    shards = [
+        Shard(index=index, begin=begin, end=end, cost=1.0)
+        for index, (begin, end) in enumerate(pairwise(bounds))
+    ]
+    return replace(make_plan(config, store, "predict", (device,)), shards=tuple(shards))
+
+
+def compute(embedder: Embedder, store: FrameStore, plan: RunPlan) -> list[ShardResult]:
+    prepared = (embedder.prepare(store, shard) for shard in plan.shards)
+    return [computed.result() for computed in embedder.run(prepared)]
+
+
+def run(store: FrameStore, plan: RunPlan, device: str = "cuda:0") -> list[ShardResult]:
+    return compute(Embedder.load(plan, device), store, plan)
+
+
+def joined(results: list[ShardResult], name: str) -> np.ndarray:
+    return np.concatenate([getattr(result, name) for result in results])
+
+
+def worst_cosine(left: np.ndarray, right: np.ndarray) -> float:
+    products = (left * right).sum(axis=1)
+    return float((products / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)).min())
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(store: FrameStore) -> list[ShardResult]:
+    plan = plan_of(store, "cpu", token_budget=2048)
+    return run(store, plan, "cpu")
+
+
+@pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.999999), ("fp16", 0.9995), ("bf16", 0.9995)])
+def test_the_gpu_says_what_the_cpu_says(
+    store: FrameStore, on_the_cpu: list[ShardResult], precision: str, cosine: float
+) -> None:
+    results = run(store, plan_of(store, precision=precision))
+    for name in ("dna", "protein"):
+        assert worst_cosine(joined(results, name), joined(on_the_cpu, name)) >= cosine
+    mine, theirs = joined(results, "scores"), joined(on_the_cpu, "scores")
+    assert ((mine[:, 1] > mine[:, 0]) == (theirs[:, 1] > theirs[:, 0])).mean() >= 0.999
+    assert all(model.fp32_batches == 0 for result in results for model in result.counters.models)
+
+
+def test_the_same_bytes_twice_and_from_the_middle(store: FrameStore) -> None:
+    plan = plan_of(store)
+    first, second = run(store, plan), run(store, plan)
+    resumed = run(store, replace(plan, shards=plan.shards[1:]))
+    for name in ("dna", "protein", "scores"):
+        np.testing.assert_array_equal(joined(first, name), joined(second, name))
+        np.testing.assert_array_equal(joined(first[1:], name), joined(resumed, name))
+    assert [result.counters for result in first] == [result.counters for result in second]
+
+
+def test_equal_sequences_are_embedded_once(store: FrameStore) -> None:
+    [result] = run(store, plan_of(store, num_shards=1))
+    assert [model.sequences for model in result.counters.models] == [NUM_DISTINCT] * 2
+    assert result.protein is not None
+    assert store.protein is not None
+    proteins = store.protein.to_strings()
+    for row in range(NUM_DISTINCT, NUM_DISTINCT + 50):
+        first = proteins.index(proteins[row])
+        np.testing.assert_array_equal(result.protein[row], result.protein[first])
+
+
+def test_half_precision_vectors_are_rounded_on_the_device(store: FrameStore) -> None:
+    plan = plan_of(store)
+    full, half = run(store, plan), run(store, replace(plan, embeddings="float16"))
+    np.testing.assert_array_equal(joined(full, "dna").astype(np.float16), joined(half, "dna"))
+    np.testing.assert_array_equal(joined(full, "scores"), joined(half, "scores"))
+    nothing = run(store, replace(plan, embeddings="none"))
+    assert all(result.dna is None and result.protein is None for result in nothing)
+    np.testing.assert_array_equal(joined(full, "scores"), joined(nothing, "scores"))
+
+
+@pytest.fixture
+def _all_memory_again() -> Iterator[None]:
+    """Lets this process have all memory again after the test."""
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("_all_memory_again")
+def test_out_of_memory_halves_the_batches_and_goes_on(
+    store: FrameStore, on_the_cpu: list[ShardResult]
+) -> None:
+    plan = plan_of(store, token_budget=400_000, num_shards=1, precision="fp32")
+    embedder = Embedder.load(plan, "cuda:0")
+    torch.cuda.empty_cache()
+    room = 400 * 2**20  # a forward of all tokens takes several times as much
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+    [result] = compute(embedder, store, plan)
+    assert sum(model.out_of_memory for model in result.counters.models) > 0
+    for name in ("dna", "protein"):
+        assert worst_cosine(getattr(result, name), joined(on_the_cpu, name)) >= 0.999999
+
+
+def broken_loader(value: float) -> Callable[..., tuple[Encoder, ModelSpec]]:
+    """A `load_model` that puts a number into the bias of the last layer which its precision may not hold."""
+
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision
+    ) -> tuple[Encoder, ModelSpec]:
+        model, spec = load_model(checkpoint, device, precision)
+        model.get_submodule(f"layers.{spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = value
+        return model, spec
+
+    return load
+
+
+def test_what_overflows_is_done_again_in_fp32(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "load_model", broken_loader(1e6))
+    expected = run(store, plan_of(store, precision="fp32"))
+    results = run(store, plan_of(store, precision="fp16"))
+    for result in results:
+        assert all(model.fp32_batches == model.batches for model in result.counters.models)
+    for name in ("dna", "protein"):
+        assert worst_cosine(joined(results, name), joined(expected, name)) >= 0.999999
+
+
+def test_what_is_not_finite_in_fp32_is_an_error(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "load_model", broken_loader(torch.inf))
+    with pytest.raises(CheckpointError, match=r"not finite in fp32, the first for contig\d+_chunk_1F1"):
+        run(store, plan_of(store, precision="fp16"))

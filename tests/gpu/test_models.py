@@ -1,0 +1,142 @@
+"""Both models on a GPU: every precision and backend against the fp32 reference, and compiled layers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from virnuc_core.models.attention import TritonAttention, resolve_attention
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.compilation import compile_layers
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.fp8 import Fp8Linear
+from virnuc_core.models.loading import load_model
+from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda:0"
+MODELS: dict[Family, str] = {"esm2": "random:8M", "dnabert_s": "random:DNABERT-S"}
+LEAST_COSINE: dict[ResolvedPrecision, float] = {"fp16": 0.9995, "bf16": 0.9995, "fp8": 0.995}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def load(family: Family, precision: ResolvedPrecision) -> Encoder:
+    return load_model(resolve_checkpoint(MODELS[family], family), DEVICE, precision)[0]
+
+
+def batch(lengths: np.ndarray, model: Encoder, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    ids = np.random.default_rng(seed).integers(5, 24, int(lengths.sum())).astype(np.int32)
+    return torch.from_numpy(ids).to(DEVICE), np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def embed(
+    model: Encoder, backend: AttentionBackend, lengths: np.ndarray, repr_layer: int | None = None
+) -> torch.Tensor:
+    with torch.inference_mode():
+        ids, cu_seqlens = batch(lengths, model)
+        return model.embed(ids, model.build_layout(cu_seqlens, backend), repr_layer)
+
+
+LENGTHS = np.random.default_rng(1).integers(30, 400, 200)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("precision", LEAST_COSINE)
+def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPrecision) -> None:
+    expected = embed(load(family, "fp32"), "sdpa", LENGTHS)
+    model = load(family, precision)
+    actual = embed(model, "triton", LENGTHS)
+    assert actual.dtype == torch.float32
+    cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double())
+    assert float(cosine.min()) >= LEAST_COSINE[precision]
+    quantised = sum(isinstance(module, Fp8Linear) for module in model.modules())
+    assert quantised == (4 * model.spec.num_layers if precision == "fp8" else 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [
+        ("esm2", "varlen"),
+        ("esm2", "sdpa"),
+        ("esm2", "padded"),
+        ("dnabert_s", "sdpa"),
+        ("dnabert_s", "padded"),
+    ],
+)
+def test_every_backend_gives_the_same_vectors(family: Family, backend: AttentionBackend) -> None:
+    model = load(family, "fp16")
+    ours = embed(model, "triton", LENGTHS)
+    torch.testing.assert_close(embed(model, backend, LENGTHS), ours, rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "fp8"])
+def test_inner_layers_can_be_read(family: Family, precision: ResolvedPrecision) -> None:
+    model = load(family, precision)
+    reference = load(family, "fp32")
+    backend: AttentionBackend = "sdpa" if precision == "fp32" else "triton"
+    for repr_layer in (0, 1, model.spec.num_layers):
+        actual = embed(model, backend, LENGTHS[:20], repr_layer)
+        expected = embed(reference, "sdpa", LENGTHS[:20], repr_layer)
+        cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double())
+        assert float(cosine.min()) >= 0.995
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_auto_is_our_kernel_and_it_runs(family: Family) -> None:
+    model = load(family, "fp16")
+    backend = resolve_attention("auto", DEVICE, family, "fp16", model.spec.head_dim)
+    assert backend == "triton"
+    layout = model.build_layout(np.array([0, 20, 400], np.int32), backend)
+    assert isinstance(layout.attention, TritonAttention)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        embed(model, backend, LENGTHS)
+        torch.cuda.synchronize()
+    names = " ".join(event.key for event in profile.key_averages())
+    assert "_short_kernel" in names
+    assert "_long_kernel" in names
+    assert ("_product_kernel" in names) == (torch.cuda.get_device_capability() >= (9, 0))
+    assert resolve_attention("auto", DEVICE, family, "fp32", model.spec.head_dim) == "sdpa"
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_layers_compile_once_for_all_batches(family: Family, precision: ResolvedPrecision) -> None:
+    plain = load(family, precision)
+    model = load(family, precision)
+    compile_layers(model, "default")
+    random = np.random.default_rng(0)
+    for warm_up in (np.array([7]), np.array([400]), LENGTHS):
+        embed(model, "triton", warm_up)
+    compiled = counters["stats"]["unique_graphs"]
+    assert 1 <= compiled <= 2  # the last layer of ESM-2 has a graph of its own
+    for _ in range(200):
+        lengths = random.integers(3, 600, int(random.integers(1, 40)))
+        embed(model, "triton", lengths)
+    assert counters["stats"]["unique_graphs"] == compiled
+    assert not counters["graph_break"]
+    torch.testing.assert_close(
+        embed(model, "triton", LENGTHS), embed(plain, "triton", LENGTHS), rtol=2e-2, atol=5e-3
+    )
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_other_compile_modes_give_the_same_vectors(mode: str) -> None:
+    plain, model = load("esm2", "fp16"), load("esm2", "fp16")
+    compile_layers(model, mode)
+    for _ in range(3):
+        actual = embed(model, "triton", LENGTHS)
+    torch.testing.assert_close(actual, embed(plain, "triton", LENGTHS), rtol=2e-2, atol=5e-3)

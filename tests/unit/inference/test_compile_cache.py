@@ -1,0 +1,78 @@
+"""Compiled code is kept where it is said to be, and no more of it than is said."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from virnuc_core.env_config import reload
+from virnuc_core.inference.compile_cache import compile_cache_environment, trim_compile_cache
+
+MEGABYTE = 10**6
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five entries of 2 MB, the first used longest ago, and a lock."""
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
+    reload()
+    cache = tmp_path / "compiled"
+    for number in range(5):
+        folder = cache / ("triton" if number % 2 else "inductor/fxgraph") / f"entry{number}"
+        folder.mkdir(parents=True)
+        for name in ("a", "b"):
+            (folder / name).write_bytes(bytes(MEGABYTE))
+            os.utime(folder / name, (1000 + number, 1000 + number))
+    (cache / "inductor" / "locks").mkdir()
+    (cache / "inductor" / "locks" / "a.lock").touch()
+    return cache
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("entry*"))
+
+
+def test_it_lies_in_the_home_folder_unless_another_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
+    reload()
+    folders = compile_cache_environment()
+    assert {Path(folder).parent for folder in folders.values()} == {tmp_path / "compiled"}
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    reload()
+    assert compile_cache_environment() == {**folders, "TRITON_CACHE_DIR": "/elsewhere"}
+
+
+def test_nothing_is_removed_below_the_limit(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert trim_compile_cache() == 10 * MEGABYTE
+    assert len(entries(cache)) == 5
+    assert "0.010 GB in 5 entries, at most 5 GB; 0 entries removed" in caplog.text
+
+
+def test_the_entries_used_longest_ago_go_first_and_whole(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRNUC_COMPILE_CACHE_GB", "0.005")
+    reload()
+    assert trim_compile_cache() == 4 * MEGABYTE
+    assert entries(cache) == ["entry3", "entry4"]
+    assert (cache / "inductor" / "locks" / "a.lock").exists()
+    os.utime(cache / "triton" / "entry3" / "a", (2000, 1000))  # read after the other
+    monkeypatch.setenv("VIRNUC_COMPILE_CACHE_GB", "0.002")
+    reload()
+    assert trim_compile_cache() == 2 * MEGABYTE
+    assert entries(cache) == ["entry3"]
+
+
+def test_no_cache_is_nothing_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
+    reload()
+    with caplog.at_level("INFO"):
+        assert trim_compile_cache() == 0
+    assert caplog.text == ""

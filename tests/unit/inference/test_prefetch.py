@@ -1,0 +1,130 @@
+"""Work ahead in a thread: order, bounds, errors, and that no thread is left."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.made_models import MadeRun
+from virnuc_core.batching.esm2_tokenizer import EOS_ID, Esm2Tokenizer
+from virnuc_core.errors import MismatchError
+from virnuc_core.inference.prefetch import PreparedBatch, iter_ahead, prepare_shard
+from virnuc_core.inference.streams import HostStreams
+from virnuc_core.run_plan import Shard
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def test_results_are_in_order_and_made_elsewhere() -> None:
+    def double(item: int) -> tuple[int, int]:
+        return 2 * item, threading.get_ident()
+
+    doubled, threads = zip(*iter_ahead(double, range(7), ahead=2), strict=True)
+    assert doubled == (0, 2, 4, 6, 8, 10, 12)
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def test_no_more_than_asked_for_is_done_ahead() -> None:
+    drawn = []
+
+    def draw() -> Iterator[int]:
+        for item in range(10):
+            drawn.append(item)
+            yield item
+
+    with closing(iter_ahead(lambda item: item, draw(), ahead=2)) as results:
+        assert next(results) == 0
+        assert drawn == [0, 1, 2]
+        assert next(results) == 1
+        assert drawn == [0, 1, 2, 3]
+
+
+def test_an_error_of_the_function_comes_out_in_its_place() -> None:
+    def fail_at_two(item: int) -> int:
+        if item == 2:
+            raise OSError(28, "No space left on device")
+        return item
+
+    seen = []
+    with pytest.raises(OSError, match="No space left"):
+        seen.extend(iter_ahead(fail_at_two, range(5), ahead=1))
+    results = iter_ahead(fail_at_two, range(5), ahead=1)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(OSError, match="No space left"):
+        next(results)
+
+
+def test_what_was_drawn_before_an_error_is_still_done() -> None:
+    done = []
+
+    def draw() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(iter_ahead(done.append, draw(), ahead=3))
+    assert done == [1, 2]
+
+
+def test_a_caller_that_stops_waits_for_what_was_begun_only() -> None:
+    done = []
+
+    def slow(item: int) -> None:
+        time.sleep(0.05)
+        done.append(item)
+
+    with closing(iter_ahead(slow, range(100), ahead=50)) as results:
+        next(results)
+    assert 1 <= len(done) <= 3
+
+
+def test_a_batch_is_parted_between_sequences() -> None:
+    batch = PreparedBatch(torch.arange(20, dtype=torch.int32), np.array([0, 9, 12, 15, 20], np.int32), 5)
+    assert (len(batch), batch.num_tokens, batch.places) == (4, 20, slice(5, 9))
+    parts = list(batch.iter_parts(7))
+    assert [part.cu_seqlens.tolist() for part in parts] == [[0, 9], [0, 3, 6], [0, 5]]
+    assert [part.first for part in parts] == [5, 6, 8]
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
+    [same] = batch.iter_parts(20)
+    assert (same.first, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
+
+
+def test_a_prepared_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun) -> None:
+    store, planned = finished_run.store, replace(finished_run.plan.models[1], token_budget=200)
+    shard = Shard(index=0, begin=10, end=60, cost=1.0)
+    [model] = prepare_shard(store, shard, [(planned, Esm2Tokenizer())], HostStreams("cpu")).models
+    assert store.protein is not None
+    proteins = store.protein.rows(10, 60)
+    assert len(model.batches) == -(-model.tokens // 200) == 5
+    assert model.letters == proteins.lengths.sum()
+    assert all(batch.num_tokens <= 200 for batch in model.batches)
+    by_place = [row for batch in model.batches for row in split(batch)]
+    tokens = Esm2Tokenizer().encode(proteins)
+    for row, place in enumerate(model.places.tolist()):
+        ids = tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]]
+        assert by_place[place] == ids.tolist()
+        assert by_place[place][-1] == EOS_ID
+    assert model.frame_id(int(model.places[7])) == store.frame_ids(17, 18)[0]
+
+
+def split(batch: PreparedBatch) -> list[list[int]]:
+    return [ids.tolist() for ids in np.split(batch.input_ids.numpy(), batch.cu_seqlens[1:-1])]
+
+
+def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:
+    store = replace(finished_run.store, protein=None)
+    models = [(finished_run.plan.models[1], Esm2Tokenizer())]
+    with pytest.raises(MismatchError, match="needs sequences of a kind"):
+        prepare_shard(store, finished_run.plan.shards[0], models, HostStreams("cpu"))

@@ -1,0 +1,132 @@
+"""The Triton kernels on the CPU, by Triton's interpreter, against plain torch in double precision."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+if torch.cuda.is_available():
+    pytest.skip("tests/gpu runs the compiled kernels", allow_module_level=True)
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
+
+from virnuc_core.models.attention_plain import ReferenceAttention
+from virnuc_core.models.kernels import attention, pooling, rowwise
+from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+
+# The interpreter cuts numbers off where a device rounds them to fp8.
+FP8_ERROR = 0.08
+LENGTHS = [300, 193, 192, 129, 128, 64, 65, 3, 1]
+CU_SEQLENS = np.concatenate(([0], np.cumsum(LENGTHS))).astype(np.int32)
+
+
+def _bounds() -> torch.Tensor:
+    return torch.from_numpy(CU_SEQLENS)
+
+
+def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("head_dim", [12, 16, 64])
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
+    num_tokens, num_heads = sum(LENGTHS), 3
+    qkv = _random(num_tokens, 3, num_heads, head_dim)
+    table, cos_sin, slopes = None, None, None
+    if positions == "rotary":
+        table = rotary_table(head_dim, position_ids(_bounds(), num_tokens))
+        padding = (attention.padded_head_dim(head_dim) - head_dim) // 2
+        cos_sin = functional.pad(rotary_table(head_dim, torch.arange(384)), (0, 0, 0, padding))
+    else:
+        slopes = alibi_slopes(num_heads)
+    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(CU_SEQLENS)]
+    actual = attention.packed_attention(qkv, *tiles, cos_sin, slopes)
+    expected = ReferenceAttention(tuple(LENGTHS), table, slopes)(qkv)
+    assert bool(actual.isfinite().all())
+    assert _relative_error(actual, expected) < 1e-3
+
+
+def test_every_token_is_in_one_tile() -> None:
+    short, long = attention.plan_tiles(CU_SEQLENS)
+    covered = np.zeros(CU_SEQLENS[-1], int)
+    for begin, length, _ in short:
+        covered[begin : begin + length] += 1
+    for begin, length, first in long:
+        covered[begin + first : begin + min(length, first + attention.LONG_ROWS)] += 1
+    assert (covered == 1).all()
+    assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
+
+
+@pytest.mark.parametrize("lengths", [[5], [400], [7, 200]])
+def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[int]) -> None:
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    assert min(len(part) for part in attention.plan_tiles(cu_seqlens)) >= 2
+
+
+@pytest.mark.parametrize("width", [48, 320, 1280])
+@pytest.mark.parametrize("has_branch", [True, False])
+def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> None:
+    residual, branch = _random(9, width), _random(9, width, seed=1)
+    bias, gain, shift = (_random(width, seed=seed) for seed in (2, 3, 4))
+    total, normed, values, scale = rowwise.add_norm(
+        branch if has_branch else None,
+        bias if has_branch else None,
+        residual,
+        gain,
+        shift,
+        1e-5,
+        True,
+        True,
+        True,
+    )
+    wanted = residual.double() + ((branch.double() + bias.double()) if has_branch else 0.0)
+    assert _relative_error(total, wanted) < 1e-3
+    wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
+    assert _relative_error(normed, wanted) < 1e-3
+    assert _relative_error(values.float() * scale, wanted) < FP8_ERROR
+    assert bool((values.float().abs().amax(1) == 448).all())
+
+
+def test_what_is_not_wanted_is_empty() -> None:
+    residual, weight = _random(4, 32), _random(32, seed=1)
+    kept = rowwise.add_norm(None, None, residual, weight, weight, 1e-5, False, True, False)
+    assert [tensor.numel() for tensor in kept] == [0, 4 * 32, 0, 0]
+
+
+def test_gelu_is_the_erf_form() -> None:
+    x = torch.linspace(-12, 12, 4001).view(1, -1)
+    values, _ = rowwise.activate(x, None, "gelu", False)
+    expected = functional.gelu(x.double())
+    error = (values.double() - expected).abs()
+    assert float(error.max()) < 1.5e-6
+    assert float((error / expected.abs())[(x > -3) & (x != 0)].max()) < 2e-4
+
+
+@pytest.mark.parametrize("width", [48, 1024, 1920])
+def test_activations_with_bias_gate_and_fp8(width: int) -> None:
+    x, bias = _random(5, 2 * width), _random(width, seed=1)
+    plain, gate = x[:, :width].contiguous(), functional.gelu(x[:, :width].double())
+    gelu, _ = rowwise.activate(plain, bias, "gelu", False)
+    assert _relative_error(gelu, functional.gelu(plain.double() + bias.double())) < 1e-3
+    gated, _ = rowwise.activate(x, None, "gated_gelu", False)
+    assert _relative_error(gated, gate * x[:, width:].double()) < 1e-3
+    for activation, expected in (("none", plain), ("gelu", gate), ("gated_gelu", gated)):
+        values, scale = rowwise.activate(x if activation == "gated_gelu" else plain, None, activation, True)
+        assert (values.dtype, values.shape, scale.shape) == (torch.float8_e4m3fn, (5, width), (5, 1))
+        assert _relative_error(values.float() * scale, expected) < FP8_ERROR
+
+
+@pytest.mark.parametrize("specials", [True, False])
+def test_segment_mean_equals_mean_pool(specials: bool) -> None:
+    hidden = _random(sum(LENGTHS), 72)
+    actual = pooling.segment_mean(hidden, _bounds(), specials)
+    torch.testing.assert_close(actual, mean_pool(hidden, _bounds(), specials=specials), rtol=1e-5, atol=1e-6)

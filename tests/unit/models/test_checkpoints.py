@@ -1,0 +1,37 @@
+import pytest
+
+from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("esm2:8M", ("esm2", "8M")),
+        ("dnabert:/a/b", ("dnabert_s", "/a/b")),
+        ("dnabert:zhihan1996/DNABERT-S", ("dnabert_s", "zhihan1996/DNABERT-S")),
+        ("random:650M", ("esm2", "random:650M")),
+        ("dnabert:random:tiny", ("dnabert_s", "random:tiny")),
+    ],
+)
+def test_family_of(model: str, expected: tuple[str, str]) -> None:
+    assert family_of(model) == expected
+
+
+def test_unknown_model_alone_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="nonsense"):
+        family_of("nonsense")
+
+
+def test_random_weights_are_for_catalogue_models_only() -> None:
+    with pytest.raises(CheckpointError, match=r"random:nonsense is not .* one of tiny, 8M"):
+        resolve_checkpoint("random:nonsense", "esm2")
+    with pytest.raises(CheckpointError, match="random:650M"):
+        resolve_checkpoint("random:650M", "dnabert_s")
+    with pytest.raises(UsageError, match="esm2:random:tiny"):
+        resolve_checkpoint("random:tiny", None)
+
+
+def test_a_random_checkpoint_is_found_again_by_its_location() -> None:
+    checkpoint = resolve_checkpoint("random:DNABERT-S", None)
+    assert resolve_checkpoint(str(checkpoint.location), "dnabert_s") == checkpoint

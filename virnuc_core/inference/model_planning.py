@@ -1,0 +1,191 @@
+"""How each model of a run computes: precision, engine, attention and batch size, decided once and logged."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from virnuc_core.env_config import env
+from virnuc_core.errors import UsageError
+from virnuc_core.inference.device import default_token_budget, resolve_precision
+from virnuc_core.models.attention import resolve_attention
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.encoder import validate_repr_layer
+from virnuc_core.models.weights import read_spec, weights_fingerprint
+from virnuc_core.run_plan import PlannedModel, RunPlan
+from virnuc_core.specs import (
+    AttentionBackend,
+    AttentionChoice,
+    Engine,
+    Family,
+    ModelSpec,
+    Precision,
+    ResolvedPrecision,
+    RunConfig,
+)
+
+_REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
+_MAX_TOKEN_BUDGET: Final = 2**31 - 1  # more than any device holds; sums over batches stay within 64 bits
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AskedModel:
+    """One model as asked for; what is for both models is filled in.
+
+    Attributes:
+        family: architecture.
+        name: catalogue name, hub name or path.
+        repr_layer: layer to average; None is the last.
+        precision: arithmetic.
+        precision_flag: the flag that it came from, for messages.
+        engine: "packed" or "reference".
+        attention: attention backend.
+        token_budget: most tokens in one packed batch; None is by model and device.
+    """
+
+    family: Family
+    name: str
+    repr_layer: int | None
+    precision: Precision
+    precision_flag: str
+    engine: Engine
+    attention: AttentionChoice
+    token_budget: int | None
+
+
+def plan_models(
+    config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None
+) -> tuple[PlannedModel, ...]:
+    """The DNA model, then the protein model, as far as they are asked for; none of them compiled.
+
+    Args:
+        config: settings as asked for.
+        devices: resolved devices, all of one kind; the models must fit each of them.
+        existing: a plan to go on with; where no token budget is asked for, it keeps its own.
+
+    Raises:
+        UsageError: no model is asked for, or settings contradict each other.
+        CheckpointError: a model cannot be used.
+        DeviceError: a device cannot compute in the precision asked for.
+        DeviceMemoryError: a device has no room for a model.
+    """
+    asked = _asked_models(config)
+    if not asked:
+        raise UsageError("no model is given: name an ESM-2 or a DNABERT-S model.")
+    if config.attention not in ("auto", "reference") and all(model.engine == "reference" for model in asked):
+        raise UsageError(
+            f"--engine reference has its own attention: leave out --attention {config.attention}."
+        )
+    if config.token_budget is not None and not 1 <= config.token_budget <= _MAX_TOKEN_BUDGET:
+        raise UsageError(
+            f"--token-budget {config.token_budget} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens."
+        )
+    before = {model.family: model for model in existing.models} if existing is not None else {}
+    return tuple(_plan_model(model, devices, before.get(model.family)) for model in asked)
+
+
+def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
+    """The models that are asked for, the DNA model with the settings that are for it alone."""
+    asked = []
+    if config.dnabert_model is not None:
+        precision, flag = config.precision, "--precision"
+        if config.dnabert_precision is not None:
+            precision, flag = config.dnabert_precision, "--dnabert-precision"
+        elif config.dnabert_engine == "reference":
+            precision = "auto"  # what is asked for both models does not contradict what is for this one
+        asked.append(
+            _AskedModel(
+                family="dnabert_s",
+                name=config.dnabert_model,
+                repr_layer=config.repr_layer if config.esm_model is None else None,
+                precision=precision,
+                precision_flag=flag,
+                engine=config.dnabert_engine or config.engine,
+                attention=config.attention,
+                token_budget=config.token_budget,
+            )
+        )
+    if config.esm_model is not None:
+        asked.append(
+            _AskedModel(
+                family="esm2",
+                name=config.esm_model,
+                repr_layer=config.repr_layer,
+                precision=config.precision,
+                precision_flag="--precision",
+                engine=config.engine,
+                attention=config.attention,
+                token_budget=config.token_budget,
+            )
+        )
+    return tuple(asked)
+
+
+def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedModel | None) -> PlannedModel:
+    checkpoint = resolve_checkpoint(asked.name, asked.family)
+    spec = read_spec(checkpoint)
+    precision = _plan_precision(asked, devices)
+    return PlannedModel(
+        name=Path(asked.name).name if Path(asked.name).exists() else checkpoint.name,
+        family=asked.family,
+        spec=spec,
+        repr_layer=validate_repr_layer(spec, asked.repr_layer),
+        weights_fingerprint=weights_fingerprint(checkpoint),
+        precision=precision,
+        engine=asked.engine,
+        attention=_plan_attention(asked, devices[0], precision, spec),
+        compile_mode="none",
+        token_budget=_plan_token_budget(asked, spec, precision, devices, before),
+        location=str(checkpoint.location),
+    )
+
+
+def _plan_precision(asked: _AskedModel, devices: tuple[str, ...]) -> ResolvedPrecision:
+    choice = asked.precision
+    if asked.engine == "reference":
+        if choice not in ("auto", "fp32"):
+            raise UsageError(
+                f"--engine reference computes in fp32 only: leave out {asked.precision_flag} {choice}."
+            )
+        choice = "fp32"
+    switches = {"VIRNUC_DISABLE_FP16": env().disable_fp16, "VIRNUC_DISABLE_PACKING": env().disable_packing}
+    for name, is_set in switches.items():
+        if is_set and choice != "fp32":
+            _log.info("%s is set: fp32 instead of %s for %s", name, choice, asked.name)
+            choice = "fp32"
+    [precision] = {resolve_precision(choice, device) for device in devices}
+    return precision
+
+
+def _plan_attention(
+    asked: _AskedModel, device: str, precision: ResolvedPrecision, spec: ModelSpec
+) -> AttentionBackend:
+    choice = asked.attention
+    if asked.engine == "reference" or env().v1_attention:
+        choice = "reference"
+    elif env().disable_packing:
+        _log.info("VIRNUC_DISABLE_PACKING is set: padded batches for %s", asked.name)
+        return "padded"
+    elif env().disable_fp16 and choice not in ("sdpa", "reference"):
+        choice = "auto"  # what was asked for may be for 16 bit only
+    return resolve_attention(choice, device, asked.family, precision, spec.head_dim)
+
+
+def _plan_token_budget(
+    asked: _AskedModel,
+    spec: ModelSpec,
+    precision: ResolvedPrecision,
+    devices: tuple[str, ...],
+    before: PlannedModel | None,
+) -> int:
+    if asked.engine == "reference":
+        return _REFERENCE_TOKEN_BUDGET
+    if asked.token_budget is not None:
+        return asked.token_budget
+    if before is not None:
+        return before.token_budget
+    budget = default_token_budget(spec, precision, *devices)
+    _log.info("token budget of %s in %s: %d (found automatically)", asked.name, precision, budget)
+    return budget

@@ -1,0 +1,198 @@
+"""What can be done for a shard before a device is needed, and doing it ahead of time in another thread."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from virnuc_core.batching.distinct import distinct_rows
+from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.columns import ByteColumn
+from virnuc_core.errors import MismatchError
+from virnuc_core.inference.streams import HostStreams
+from virnuc_core.run_plan import PlannedModel, Shard
+from virnuc_core.sequences.frame_store import FrameStore
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Tokenizer(Protocol):
+    """What both tokenizers have in common."""
+
+    def encode(self, sequences: ByteColumn, /) -> TokenColumn:
+        """Token ids, special tokens included, of every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """B sequences of T tokens on the host, ready to be uploaded.
+
+    Attributes:
+        input_ids: int32 (T,), pinned where there is a GPU.
+        cu_seqlens: int32 (B + 1,), starting at 0.
+        first: place of the first of them among the model's sequences in the shard; the others follow.
+    """
+
+    input_ids: Tensor
+    cu_seqlens: npt.NDArray[np.int32]
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the batch, T."""
+        return len(self.input_ids)
+
+    @property
+    def places(self) -> slice:
+        """The places of its sequences."""
+        return slice(self.first, self.first + len(self))
+
+    def iter_parts(self, most_tokens: int) -> Iterator["PreparedBatch"]:
+        """Cuts it between sequences; a part has at most `most_tokens`, or is a single sequence."""
+        begin = 0
+        while begin < len(self):
+            limit = int(self.cu_seqlens[begin]) + most_tokens
+            end = max(begin + 1, int(np.searchsorted(self.cu_seqlens, limit, side="right")) - 1)
+            bounds = self.cu_seqlens[begin : end + 1]
+            input_ids = self.input_ids[int(bounds[0]) : int(bounds[-1])]
+            yield PreparedBatch(input_ids, bounds - bounds[0], self.first + begin)
+            begin = end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedModel:
+    """The sequences of a shard for one model: equal ones once, in the order of their batches.
+
+    Attributes:
+        batches: all of them together have each place once.
+        store: where the sequences are from.
+        rows: int64 (d,), row of the store of the sequence at each place, the first of equal ones.
+        places: int64 (n,), on the host, place of the sequence of each row of the shard.
+        letters: residues or bases over all n rows.
+        tokens: over all batches.
+        capacity: tokens that the batches have room for.
+    """
+
+    batches: tuple[PreparedBatch, ...]
+    store: FrameStore
+    rows: npt.NDArray[np.int64]
+    places: Tensor
+    letters: int
+    tokens: int
+    capacity: int
+
+    def frame_id(self, place: int) -> str:
+        """The name of the sequence at a place."""
+        row = int(self.rows[place])
+        [name] = self.store.frame_ids(row, row + 1)
+        return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedShard:
+    """A shard that only needs a device.
+
+    Attributes:
+        shard: which one.
+        models: its sequences for each model, in the order of the plan's models.
+        seconds: how long it took.
+    """
+
+    shard: Shard
+    models: tuple[PreparedModel, ...]
+    seconds: float
+
+
+def prepare_shard(
+    store: FrameStore,
+    shard: Shard,
+    models: Iterable[tuple[PlannedModel, Tokenizer]],
+    streams: HostStreams,
+) -> PreparedShard:
+    """Reads the sequences of a shard and makes batches of them.
+
+    The batches depend on the plan and on the rows of the shard only.
+
+    Raises:
+        MismatchError: a model needs sequences that the store lacks.
+    """
+    begun = time.perf_counter()
+    prepared = tuple(_prepare_model(store, shard, *model, streams) for model in models)
+    return PreparedShard(shard=shard, models=prepared, seconds=time.perf_counter() - begun)
+
+
+def _prepare_model(
+    store: FrameStore, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, streams: HostStreams
+) -> PreparedModel:
+    column = store.dna if planned.family == "dnabert_s" else store.protein
+    if column is None:
+        raise MismatchError(f"model {planned.name} needs sequences of a kind that {store.folder} lacks.")
+    sequences = column.rows(shard.begin, shard.end)
+    rows, equal_to = distinct_rows(sequences)
+    distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
+    tokens = tokenizer.encode(distinct)
+    packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
+    input_ids = streams.empty_on_host(packing.num_tokens, torch.int32)
+    batches = []
+    token, place = 0, 0
+    for batch in iter_batches(tokens, packing):
+        part = input_ids[token : token + batch.num_tokens]
+        part.numpy()[:] = batch.input_ids
+        batches.append(PreparedBatch(part, batch.cu_seqlens, place))
+        token += batch.num_tokens
+        place += len(batch.rows)
+    place_of = np.empty(len(rows), np.int64)
+    place_of[packing.rows] = np.arange(len(rows))
+    places = streams.empty_on_host(len(sequences), torch.int64)
+    places.numpy()[:] = place_of[equal_to]
+    return PreparedModel(
+        batches=tuple(batches),
+        store=store,
+        rows=shard.begin + rows[packing.rows],
+        places=places,
+        letters=int(sequences.offsets[-1] - sequences.offsets[0]),
+        tokens=packing.num_tokens,
+        capacity=packing.capacity,
+    )
+
+
+def iter_ahead(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Generator[R, None, None]:
+    """Applies a function to items, one after another, in a thread of its own.
+
+    Items are drawn in the calling thread. What the function raises is raised here in its place. When
+    drawing fails, what was drawn before is still done; when the caller stops, only what has been begun is.
+    The thread has ended when the generator has.
+
+    Args:
+        function: called in the other thread.
+        items: its arguments.
+        ahead: how many items are in the other thread when its oldest result is waited for, besides that one.
+
+    Yields:
+        The results, in order.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "ahead")) as thread:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(thread.submit(function, item))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except GeneratorExit:
+            for future in waiting:
+                future.cancel()
+            raise

@@ -1,0 +1,129 @@
+"""One model on one device, and what it does when a batch does not fit the device's memory."""
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from virnuc_core.errors import DeviceMemoryError
+from virnuc_core.inference.prefetch import PreparedBatch
+from virnuc_core.inference.streams import HostStreams
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.run_plan import PlannedModel
+from virnuc_core.specs import AttentionBackend, ResolvedPrecision
+
+# How torch says it where it does not raise torch.OutOfMemoryError: on the host, from within libraries, and
+# while it compiles.
+_OUT_OF_MEMORY: Final = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+_log = logging.getLogger(__name__)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch ran out of memory, of the host or of a device."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+@contextmanager
+def memory_for(what: str, device: torch.device | str) -> Iterator[None]:
+    """A block for which there is no second way when it runs out of memory.
+
+    Raises:
+        DeviceMemoryError: it did.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"{device} has not enough memory for {what}: use smaller shards (--shard-seconds) or a smaller "
+            "model, or a device with more memory."
+        ) from error
+
+
+class ResidentModel:
+    """A model in one precision, and how many tokens at once its device turns out to have memory for."""
+
+    def __init__(
+        self,
+        planned: PlannedModel,
+        model: Encoder,
+        streams: HostStreams,
+        precision: ResolvedPrecision,
+        attention: AttentionBackend,
+    ) -> None:
+        self.precision: Final = precision
+        self._planned = planned
+        self._model = model
+        self._streams = streams
+        self._attention = attention
+        self._most_tokens = sys.maxsize
+
+    def embed(self, batch: PreparedBatch, vectors: Tensor, name_of: Callable[[int], str]) -> int:
+        """Launches a batch, in parts when the device has no memory for it; waits for nothing.
+
+        After running out of memory, no batch of more than half as many tokens is tried again, apart from a
+        single sequence that is longer.
+
+        Args:
+            batch: what to embed.
+            vectors: fp32 (d, D) on the device, one row a place; those of the batch are filled in.
+            name_of: the name of the sequence at a place.
+
+        Returns:
+            How many times the device ran out of memory.
+
+        Raises:
+            DeviceMemoryError: a single sequence does not fit.
+        """
+        failures = 0
+        parts = deque(batch.iter_parts(self._most_tokens))
+        while parts:
+            part = parts.popleft()
+            if self._launch(part, vectors):
+                continue
+            failures += 1
+            self._streams.free_memory()
+            if len(part) == 1:
+                raise DeviceMemoryError(
+                    f"{self._streams.device} has not enough memory for model {self._planned.name} on "
+                    f"{name_of(part.first)} alone ({part.num_tokens} tokens): use a device with more "
+                    "memory, or leave this sequence out."
+                )
+            self._most_tokens = part.num_tokens // 2
+            _log.warning(
+                "%s ran out of memory in model %s on a batch of %d tokens: going on with at most %d at once",
+                self._streams.device,
+                self._planned.name,
+                part.num_tokens,
+                self._most_tokens,
+            )
+            left = (part, *parts)
+            parts = deque(smaller for one in left for smaller in one.iter_parts(self._most_tokens))
+        return failures
+
+    @torch.inference_mode()
+    def _launch(self, batch: PreparedBatch, vectors: Tensor) -> bool:
+        """Launches a batch as it is; False when there is no memory for it."""
+        try:
+            with self._streams.uploading():
+                input_ids = batch.input_ids.to(self._streams.device, non_blocking=True)
+                layout = self._model.build_layout(batch.cu_seqlens, self._attention)
+            self._streams.hand_over(input_ids, layout)
+            vectors[batch.places] = self._model.embed(input_ids, layout, self._planned.repr_layer)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
