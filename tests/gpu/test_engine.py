@@ -14,6 +14,8 @@ from virnuc_core.errors import CheckpointError
 from virnuc_core.inference import model_runner
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.weights import Checkpoint
@@ -85,13 +87,14 @@ def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **ch
     return replace(make_plan(config, store, "predict", (device,)), shards=tuple(shards))
 
 
-def compute(embedder: Embedder, store: FrameStore, plan: RunPlan) -> list[ShardResult]:
-    prepared = (embedder.prepare(store, shard) for shard in plan.shards)
-    return [computed.result() for computed in embedder.run(prepared)]
+def compute(embedder: Embedder, streams: HostStreams, store: FrameStore, plan: RunPlan) -> list[ShardResult]:
+    preparer = Preparer.load(plan, store, streams)
+    return [computed.result() for computed in embedder.run(map(preparer.prepare, plan.shards))]
 
 
 def run(store: FrameStore, plan: RunPlan, device: str = "cuda:0") -> list[ShardResult]:
-    return compute(Embedder.load(plan, device), store, plan)
+    streams = open_streams(device)
+    return compute(Embedder.load(plan, streams), streams, store, plan)
 
 
 def joined(results: list[ShardResult], name: str) -> np.ndarray:
@@ -165,12 +168,13 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
     store: FrameStore, on_the_cpu: list[ShardResult]
 ) -> None:
     plan = plan_of(store, token_budget=400_000, num_shards=1, precision="fp32")
-    embedder = Embedder.load(plan, "cuda:0")
+    streams = open_streams("cuda:0")
+    embedder = Embedder.load(plan, streams)
     torch.cuda.empty_cache()
     room = 400 * 2**20  # a forward of all tokens takes several times as much
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
-    [result] = compute(embedder, store, plan)
+    [result] = compute(embedder, streams, store, plan)
     assert sum(model.out_of_memory for model in result.counters.models) > 0
     for name in ("dna", "protein"):
         assert worst_cosine(getattr(result, name), joined(on_the_cpu, name)) >= 0.999999

@@ -12,8 +12,9 @@ from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError
 
-# Encodings hold far more than ids (about 0.5 kB a token), so they are made and dropped block by block.
-_BLOCK_BASES: Final = 1 << 20
+# Encodings hold far more than ids (about 0.5 kB a token), so they are made and dropped block by block. They
+# become Python objects at a stroke, in which no other thread runs: 1 ms for a block of this size.
+_BLOCK_BASES: Final = 1 << 18
 
 
 class DnabertTokenizer:

@@ -13,13 +13,12 @@ from torch import Tensor
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.model_runner import ModelRunner
-from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard, prepare_shard
+from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard
 from virnuc_core.inference.resident import memory_for
 from virnuc_core.inference.scorer import Scorer
-from virnuc_core.inference.streams import Download, HostStreams, open_streams
+from virnuc_core.inference.streams import Download, HostStreams
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.run_plan import PlannedHead, RunPlan, Shard
-from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult
 from virnuc_core.specs import EmbeddingsDtype
 
@@ -130,30 +129,25 @@ class Embedder:
         self._scorer = scorer
 
     @classmethod
-    def load(cls, plan: RunPlan, device: str) -> Self:
-        """Puts the plan's models and head on a device, and warms a GPU up.
+    def load(cls, plan: RunPlan, streams: HostStreams) -> Self:
+        """Puts the plan's models and head on the device of `streams`, and warms a GPU up.
 
         Raises:
             CheckpointError: a model or the head cannot be read.
             MismatchError: one of them has changed since the plan was made.
             DeviceMemoryError: they do not fit the device.
         """
+        device = streams.device
         with memory_for("the models", device):
-            streams = open_streams(device)
             runners = tuple(ModelRunner.load(model, streams) for model in plan.models)
             scorer = None
             if plan.head is not None:
                 _require_same_head(plan.head)
                 scorer = Scorer(Path(plan.head.location), device)
-            if device != "cpu":
+            if device.type != "cpu":
                 for runner in runners:
                     runner.warm_up()
         return cls(plan, streams, runners, scorer)
-
-    def prepare(self, store: FrameStore, shard: Shard) -> PreparedShard:
-        """Everything for a shard that can be done ahead, in another thread; see `prepare_shard`."""
-        models = [(runner.planned, runner.tokenizer) for runner in self._runners]
-        return prepare_shard(store, shard, models, self._streams)
 
     def run(self, prepared_shards: Iterable[PreparedShard]) -> Generator[ComputedShard, None, None]:
         """Computes shards; what a shard is given depends on the plan and on its rows only.

@@ -151,7 +151,8 @@ def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
 def _child_environment(device: str, num_lanes: int) -> tuple[str, dict[str, str]]:
     """The device as the child will see it, and the environment that makes it so."""
     threads = str(max(1, available_threads() // num_lanes))
-    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    environment = dict.fromkeys(names, threads)
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return device, environment

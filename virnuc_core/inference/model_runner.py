@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, Tokenizer
+from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.loading import load_model
-from virnuc_core.models.weights import Checkpoint, tokenizer_path, weights_fingerprint
+from virnuc_core.models.weights import Checkpoint, weights_fingerprint
 from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionChoice
 
@@ -35,19 +33,16 @@ class ModelRunner:
 
     Attributes:
         planned: which model.
-        tokenizer: its tokenizer.
     """
 
     def __init__(
         self,
         planned: PlannedModel,
-        tokenizer: Tokenizer,
         streams: HostStreams,
         resident: ResidentModel,
         load_in_fp32: Callable[[], ResidentModel],
     ) -> None:
         self.planned: Final = planned
-        self.tokenizer: Final = tokenizer
         self._streams = streams
         self._resident = resident
         self._load_in_fp32 = load_in_fp32
@@ -70,12 +65,7 @@ class ModelRunner:
         model, _ = load_model(checkpoint, streams.device, planned.precision)
         compile_layers(model, planned.compile_mode)
         resident = ResidentModel(planned, model, streams, planned.precision, planned.attention)
-        tokenizer: Tokenizer = Esm2Tokenizer()
-        if planned.family == "dnabert_s":
-            tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
-        return cls(
-            planned, tokenizer, streams, resident, partial(_load_in_fp32, planned, checkpoint, streams)
-        )
+        return cls(planned, streams, resident, partial(_load_in_fp32, planned, checkpoint, streams))
 
     def warm_up(self) -> None:
         """Runs a full and a small batch, so that compilation and library start-up are done with."""

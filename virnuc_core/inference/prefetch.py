@@ -2,10 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from virnuc_core.batching.distinct import distinct_rows
+from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.streams import HostStreams
-from virnuc_core.run_plan import PlannedModel, Shard
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.weights import tokenizer_path
+from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 
 T = TypeVar("T")
@@ -115,22 +119,44 @@ class PreparedShard:
     seconds: float
 
 
-def prepare_shard(
-    store: FrameStore,
-    shard: Shard,
-    models: Iterable[tuple[PlannedModel, Tokenizer]],
-    streams: HostStreams,
-) -> PreparedShard:
-    """Reads the sequences of a shard and makes batches of them.
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Reads the sequences of shards and makes batches of them; needs no model.
 
-    The batches depend on the plan and on the rows of the shard only.
-
-    Raises:
-        MismatchError: a model needs sequences that the store lacks.
+    Attributes:
+        store: where the sequences are.
+        models: the plan's models, each with its tokenizer.
+        streams: of the device that the batches are for.
     """
-    begun = time.perf_counter()
-    prepared = tuple(_prepare_model(store, shard, *model, streams) for model in models)
-    return PreparedShard(shard=shard, models=prepared, seconds=time.perf_counter() - begun)
+
+    store: FrameStore
+    models: tuple[tuple[PlannedModel, Tokenizer], ...]
+    streams: HostStreams
+
+    @classmethod
+    def load(cls, plan: RunPlan, store: FrameStore, streams: HostStreams) -> Self:
+        """Reads the tokenizers of a plan's models.
+
+        Raises:
+            CheckpointError: one of them is missing or damaged.
+        """
+        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams)
+
+    def prepare(self, shard: Shard) -> PreparedShard:
+        """Everything for a shard that can be done ahead; depends on the plan and the rows of the shard only.
+
+        Raises:
+            MismatchError: a model needs sequences that the store lacks.
+        """
+        begun = time.perf_counter()
+        prepared = tuple(_prepare_model(self.store, shard, *model, self.streams) for model in self.models)
+        return PreparedShard(shard=shard, models=prepared, seconds=time.perf_counter() - begun)
+
+
+def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
+    if planned.family == "esm2":
+        return Esm2Tokenizer()
+    return DnabertTokenizer(tokenizer_path(resolve_checkpoint(planned.location, planned.family)))
 
 
 def _prepare_model(
@@ -168,31 +194,51 @@ def _prepare_model(
     )
 
 
-def iter_ahead(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Generator[R, None, None]:
-    """Applies a function to items, one after another, in a thread of its own.
+class Ahead(Generic[T, R]):
+    """Applies a function to items, one after another, in a thread of its own; gives the results in order.
 
+    A context manager: the first items are begun when it is entered, and the thread has ended when it is left.
     Items are drawn in the calling thread. What the function raises is raised here in its place. When
     drawing fails, what was drawn before is still done; when the caller stops, only what has been begun is.
-    The thread has ended when the generator has.
-
-    Args:
-        function: called in the other thread.
-        items: its arguments.
-        ahead: how many items are in the other thread when its oldest result is waited for, besides that one.
-
-    Yields:
-        The results, in order.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "ahead")) as thread:
-        waiting: deque[Future[R]] = deque()
+
+    def __init__(self, function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> None:
+        """Begins nothing yet.
+
+        Args:
+            function: called in the other thread.
+            items: its arguments.
+            ahead: how many items are in the other thread when its oldest result is waited for, besides that one.
+        """
+        self._function = function
+        self._items = iter(items)
+        self._ahead = ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "ahead"))
+        self._waiting: deque[Future[R]] = deque()
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        self._begin()
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.popleft().result()
+
+    def _begin(self) -> None:
+        """Hands items over until enough are in the other thread."""
         try:
-            for item in items:
-                waiting.append(thread.submit(function, item))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except GeneratorExit:
-            for future in waiting:
-                future.cancel()
+            while len(self._waiting) <= self._ahead:
+                self._waiting.append(self._thread.submit(self._function, next(self._items)))
+        except StopIteration:
+            return
+        except BaseException:
+            self._thread.shutdown()
             raise

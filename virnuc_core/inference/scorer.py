@@ -19,7 +19,7 @@ _BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
 class Scorer:
     """A classifier head on one device."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: torch.device | str) -> None:
         """Loads a head.
 
         Raises:

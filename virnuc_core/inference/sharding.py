@@ -10,18 +10,19 @@ from virnuc_core.run_plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
-# What a device does in a second, on the safe side: two CPU cores, one data-centre GPU.
+# What a device does in a second: two CPU cores; one H200, by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
     "cpu": {"fp32": 5e10, "bf16": 5e10},
-    "cuda": {"fp32": 3e13, "fp16": 2e14, "bf16": 2e14, "fp8": 3e14},
+    "cuda": {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14},
 }
 # One sequence at a time leaves a GPU waiting for the launches of a layer, whatever the sequence is.
 _SECONDS_PER_LAYER_ALONE: Final = {"cpu": 0.0, "cuda": 5e-4}
 # A shard is what a killed run loses. On the CPU models load in no time, so it may be short; on a GPU it
 # should be long against the ends of its pipeline.
 SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
-# Bounds the memory for the vectors of a shard: 0.9 GB in fp32 for the widest pair in use, 768 + 2560.
-MAX_SHARD_ROWS: Final = 65_536
+# Bounds the memory for the vectors of a shard, 0.4 GB in fp32 for the widest pair in use, 768 + 2560, and the
+# first and the last shard of a cheap model, for which a lane waits. Twenty batches or more on a GPU.
+MAX_SHARD_ROWS: Final = 32_768
 # What a row costs besides arithmetic: tokenizing, packing, writing.
 _SECONDS_PER_ROW: Final = 2e-5
 _BASES_PER_TOKEN: Final = 4.8
@@ -82,9 +83,10 @@ def cut_rows(
     share = float(until[-1]) / num_wanted
     first = 0
     while first < len(starts) - 1:
-        # Cut at whole shares of the total, so that what one shard falls short of does not add up.
-        whole_share = (np.floor(until[first] / share + 1e-9) + 1) * share
-        by_cost = int(np.searchsorted(until, whole_share * (1 + 1e-9), side="right")) - 1
+        # At whole shares of the total, so that what one shard falls short of does not add up.
+        shares = max(len(shards), int(float(until[first]) / share + 1e-9) if share else 0) + 1
+        limit = min(shares * share, float(until[first]) + target_cost)
+        by_cost = int(np.searchsorted(until, limit * (1 + 1e-9), side="right")) - 1
         by_rows = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
         last = max(first + 1, min(by_cost, by_rows))
         cost = round(float(until[last] - until[first]), 6)

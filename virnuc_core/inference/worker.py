@@ -15,8 +15,9 @@ from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.inference.compile_cache import trim_compile_cache
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
-from virnuc_core.inference.prefetch import iter_ahead
+from virnuc_core.inference.prefetch import Ahead, Preparer
 from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
@@ -33,8 +34,9 @@ def run_shards(
 ) -> None:
     """Loads the models once and commits one shard after another.
 
-    Two threads work beside this one: the first prepares the next shards while the device computes, the
-    second waits for what was computed, writes it and tells of it. Neither is left behind by an error.
+    Two threads work beside this one: the first prepares the next shards while models load and the device
+    computes, the second waits for what was computed, writes it and tells of it. Neither is left behind by an
+    error.
 
     Args:
         folder: the run's folder, with its plan and frame store.
@@ -50,19 +52,19 @@ def run_shards(
     started = time.perf_counter()
     plan = read_plan(folder.plan)
     shards = [plan.shards[index] for index in indices]
-    store = FrameStore.open(folder.frames)
-    embedder = Embedder.load(plan, device)
+    streams = open_streams(device)
+    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams)
     folder.shards.mkdir(exist_ok=True)
-    load_seconds = time.perf_counter() - started
-    report(ModelsLoaded(lane=lane, device=device, device_name=_hardware(device), seconds=load_seconds))
     commit = partial(_commit, folder, plan, lane, report)
-    with (
-        closing(
-            iter_ahead(partial(embedder.prepare, store), shards, ahead=SHARDS_PREPARED_AHEAD)
-        ) as prepared,
-        closing(embedder.run(prepared)) as computed,
-    ):
-        work = list(iter_ahead(commit, computed, ahead=SHARDS_WAITING_TO_BE_WRITTEN))
+    with Ahead(preparer.prepare, shards, ahead=SHARDS_PREPARED_AHEAD) as prepared:
+        embedder = Embedder.load(plan, streams)
+        seconds = time.perf_counter() - started
+        report(ModelsLoaded(lane=lane, device=device, device_name=_hardware(device), seconds=seconds))
+        with (
+            closing(embedder.run(prepared)) as computed,
+            Ahead(commit, computed, ahead=SHARDS_WAITING_TO_BE_WRITTEN) as committed,
+        ):
+            work = list(committed)
     for model in sum_counters(work).models:
         warn_if_inefficient(f"{model.name} ({model.family})", model.packing_efficiency, model.batches)
     trim_compile_cache()

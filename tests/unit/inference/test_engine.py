@@ -13,13 +13,17 @@ from tests.made_models import MadeModels, MadeRun, make_head, make_models, plan_
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
-from virnuc_core.run_plan import Shard
+from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.streams import HostStreams
+from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardResult
 
 
-def compute(embedder: Embedder, store: FrameStore, shards: Sequence[Shard]) -> list[ShardResult]:
-    computed = list(embedder.run(embedder.prepare(store, shard) for shard in shards))
+def compute(plan: RunPlan, store: FrameStore, shards: Sequence[Shard]) -> list[ShardResult]:
+    streams = HostStreams("cpu")
+    preparer = Preparer.load(plan, store, streams)
+    computed = list(Embedder.load(plan, streams).run(map(preparer.prepare, shards)))
     assert [one.shard for one in computed] == list(shards)
     assert all(one.seconds.forward > 0 and one.seconds.tokenize > 0 for one in computed)
     return [one.result() for one in computed]
@@ -32,7 +36,7 @@ def whole(store: FrameStore) -> Shard:
 def run_all(run: MadeRun, **changes: object) -> ShardResult:
     """All rows of a run as one shard."""
     plan = replace(run.plan, shards=(whole(run.store),), **changes)
-    [result] = compute(Embedder.load(plan, "cpu"), run.store, plan.shards)
+    [result] = compute(plan, run.store, plan.shards)
     return result
 
 
@@ -46,7 +50,7 @@ def test_packed_is_the_reference(finished_run: MadeRun, made_models: MadeModels)
     packed = run_all(finished_run)
     config = made_models.config(engine="reference")
     plan = make_plan(config, finished_run.store, "predict", ("cpu",))
-    [reference] = compute(Embedder.load(plan, "cpu"), finished_run.store, [whole(finished_run.store)])
+    [reference] = compute(plan, finished_run.store, [whole(finished_run.store)])
     assert_close(packed, reference, 1e-5)
     assert all(model.batches == model.sequences for model in reference.counters.models)
     assert [model.packing_efficiency for model in reference.counters.models] == [1.0, 1.0]
@@ -54,8 +58,7 @@ def test_packed_is_the_reference(finished_run: MadeRun, made_models: MadeModels)
 
 def test_rows_are_in_row_order_whatever_the_shards(finished_run: MadeRun) -> None:
     everything = run_all(finished_run)
-    embedder = Embedder.load(finished_run.plan, "cpu")
-    parts = compute(embedder, finished_run.store, finished_run.plan.shards)
+    parts = compute(finished_run.plan, finished_run.store, finished_run.plan.shards)
     for name in ("dna", "protein", "scores"):
         joined = np.concatenate([getattr(part, name) for part in parts])
         np.testing.assert_allclose(joined, getattr(everything, name), atol=1e-5, rtol=0)
@@ -138,14 +141,14 @@ def test_changed_weights_are_noticed(own_run: tuple[MadeModels, MadeRun]) -> Non
     tensors = load_file(weights)
     save_file({name: tensor + 1e-4 for name, tensor in tensors.items()}, weights)
     with pytest.raises(MismatchError, match=r"model dnabert .* changed since the run was planned"):
-        Embedder.load(run.plan, "cpu")
+        Embedder.load(run.plan, HostStreams("cpu"))
 
 
 def test_a_changed_head_is_noticed(own_run: tuple[MadeModels, MadeRun]) -> None:
     models, run = own_run
     make_head(models.head, 192, seed=5)
     with pytest.raises(MismatchError, match=r"head head\.safetensors .* has changed"):
-        Embedder.load(run.plan, "cpu")
+        Embedder.load(run.plan, HostStreams("cpu"))
 
 
 def change_bias(models: MadeModels, value: float) -> None:

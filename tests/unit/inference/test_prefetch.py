@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from tests.made_models import MadeRun
 from virnuc_core.batching.esm2_tokenizer import EOS_ID, Esm2Tokenizer
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.prefetch import PreparedBatch, iter_ahead, prepare_shard
+from virnuc_core.inference.prefetch import Ahead, PreparedBatch, Preparer
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.run_plan import Shard
 
@@ -29,7 +28,8 @@ def test_results_are_in_order_and_made_elsewhere() -> None:
     def double(item: int) -> tuple[int, int]:
         return 2 * item, threading.get_ident()
 
-    doubled, threads = zip(*iter_ahead(double, range(7), ahead=2), strict=True)
+    with Ahead(double, range(7), ahead=2) as results:
+        doubled, threads = zip(*results, strict=True)
     assert doubled == (0, 2, 4, 6, 8, 10, 12)
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
@@ -43,7 +43,8 @@ def test_no_more_than_asked_for_is_done_ahead() -> None:
             drawn.append(item)
             yield item
 
-    with closing(iter_ahead(lambda item: item, draw(), ahead=2)) as results:
+    with Ahead(lambda item: item, draw(), ahead=2) as results:
+        assert drawn == [0, 1, 2]
         assert next(results) == 0
         assert drawn == [0, 1, 2]
         assert next(results) == 1
@@ -56,13 +57,15 @@ def test_an_error_of_the_function_comes_out_in_its_place() -> None:
             raise OSError(28, "No space left on device")
         return item
 
-    seen = []
-    with pytest.raises(OSError, match="No space left"):
-        seen.extend(iter_ahead(fail_at_two, range(5), ahead=1))
-    results = iter_ahead(fail_at_two, range(5), ahead=1)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(OSError, match="No space left"):
-        next(results)
+    with Ahead(fail_at_two, range(5), ahead=1) as results:
+        assert [next(results), next(results)] == [0, 1]
+        with pytest.raises(OSError, match="No space left"):
+            next(results)
+
+
+def test_an_error_before_the_first_result_is_asked_for_ends_the_thread() -> None:
+    with pytest.raises(KeyError), Ahead(time.sleep, [0.01] * 50, ahead=2):
+        raise KeyError
 
 
 def test_what_was_drawn_before_an_error_is_still_done() -> None:
@@ -73,8 +76,8 @@ def test_what_was_drawn_before_an_error_is_still_done() -> None:
         yield 2
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        list(iter_ahead(done.append, draw(), ahead=3))
+    with pytest.raises(KeyboardInterrupt), Ahead(done.append, draw(), ahead=3) as results:
+        list(results)
     assert done == [1, 2]
 
 
@@ -85,7 +88,7 @@ def test_a_caller_that_stops_waits_for_what_was_begun_only() -> None:
         time.sleep(0.05)
         done.append(item)
 
-    with closing(iter_ahead(slow, range(100), ahead=50)) as results:
+    with Ahead(slow, range(100), ahead=50) as results:
         next(results)
     assert 1 <= len(done) <= 3
 
@@ -104,7 +107,7 @@ def test_a_batch_is_parted_between_sequences() -> None:
 def test_a_prepared_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun) -> None:
     store, planned = finished_run.store, replace(finished_run.plan.models[1], token_budget=200)
     shard = Shard(index=0, begin=10, end=60, cost=1.0)
-    [model] = prepare_shard(store, shard, [(planned, Esm2Tokenizer())], HostStreams("cpu")).models
+    [model] = Preparer(store, ((planned, Esm2Tokenizer()),), HostStreams("cpu")).prepare(shard).models
     assert store.protein is not None
     proteins = store.protein.rows(10, 60)
     assert len(model.batches) == -(-model.tokens // 200) == 5
@@ -125,6 +128,6 @@ def split(batch: PreparedBatch) -> list[list[int]]:
 
 def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:
     store = replace(finished_run.store, protein=None)
-    models = [(finished_run.plan.models[1], Esm2Tokenizer())]
+    preparer = Preparer(store, ((finished_run.plan.models[1], Esm2Tokenizer()),), HostStreams("cpu"))
     with pytest.raises(MismatchError, match="needs sequences of a kind"):
-        prepare_shard(store, finished_run.plan.shards[0], models, HostStreams("cpu"))
+        preparer.prepare(finished_run.plan.shards[0])

@@ -14,6 +14,7 @@ from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.errors import DeviceMemoryError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.model_runner import ModelRunner
+from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.resident import ResidentModel, is_out_of_memory, memory_for
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import PackedLayout
@@ -52,10 +53,11 @@ def embed_proteins(run: MadeRun, made_models: MadeModels, most_tokens: int) -> t
     model, _ = load_model(resolve_checkpoint(planned.location, "esm2"), "cpu", "fp32")
     small = SmallMemory(model, most_tokens)
     resident = ResidentModel(planned, small, STREAMS, "fp32", "sdpa")
-    runner = ModelRunner(planned, Esm2Tokenizer(), STREAMS, resident, lambda: resident)
+    runner = ModelRunner(planned, STREAMS, resident, lambda: resident)
     embedder = Embedder(run.plan, STREAMS, (runner,), None)
     shard = Shard(index=0, begin=0, end=run.store.num_frames, cost=1.0)
-    [computed] = embedder.run([embedder.prepare(run.store, shard)])
+    preparer = Preparer(run.store, ((planned, Esm2Tokenizer()),), STREAMS)
+    [computed] = embedder.run([preparer.prepare(shard)])
     return computed.result(), small.tried
 
 

@@ -33,6 +33,13 @@ def test_a_costly_row_is_alone() -> None:
     assert bounds([1.0, 100.0, 1.0], [0, 1, 2], 10.0) == [(0, 1), (1, 2), (2, 3)]
 
 
+def test_shards_are_even_also_where_groups_do_not_fit_exactly() -> None:
+    groups = [row // 3 for row in range(300)]
+    sizes = [end - begin for begin, end in bounds([1.0] * 300, groups, 31.0)]
+    assert len(sizes) == 10
+    assert max(sizes) - min(sizes) <= 3
+
+
 def test_rows_are_bounded_too() -> None:
     assert bounds([0.0] * 5, list(range(5)), 1.0, max_rows=2) == [(0, 2), (2, 4), (4, 5)]
 

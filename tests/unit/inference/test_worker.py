@@ -14,10 +14,12 @@ from virnuc_core.atomic_write import temporary_name
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import DamagedFileError
+from virnuc_core.errors import CheckpointError, DamagedFileError
+from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.run_plan import RunFolder, RunPlan
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def _no_thread_is_left() -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
     """A run of four shards or more, none of them computed."""
-    run = plan_run(tmp_path / "run", contigs, made_models.config())
+    run = plan_run(tmp_path / "run", contigs, made_models.config(), shard_seconds=0.04)
     assert len(run.plan.shards) >= 4
     return run
 
@@ -102,6 +104,29 @@ def test_an_error_in_the_thread_ahead_is_an_error_of_the_lane(
     with pytest.raises(MemoryError, match="tokenizer"):
         run.compute()
     assert shard_names(run) == ["shard_00000.h5", "shard_00001.h5"]
+
+
+def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
+    run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    encode = Esm2Tokenizer.encode
+
+    def encode_and_tell(self: Esm2Tokenizer, proteins: ByteColumn) -> TokenColumn:
+        begun.set()
+        return encode(self, proteins)
+
+    def fail(plan: RunPlan, streams: HostStreams) -> Embedder:
+        assert begun.wait(10), "nothing is prepared while models load"
+        raise CheckpointError("broken")
+
+    monkeypatch.setattr(Esm2Tokenizer, "encode", encode_and_tell)
+    monkeypatch.setattr(Embedder, "load", fail)
+    events: list[LaneEvent] = []
+    with pytest.raises(CheckpointError, match="broken"):
+        run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, events.append)
+    assert events == []
+    assert shard_names(run) == []
 
 
 def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:

@@ -2,11 +2,12 @@
 
 One program works for one head on one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and
 values are read and turned once and stay in shared memory while its queries pass by. A longer sequence is
-cut into tiles of queries, each of which passes over all keys. What the next step needs is read while the
-current one is computed.
+cut into tiles of `BLOCK` queries, each of which passes over all keys; these are turned beforehand, once, into
+a buffer of their own.
 
 Shapes: T tokens, N heads, H head dim. Rotary positions turn adjacent columns 2i and 2i + 1, so that a pair
-lies in one register: rows are split into their even and odd columns, and scores are the sum of two products.
+lies in one register. In whole sequences queries and keys stay split into their even and odd columns, and
+scores are the sum of two products.
 """
 
 from typing import Any, Final
@@ -18,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK: Final = 64  # keys of a step; queries of a step, too, where a sequence is one tile
+BLOCK: Final = 64  # queries and keys of a step
 RESIDENT_TOKENS: Final = 3 * BLOCK
-LONG_ROWS: Final = 128
+_HEADS_TURNED: Final = 5  # by one program, with the angles it has read
 _EMPTY: Final = 2  # rows of a list of no tiles
 _FEWEST: Final = 3  # rows of any other
 _LOG2_E: Final = 1.4426950408889634
@@ -48,11 +49,11 @@ def plan_tiles(
     """
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     is_long = lengths > RESIDENT_TOKENS
-    counts = -(-lengths[is_long] // LONG_ROWS)
+    counts = -(-lengths[is_long] // BLOCK)
     firsts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     short = np.stack((starts[~is_long], lengths[~is_long], np.zeros_like(starts[~is_long])), axis=1)
     long = np.stack(
-        (np.repeat(starts[is_long], counts), np.repeat(lengths[is_long], counts), firsts * LONG_ROWS), axis=1
+        (np.repeat(starts[is_long], counts), np.repeat(lengths[is_long], counts), firsts * BLOCK), axis=1
     )
     return _filled_up(short), _filled_up(long)
 
@@ -87,13 +88,10 @@ def _turned(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr
 
 
 @triton.jit
-def _attend(
-    q_even, q_odd, k_even, k_odd, v, rows, keys, length, slope, highest, total, output,
-    ROTARY: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """One step of the online softmax, in base 2: scores against a block of keys."""
-    scores = tl.dot(q_even, tl.trans(k_even))
-    scores = tl.dot(q_odd, tl.trans(k_odd), scores)
+def _softmax_step(
+    scores, v, rows, keys, length, slope, highest, total, output, ROTARY: tl.constexpr, MASKED: tl.constexpr
+):
+    """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
     if not ROTARY:
         scores -= slope * tl.abs(rows[:, None] - keys[None, :])
     if MASKED:
@@ -144,9 +142,11 @@ def _whole_sequence(
         output = tl.zeros([ROWS, PADDED], tl.float32)
         for block in tl.static_range(NUM_BLOCKS):
             keys = block * ROWS + tl.arange(0, ROWS)
-            highest, total, output = _attend(
-                q_even, q_odd, evens[block], odds[block], values[block], rows, keys, length, slope,
-                highest, total, output, ROTARY, block == NUM_BLOCKS - 1,
+            scores = tl.dot(q_even, tl.trans(evens[block]))
+            scores = tl.dot(q_odd, tl.trans(odds[block]), scores)
+            highest, total, output = _softmax_step(
+                scores, values[block], rows, keys, length, slope, highest, total, output, ROTARY,
+                block == NUM_BLOCKS - 1,
             )  # fmt: skip
         _store(out, rows, length, output, total, NUM_HEADS, HEAD_DIM, PADDED)
 
@@ -181,36 +181,64 @@ def _short_kernel(
 
 
 @triton.jit
+def _turn_keys_kernel(
+    qkv, turned, tiles, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The keys of ROWS tokens and TOGETHER heads, turned by their positions."""
+    tile = tiles + 3 * tl.program_id(1)
+    begin = tl.load(tile).to(tl.int64)
+    length = tl.load(tile + 1)
+    at = tl.load(tile + 2) + tl.arange(0, ROWS)
+    column = tl.arange(0, PADDED)
+    real = (at < length)[:, None] & (column < HEAD_DIM)[None, :]
+    source = qkv + (3 * begin + 1) * (NUM_HEADS * HEAD_DIM)
+    target = turned + begin * (NUM_HEADS * HEAD_DIM) + at[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
+    first = tl.program_id(0) * TOGETHER
+    for head in range(first, min(first + TOGETHER, NUM_HEADS)):
+        rows = _rows(source + head * HEAD_DIM, at, length, 3 * NUM_HEADS * HEAD_DIM, HEAD_DIM, PADDED)
+        even, odd = _turned(rows, at, cos_sin, 1.0, PADDED, True)
+        tl.store(target + head * HEAD_DIM, tl.reshape(tl.join(even, odd), (ROWS, PADDED)), mask=real)
+
+
+@triton.jit
 def _long_kernel(
-    qkv, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ROTARY: tl.constexpr,
+    qkv, keys, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries of a sequence of any length. Only the last block of keys is masked."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
+    begin = tl.load(tiles + 3 * tl.program_id(1)).to(tl.int64)
+    keys += begin * KEY_STRIDE + tl.program_id(0) * HEAD_DIM
     qkv, out, length, start, slope = _place(qkv, out, tiles, slopes, NUM_HEADS, HEAD_DIM, ROTARY)
+    values = qkv + 2 * WIDTH
     rows = start + tl.arange(0, ROWS)
     q = _rows(qkv, rows, length, STRIDE, HEAD_DIM, PADDED)
-    q_even, q_odd = _turned(q, rows, cos_sin, scale, PADDED, ROTARY)
+    even, odd = _turned(q, rows, cos_sin, scale, PADDED, ROTARY)
+    q = tl.reshape(tl.join(even, odd), (ROWS, PADDED))
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([ROWS, PADDED], tl.float32)
-    next_k = _rows(qkv + WIDTH, tl.arange(0, KEYS), length, STRIDE, HEAD_DIM, PADDED)
-    next_v = _rows(qkv + 2 * WIDTH, tl.arange(0, KEYS), length, STRIDE, HEAD_DIM, PADDED)
-    last = (length - 1) // KEYS * KEYS
-    for first_key in range(0, last, KEYS):
-        keys = first_key + tl.arange(0, KEYS)
-        k_even, k_odd = _turned(next_k, keys, cos_sin, 1.0, PADDED, ROTARY)
-        v = next_v
-        next_k = _rows(qkv + WIDTH, keys + KEYS, length, STRIDE, HEAD_DIM, PADDED)
-        next_v = _rows(qkv + 2 * WIDTH, keys + KEYS, length, STRIDE, HEAD_DIM, PADDED)
-        highest, total, output = _attend(
-            q_even, q_odd, k_even, k_odd, v, rows, keys, length, slope, highest, total, output, ROTARY, False
+    column = tl.arange(0, PADDED)
+    last = (length - 1) // ROWS * ROWS
+    for first_key in range(0, last, ROWS):
+        at = first_key + tl.arange(0, ROWS)
+        if HEAD_DIM == PADDED:  # without a mask the copy engine reads ahead
+            k = tl.load(keys + at[:, None] * KEY_STRIDE + column[None, :])
+            v = tl.load(values + at[:, None] * STRIDE + column[None, :])
+        else:
+            k = _rows(keys, at, length, KEY_STRIDE, HEAD_DIM, PADDED)
+            v = _rows(values, at, length, STRIDE, HEAD_DIM, PADDED)
+        scores = tl.dot(q, tl.trans(k))
+        highest, total, output = _softmax_step(
+            scores, v, rows, at, length, slope, highest, total, output, ROTARY, False
         )
-    keys = last + tl.arange(0, KEYS)
-    k_even, k_odd = _turned(next_k, keys, cos_sin, 1.0, PADDED, ROTARY)
-    highest, total, output = _attend(
-        q_even, q_odd, k_even, k_odd, next_v, rows, keys, length, slope, highest, total, output, ROTARY, True
+    at = last + tl.arange(0, ROWS)
+    scores = tl.dot(q, tl.trans(_rows(keys, at, length, KEY_STRIDE, HEAD_DIM, PADDED)))
+    v = _rows(values, at, length, STRIDE, HEAD_DIM, PADDED)
+    highest, total, output = _softmax_step(
+        scores, v, rows, at, length, slope, highest, total, output, ROTARY, True
     )
     _store(out, rows, length, output, total, NUM_HEADS, HEAD_DIM, PADDED)
 
@@ -225,7 +253,7 @@ def packed_attention(
         qkv: fp16 or bf16 (T, 3, N, H), contiguous; H even, at most 128.
         short_tiles: int32 (tiles, 3), from `plan_tiles`.
         long_tiles: the same of the longer sequences.
-        cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `LONG_ROWS` that no sequence exceeds; None
+        cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None
             with ALiBi.
         slopes: fp32 (N,), ALiBi; None with rotary positions.
 
@@ -235,20 +263,33 @@ def packed_attention(
     num_tokens, _, num_heads, head_dim = qkv.shape
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
     padded = padded_head_dim(head_dim)
-    scale = head_dim**-0.5 * _LOG2_E
-    # Registers of a thread: with 128 four programs share a multiprocessor. Wider heads need more.
-    limit = {"maxnreg": 128} if padded <= 64 else {}
-    arguments = (cos_sin, slopes, scale, num_heads, head_dim, padded)
     rotary = cos_sin is not None
+    # With at most 128 registers a thread, four programs share a multiprocessor. Wider heads need more.
+    limit = {"maxnreg": 128} if padded <= 64 else {}
+    shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > _EMPTY:
         _short_kernel[(num_heads, len(short_tiles))](
-            qkv, out, short_tiles, *arguments, BLOCK, rotary, num_warps=4, num_stages=1, **limit
+            qkv, out, short_tiles, *shared, rotary, num_warps=4, num_stages=1, **limit
         )
     if len(long_tiles) > _EMPTY:
+        keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
         _long_kernel[(num_heads, len(long_tiles))](
-            qkv, out, long_tiles, *arguments, LONG_ROWS, BLOCK, rotary, num_warps=8, num_stages=1, **limit
+            qkv, keys, out, long_tiles, *shared, key_stride, rotary, num_warps=4, num_stages=3, **limit
         )
     return out
+
+
+def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
+    """The keys of the long sequences, turned where positions are rotary, and elements from row to row."""
+    num_tokens, _, num_heads, head_dim = qkv.shape
+    if cos_sin is None:
+        return qkv[:, 1], 3 * num_heads * head_dim
+    turned = qkv.new_empty(num_tokens, num_heads, head_dim)
+    _turn_keys_kernel[(triton.cdiv(num_heads, _HEADS_TURNED), len(tiles))](
+        qkv, turned, tiles, cos_sin, num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_TURNED,
+        num_warps=4,
+    )  # fmt: skip
+    return turned, num_heads * head_dim
 
 
 @packed_attention.register_fake

@@ -45,7 +45,7 @@ def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     if positions == "rotary":
         table = rotary_table(head_dim, position_ids(_bounds(), num_tokens))
         padding = (attention.padded_head_dim(head_dim) - head_dim) // 2
-        cos_sin = functional.pad(rotary_table(head_dim, torch.arange(384)), (0, 0, 0, padding))
+        cos_sin = functional.pad(rotary_table(head_dim, torch.arange(320)), (0, 0, 0, padding))
     else:
         slopes = alibi_slopes(num_heads)
     tiles = [torch.from_numpy(part) for part in attention.plan_tiles(CU_SEQLENS)]
@@ -61,7 +61,7 @@ def test_every_token_is_in_one_tile() -> None:
     for begin, length, _ in short:
         covered[begin : begin + length] += 1
     for begin, length, first in long:
-        covered[begin + first : begin + min(length, first + attention.LONG_ROWS)] += 1
+        covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
     assert (covered == 1).all()
     assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
 

@@ -1,0 +1,108 @@
+"""Whole runs in processes of their own: the same shards whatever the number of GPUs, and after a resume."""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.benchmark.made_sequences import random_sequences, write_fasta
+from virnuc_core.env_config import reload
+from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.planning import make_plan
+from virnuc_core.run_plan import RunFolder, RunPlan, read_plan, write_plan
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.specs import RunConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NUM_SEQUENCES = 6000
+MODELS = {"protein": {"esm_model": "random:8M", "dnabert_model": None},
+          "dna": {"esm_model": None, "dnabert_model": "random:DNABERT-S"}}  # fmt: skip
+
+
+def make_run(folder: Path, kind: str, **settings: object) -> RunFolder:
+    """A planned run over random sequences of mixed length, in about eight shards."""
+    folder.mkdir(parents=True)
+    run = RunFolder(folder)
+    alphabet, family = ("protein", "esm2") if kind == "protein" else ("dna", "dnabert_s")
+    lengths = np.random.default_rng(0).integers(30, 500, NUM_SEQUENCES)
+    fasta = folder / "in.fa"
+    write_fasta(fasta, random_sequences(family, lengths, np.random.default_rng(1)))
+    build_frame_store([str(fasta)], run.frames, None, alphabet)
+    config = RunConfig(chunk_length=None, **MODELS[kind], **settings)
+    store = FrameStore.open(run.frames)
+    whole = sum(shard.cost for shard in make_plan(config, store, "embed", ("cuda:0",)).shards)
+    sized = RunConfig(chunk_length=None, shard_seconds=whole / 8, **MODELS[kind], **settings)
+    write_plan(run.plan, make_plan(sized, store, "embed", ("cuda:0",)))
+    return run
+
+
+def compute(run: RunFolder, devices: Sequence[str], indices: Sequence[int] | None = None) -> RunPlan:
+    plan = read_plan(run.plan)
+    dealt = deal_shards(plan, range(len(plan.shards)) if indices is None else indices, len(devices))
+    with ThreadPoolExecutor(len(dealt)) as threads:
+        lanes = [
+            threads.submit(run_lane, run, shards, device, lane=lane, num_lanes=len(dealt))
+            for lane, (shards, device) in enumerate(zip(dealt, devices, strict=False))
+        ]
+        for lane in lanes:
+            lane.result()
+    return plan
+
+
+def digests(run: RunFolder, plan: RunPlan) -> list[str]:
+    return [hashlib.sha256(run.shard(i).read_bytes()).hexdigest() for i in range(len(plan.shards))]
+
+
+def vectors(run: RunFolder, plan: RunPlan, name: str) -> np.ndarray:
+    parts = []
+    for i in range(len(plan.shards)):
+        with h5py.File(run.shard(i)) as file:
+            parts.append(file[name][()])
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_same_bytes_after_a_resume_and_on_several_gpus(kind: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", kind)
+    plan = compute(run, ["cuda:0"])
+    assert len(plan.shards) >= 6
+    expected = digests(run, plan)
+    lost = range(0, len(plan.shards), 2)
+    for index in lost:
+        run.shard(index).unlink()
+    compute(run, ["cuda:0"], lost)
+    assert digests(run, plan) == expected
+    for index in range(len(plan.shards)):
+        run.shard(index).unlink()
+    compute(run, [f"cuda:{i}" for i in range(torch.cuda.device_count())])
+    assert digests(run, plan) == expected
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_emergency_switches_give_the_same_vectors(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = make_run(tmp_path / "packed", kind)
+    expected = vectors(packed, compute(packed, ["cuda:0"]), kind)
+    for switch in ("VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"):
+        monkeypatch.setenv(switch, "1")
+        reload()
+        run = make_run(tmp_path / switch, kind)
+        plan = compute(run, ["cuda:0"])
+        assert {model.precision for model in plan.models} == {"fp32"}
+        assert ("padded" in {model.attention for model in plan.models}) == ("PACKING" in switch)
+        found = vectors(run, plan, kind)
+        cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+        assert float(cosines.min()) >= 0.9995
+        monkeypatch.delenv(switch)
+        reload()
