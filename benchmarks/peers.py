@@ -1,6 +1,6 @@
 """ESM-2 on a GPU: virnuc against fair-esm, transformers and esm-efficient, in one run on one device.
 
-    python -m benchmarks.peers [--model 650M] [--model 3B] [--precision fp16,fp8] [--device 0]
+    python -m benchmarks.peers [--model 650M] [--model 3B] [--precision fp16,fp8] [--lengths fixed:166] [--device 0]
 
 Writes benchmarks/results/peers.json. Random weights of the true architectures, real residues counted (no
 padding, no special tokens). A peer gets sequences sorted by length, in batches of a number of tokens, padding
@@ -34,7 +34,6 @@ from virnuc_core.models.weights import read_spec
 from virnuc_core.specs import ModelSpec
 
 RESULT = Path(__file__).parent / "results" / "peers.json"
-LENGTHS = ("fixed:166", "lognormal")
 NUM_SEQUENCES = 4096
 PAD, FIRST_RESIDUE, RESIDUES = 1, 4, "LAGVSERTIDPKQNFYMHWC"
 
@@ -213,7 +212,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
         lengths: random_sequences(
             "esm2", draw_lengths(Lengths.parse(lengths), NUM_SEQUENCES, rng), rng
         ).to_strings()
-        for lengths in LENGTHS
+        for lengths in arguments.lengths.split(",")
     }
     rows = []
     with torch.inference_mode():
@@ -225,9 +224,9 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
     values = {
         "model": [f"esm2:random:{name}"],
         "precision": arguments.precision,
-        "lengths": ",".join(LENGTHS),
+        "lengths": arguments.lengths,
     }
-    rest = {"token_budget": None, "attention": "auto", "compile_mode": "auto", "repeats": arguments.repeats}
+    rest = {"token_budget": None, "attention": "auto", "compile_mode": "none", "repeats": arguments.repeats}
     rest |= {"seconds": arguments.seconds, "devices": arguments.device, "end_to_end": None}
     settings = BenchSettings.from_options({**values, **rest, "scaling": False, "out": None})
     return rows, [asdict(case) for case in run_benchmark(settings, "").cases]
@@ -240,6 +239,7 @@ def main() -> None:
     )
     parser.add_argument("--model", action="append", help="catalogue name, several times [650M and 3B]")
     parser.add_argument("--precision", default="fp16,fp8")
+    parser.add_argument("--lengths", default="fixed:166,lognormal")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=3)
@@ -250,7 +250,8 @@ def main() -> None:
     models = arguments.model or ["650M", "3B"]
     options = " ".join(f"--model {name}" for name in models)
     options += (
-        f" --precision {arguments.precision} --seconds {arguments.seconds} --repeats {arguments.repeats}"
+        f" --precision {arguments.precision} --lengths {arguments.lengths} --seconds {arguments.seconds}"
+        f" --repeats {arguments.repeats}"
     )
     report: dict[str, Any] = {
         "kind": "peers",

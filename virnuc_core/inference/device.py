@@ -13,7 +13,7 @@ from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 # On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
 # on a GPU it must be large enough to fill the card, and a wide model does that with fewer tokens.
 _CPU_TOKEN_BUDGET: Final = 2048
-_CUDA_TOKEN_BUDGETS: Final = ((2560, 32_768), (1280, 65_536), (0, 131_072))  # from which width on
+_CUDA_TOKEN_BUDGETS: Final = ((1280, 65_536), (0, 131_072))  # from which width on
 _FEWEST_TOKENS: Final = 1024
 _BUDGET_STEP: Final = 1024
 # Of the memory beside the weights; the rest is for the other model, batches in flight, and what is not seen.

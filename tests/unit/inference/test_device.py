@@ -77,16 +77,16 @@ def spec(width: int, num_layers: int = 6) -> ModelSpec:
 
 def test_wide_models_need_fewer_tokens_on_a_gpu() -> None:
     budgets = [fitting_token_budget(spec(width), "fp16", 140 * GB) for width in (320, 640, 1280, 2560)]
-    assert budgets == [131_072, 131_072, 65_536, 32_768]
+    assert budgets == [131_072, 131_072, 65_536, 65_536]
     assert default_token_budget(spec(320), "fp32", "cpu") < budgets[-1]
 
 
 def test_a_small_gpu_gets_smaller_batches_and_what_does_not_fit_none() -> None:
     large = spec(2560, 36)
     budgets = [fitting_token_budget(large, "fp16", free * GB) for free in (80, 8, 7, 6)]
-    assert budgets[0] == 32_768
+    assert budgets[0] == 65_536
     assert budgets == sorted(budgets, reverse=True)
-    assert 1024 <= budgets[2] < budgets[1] < 32_768
+    assert 1024 <= budgets[2] < budgets[1] < 65_536
     assert budgets[2] % 1024 == 0
     assert fitting_token_budget(large, "fp32", 11 * GB) < 1024
     assert fitting_token_budget(large, "fp8", 8 * GB) > budgets[1]
