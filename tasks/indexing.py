@@ -8,9 +8,9 @@ from tasks.stage import stage
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.run_plan import RunFolder, read_plan, require_same_plan
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import Alphabet, input_digest
+from virnuc_core.sequences.reader import input_digest
 from virnuc_core.sequences.store_meta import StoreMeta
-from virnuc_core.specs import InputFile
+from virnuc_core.specs import Alphabet, InputFile
 
 
 @stage

@@ -13,6 +13,7 @@ AttentionChoice = Literal["auto", "triton", "flash-attn", "varlen", "sdpa", "ref
 ResolvedCompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotune"]
 EmbeddingsDtype = Literal["none", "float16", "float32"]
+Alphabet = Literal["dna", "protein"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
 
 

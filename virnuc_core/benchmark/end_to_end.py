@@ -21,9 +21,8 @@ from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_plan import PlannedModel, RunFolder, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import Alphabet
 from virnuc_core.shard_file import sum_counters
-from virnuc_core.specs import RunConfig
+from virnuc_core.specs import Alphabet, RunConfig
 
 # Enough that the end of a shard is part of what is measured, and that every lane gets the same number.
 _SHARDS_A_LANE: Final = 2

@@ -16,10 +16,11 @@ from virnuc_core.errors import InputError, UsageError
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.column_files import ColumnWriter, map_strings
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.reader import Alphabet, Record, input_digest, iter_records, rejection_reason
+from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
 from virnuc_core.sequences.record_names import NameRegister, numbered_name, renamed
 from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta, content_digest
 from virnuc_core.sequences.translation import open_frames
+from virnuc_core.specs import Alphabet
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from lzma import LZMAError
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from backports.zstd import ZstdError
 from dnaio import SequenceRecord
@@ -20,11 +20,10 @@ from isal.igzip_lib import IsalError
 from xopen import xopen
 
 from virnuc_core.errors import InputError
-from virnuc_core.specs import InputFile
+from virnuc_core.specs import Alphabet, InputFile
 
 logger = logging.getLogger(__name__)
 
-Alphabet = Literal["dna", "protein"]
 STDIN = "-"
 MAX_FOREIGN_SHARE = 0.1
 

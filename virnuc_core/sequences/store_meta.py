@@ -8,8 +8,7 @@ from typing import Any, Final, Self
 
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.sequences.reader import Alphabet
-from virnuc_core.specs import InputFile
+from virnuc_core.specs import Alphabet, InputFile
 
 SCHEMA_VERSION: Final = 1
 REJECTED_NAME: Final = "rejected.tsv"

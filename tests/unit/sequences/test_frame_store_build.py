@@ -9,11 +9,13 @@ import pytest
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import Alphabet, input_digest
+from virnuc_core.sequences.reader import input_digest
+from virnuc_core.specs import Alphabet
 
 PEAK_MEMORY = """
 import resource, sys
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.specs import Alphabet
 build_frame_store([sys.argv[1]], sys.argv[2], 500)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

@@ -15,7 +15,8 @@ import pytest
 from backports import zstd
 
 from virnuc_core.errors import InputError
-from virnuc_core.sequences.reader import Alphabet, input_digest, iter_records, rejection_reason
+from virnuc_core.sequences.reader import input_digest, iter_records, rejection_reason
+from virnuc_core.specs import Alphabet
 
 FASTA = b">one first record\nACGT\nacgu\n\n>two\nNNRY\n"
 FASTQ = b"@one first read\nACGT\n+\nIIII\n@two\nGGCA\n+\nIIII\n"
