@@ -15,7 +15,6 @@ from virnuc_core.specs import Alphabet
 PEAK_MEMORY = """
 import resource, sys
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import Alphabet
 build_frame_store([sys.argv[1]], sys.argv[2], 500)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
