@@ -61,7 +61,7 @@ def _plan(
         attention=settings.attention,
     )
     [planned] = plan_models(config, devices, None)
-    mode = resolve_compile_mode(settings.compile_mode, devices[0], math.inf)
+    mode = resolve_compile_mode(settings.compile_mode, planned.attention, math.inf)
     planned = replace(planned, compile_mode=mode)
     return planned, replace(config, token_budget=planned.token_budget, compile_mode=mode)
 

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from typing import Final
 
 from virnuc_core import __version__
 from virnuc_core.env_config import env
@@ -25,8 +24,6 @@ from virnuc_core.run_plan import (
 )
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ResolvedCompileMode, RunConfig
-
-_COMPILED_ATTENTION: Final = ("triton", "flash-attn", "varlen")
 
 _log = logging.getLogger(__name__)
 
@@ -86,13 +83,20 @@ def make_plan(
     head = _plan_head(config, models) if kind == "predict" else None
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
     shards = _plan_shards(config, store, models, devices[0], kept)
-    compile_mode = _plan_compile_mode(config, shards, devices, existing)
+    lane_seconds = sum(shard.cost for shard in shards) / max(1, min(len(devices), len(shards)))
+    before = {model.family: model for model in existing.models} if existing is not None else {}
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
-        models=tuple(_with_compile_mode(model, compile_mode) for model in models),
+        models=tuple(
+            replace(
+                model,
+                compile_mode=_plan_compile_mode(config, model, lane_seconds, before.get(model.family)),
+            )
+            for model in models
+        ),
         head=head,
         embeddings=config.embeddings,
         shards=shards,
@@ -118,29 +122,15 @@ def _plan_shards(
 
 
 def _plan_compile_mode(
-    config: RunConfig, shards: tuple[Shard, ...], devices: tuple[str, ...], existing: RunPlan | None
+    config: RunConfig, model: PlannedModel, lane_seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
     """The mode asked for; "auto" keeps that of an earlier plan, however many lanes there are now."""
     if env().disable_compile:
         _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
         return "none"
-    if config.compile_mode == "auto" and existing is not None:
-        compiled = (m.compile_mode for m in existing.models if m.attention in _COMPILED_ATTENTION)
-        return next(compiled, "none")
-    lanes = max(1, min(len(devices), len(shards)))
-    return resolve_compile_mode(config.compile_mode, devices[0], sum(s.cost for s in shards) / lanes)
-
-
-def _with_compile_mode(model: PlannedModel, mode: ResolvedCompileMode) -> PlannedModel:
-    """The model with its compile mode: none where its attention loops over sequences or rectangles."""
-    if mode != "none" and model.attention not in _COMPILED_ATTENTION:
-        _log.warning(
-            "layers of %s are not compiled: with %s attention they would be again for every batch",
-            model.name,
-            model.attention,
-        )
-        mode = "none"
-    return replace(model, compile_mode=mode)
+    if config.compile_mode == "auto" and before is not None:
+        return before.compile_mode
+    return resolve_compile_mode(config.compile_mode, model.attention, lane_seconds)
 
 
 def _plan_head(config: RunConfig, models: tuple[PlannedModel, ...]) -> PlannedHead:

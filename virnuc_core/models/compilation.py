@@ -7,12 +7,13 @@ from typing import Final
 import torch.fx.experimental._config
 
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.specs import CompileMode, ResolvedCompileMode
+from virnuc_core.specs import AttentionBackend, CompileMode, ResolvedCompileMode
 
 # Our kernels leave little to fuse: on an H200 compiled layers are 0.2 % faster and take about 4 s to compile,
 # so a lane must work for half an hour to gain anything.
 _REPAID_AFTER_SECONDS: Final = 1800.0
 
+_COMPILED_ATTENTION: Final = ("triton", "flash-attn", "varlen")
 _GRAPHS: Final = {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
 _OPTIONS: Final[dict[ResolvedCompileMode, dict[str, str | int | bool | Callable[..., object]]]] = {
     "default": {},
@@ -23,19 +24,27 @@ _OPTIONS: Final[dict[ResolvedCompileMode, dict[str, str | int | bool | Callable[
 _log = logging.getLogger(__name__)
 
 
-def resolve_compile_mode(choice: CompileMode, device: str, estimated_seconds: float) -> ResolvedCompileMode:
+def resolve_compile_mode(
+    choice: CompileMode, attention: AttentionBackend, estimated_seconds: float
+) -> ResolvedCompileMode:
     """Turns "auto" into a mode, and logs it.
 
     Args:
         choice: as asked for.
-        device: where the model runs.
+        attention: of the model; the backends that loop over sequences or rectangles are never compiled,
+            since they would be again for every batch.
         estimated_seconds: how long one lane will work; "auto" compiles only when that repays it.
     """
+    if attention not in _COMPILED_ATTENTION:
+        if choice not in ("auto", "none"):
+            _log.warning(
+                "layers with %s attention are not compiled, though %s was asked for", attention, choice
+            )
+        return "none"
     if choice != "auto":
         return choice
-    repaid = device != "cpu" and estimated_seconds >= _REPAID_AFTER_SECONDS
-    mode: ResolvedCompileMode = "default" if repaid else "none"
-    _log.info("compile mode on %s: %s (about %.0f s of work)", device, mode, estimated_seconds)
+    mode: ResolvedCompileMode = "default" if estimated_seconds >= _REPAID_AFTER_SECONDS else "none"
+    _log.info("compile mode: %s (about %.0f s of work, asked for: auto)", mode, estimated_seconds)
     return mode
 
 

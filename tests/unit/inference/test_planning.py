@@ -104,18 +104,24 @@ def test_layers_over_rectangles_are_not_compiled(
 ) -> None:
     config = made_models.config(compile_mode="default")
     assert {model.compile_mode for model in plan(finished_run, config).models} == {"none"}
-    assert "are not compiled: with sdpa attention" in caplog.text
+    assert "layers with sdpa attention are not compiled" in caplog.text
 
 
 def test_nothing_is_compiled_where_the_environment_says_so(
     finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = made_models.config(compile_mode="default")
-    shards = plan(finished_run, config).shards
-    assert planning._plan_compile_mode(config, shards, ("cuda:0",), None) == "default"
+    model = replace(finished_run.plan.models[0], attention="triton")
+    assert planning._plan_compile_mode(config, model, 1.0, None) == "default"
     monkeypatch.setenv("VIRNUC_DISABLE_COMPILE", "1")
     reload()
-    assert planning._plan_compile_mode(config, shards, ("cuda:0",), None) == "none"
+    assert planning._plan_compile_mode(config, model, 1.0, None) == "none"
+
+
+def test_auto_compiles_only_what_repays_it(finished_run: MadeRun, made_models: MadeModels) -> None:
+    model = replace(finished_run.plan.models[0], attention="triton")
+    modes = [planning._plan_compile_mode(made_models.config(), model, s, None) for s in (60.0, 36_000.0)]
+    assert modes == ["none", "default"]
 
 
 def test_the_dna_model_alone(finished_run: MadeRun, made_models: MadeModels) -> None:
@@ -171,12 +177,10 @@ def test_shards_of_the_size_asked_for(finished_run: MadeRun, made_models: MadeMo
 def test_going_on_keeps_a_compile_mode_that_was_found_automatically(
     finished_run: MadeRun, made_models: MadeModels
 ) -> None:
-    before = plan(finished_run, made_models.config())
-    models = tuple(replace(m, attention="triton", compile_mode="default") for m in before.models)
-    compiled = replace(before, models=models)
+    model = replace(finished_run.plan.models[0], attention="triton")
+    before = replace(model, compile_mode="default")
     for setting, mode in (({}, "default"), ({"compile_mode": "none"}, "none")):
-        config = made_models.config(**setting)
-        assert planning._plan_compile_mode(config, before.shards, ("cuda:0",), compiled) == mode
+        assert planning._plan_compile_mode(made_models.config(**setting), model, 1.0, before) == mode
 
 
 def test_the_layer_is_of_the_protein_model_or_of_the_only_one(
