@@ -8,7 +8,6 @@ other models (--esm-model random:650M) there are vectors only.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.reports import print_and_write
 from virnuc_core.benchmark.results import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
@@ -136,10 +136,7 @@ def main() -> None:
         "chunks_with_frames": chunks,
         "against_fp32": figures,
     }
-    text = json.dumps(report, indent=1) + "\n"
-    print(text, end="")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(text)
+    print_and_write(report, arguments.out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ frames of 300 and 500 bp chunks. The BPE uses as many threads as the machine has
 """
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -19,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.reports import print_and_write
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import RESIDUES, Esm2Tokenizer
 from virnuc_core.batching.packed_batch import PackedBatch, TokenColumn
@@ -115,8 +115,7 @@ def main() -> None:
         tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(record.sequence for record in records))
         report["proteins"] = {"file": arguments.proteins.name, "sequences": len(tokens)}
         report["esm2_packing_of_proteins"] = packing_speed(tokens)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    print_and_write(report, arguments.out)
 
 
 if __name__ == "__main__":

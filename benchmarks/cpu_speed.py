@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import esm
 import numpy as np
 import torch
 import transformers
 from torch.nn import functional
 
+from benchmarks.esm_models import fair_esm_model, hugging_face_model
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
 from virnuc_core.inference.device import cpu_has_bf16, default_token_budget
@@ -66,8 +66,7 @@ def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Conten
 
 def fair_esm(ids: torch.Tensor, batch: int) -> Contender:
     """fair-esm's own model class, `batch` proteins at a time."""
-    layers, width, heads = SPEC.num_layers, SPEC.embedding_dim, SPEC.num_heads
-    model = esm.model.esm2.ESM2(num_layers=layers, embed_dim=width, attention_heads=heads).eval()
+    model, layers = fair_esm_model(SPEC, "cpu"), SPEC.num_layers
 
     def run() -> list[torch.Tensor]:
         states = [model(part, repr_layers=[layers])["representations"][layers] for part in ids.split(batch)]
@@ -78,20 +77,7 @@ def fair_esm(ids: torch.Tensor, batch: int) -> Contender:
 
 def hugging_face(ids: torch.Tensor, batch: int) -> Contender:
     """EsmModel of transformers with its default (SDPA) attention, `batch` proteins at a time."""
-    config = transformers.EsmConfig(
-        vocab_size=SPEC.vocab_size,
-        mask_token_id=32,
-        pad_token_id=1,
-        hidden_size=SPEC.embedding_dim,
-        num_hidden_layers=SPEC.num_layers,
-        num_attention_heads=SPEC.num_heads,
-        intermediate_size=SPEC.ffn_dim,
-        position_embedding_type="rotary",
-        token_dropout=True,
-        emb_layer_norm_before=False,
-    )
-    model: torch.nn.Module = transformers.EsmModel(config, add_pooling_layer=False)
-    model.eval()
+    model = hugging_face_model(SPEC, "cpu")
 
     def run() -> list[torch.Tensor]:
         states = [model(input_ids=part).last_hidden_state for part in ids.split(batch)]

@@ -8,7 +8,6 @@ sequence without T, of which every frame is open; real genomes, given as files, 
 """
 
 import argparse
-import json
 import platform
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.reports import print_and_write
 from virnuc_core.columns import ByteColumn
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -130,10 +130,7 @@ def main() -> None:
         "numpy": np.__version__,
         "inputs": results,
     }
-    text = json.dumps(report, indent=1) + "\n"
-    print(text, end="")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(text)
+    print_and_write(report, arguments.out)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks import flash_attn_stand_in
+from benchmarks.esm_models import PAD, fair_esm_model, hugging_face_model
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences
 from virnuc_core.benchmark.results import machine
 from virnuc_core.benchmark.run import run_benchmark
@@ -35,7 +36,7 @@ from virnuc_core.specs import ModelSpec
 
 RESULT = Path(__file__).parent / "results" / "peers.json"
 NUM_SEQUENCES = 4096
-PAD, FIRST_RESIDUE, RESIDUES = 1, 4, "LAGVSERTIDPKQNFYMHWC"
+FIRST_RESIDUE, RESIDUES = 4, "LAGVSERTIDPKQNFYMHWC"
 
 Batch = list[str]
 Embed = Callable[[Batch], object]
@@ -60,17 +61,7 @@ class Peer:
 
 def fair_esm(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
     """fair-esm's model and batch converter, one mean a sequence as its README does it."""
-    import esm
-
-    with torch.device(device):
-        model = esm.model.esm2.ESM2(
-            num_layers=spec.num_layers,
-            embed_dim=spec.embedding_dim,
-            attention_heads=spec.num_heads,
-            alphabet="ESM-1b",
-            token_dropout=True,
-        )
-    model = model.to(device, dtype).eval()
+    model = fair_esm_model(spec, device).to(dtype)
     convert = model.alphabet.get_batch_converter()
 
     def embed(batch: Batch) -> list[torch.Tensor]:
@@ -84,23 +75,7 @@ def fair_esm(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
 
 def hugging_face(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
     """EsmModel of transformers with its default (SDPA) attention, tokenized by a table and pooled on the device."""
-    from transformers import EsmConfig, EsmModel
-
-    config = EsmConfig(
-        vocab_size=spec.vocab_size,
-        mask_token_id=32,
-        pad_token_id=PAD,
-        hidden_size=spec.embedding_dim,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        intermediate_size=spec.ffn_dim,
-        position_embedding_type="rotary",
-        token_dropout=True,
-        emb_layer_norm_before=False,
-    )
-    with torch.device(device):
-        model: torch.nn.Module = EsmModel(config, add_pooling_layer=False)
-    model = model.to(device, dtype).eval()
+    model = hugging_face_model(spec, device).to(dtype)
     table = np.zeros(128, np.int64)
     table[[ord(letter) for letter in RESIDUES]] = FIRST_RESIDUE + np.arange(len(RESIDUES))
 

@@ -8,7 +8,6 @@ open frame; the share of chunks that do is given beside the figures.
 
 import argparse
 import csv
-import json
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from benchmarks.reports import print_and_write
 from flows.cli import main as virnuc
 
 CHUNK_LENGTHS = (500, 300)
@@ -69,8 +69,7 @@ def main() -> None:
     names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"
     command = f"python -m benchmarks.val_auroc {names} --out {arguments.out}"
     report = {"command": command, "data": arguments.fasta.name, "chunk_length": results}
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    print_and_write(report, arguments.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from flows.settings import (
 )
 from flows.terminal import OutputMode, terminal
 from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
-from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
+from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head, split_family
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import STDIN
@@ -52,7 +52,8 @@ def run_embed(
 ) -> None:
     """`virnuc embed`."""
     chosen = read_settings(EmbedSettings, settings)
-    require_known_model(model.removeprefix("esm2:").removeprefix("dnabert:"), None)
+    family, name = split_family(model)
+    require_known_model(name, family)
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")

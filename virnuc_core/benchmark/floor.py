@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from virnuc_core.models.fp8 import quantise_rows
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 Product = Callable[[], Tensor]
 
 _COPIES: Final = 4
 _WEIGHT_STD: Final = 0.02
-_FP8: Final = torch.float8_e4m3fn
 _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
@@ -67,10 +67,10 @@ def _products(num_tokens: int, inputs: int, outputs: int, device: str, dtype: to
 
 def _fp8_products(num_tokens: int, inputs: int, outputs: int, device: str) -> list[Product]:
     """The product x W^T in fp8 with a scale for each row of both, bf16 out."""
-    x, x_scale = _row_wise(torch.randn(num_tokens, inputs, device=device))
+    x, x_scale = quantise_rows(torch.randn(num_tokens, inputs, device=device))
     products: list[Product] = []
     for _ in range(_COPIES):
-        weight, scale = _row_wise(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD)
+        weight, scale = quantise_rows(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD)
         products.append(
             partial(
                 torch._scaled_mm,
@@ -83,9 +83,3 @@ def _fp8_products(num_tokens: int, inputs: int, outputs: int, device: str) -> li
             )
         )
     return products
-
-
-def _row_wise(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C) in fp8 and its fp32 scales (R, 1)."""
-    scale = matrix.abs().amax(1, keepdim=True) / torch.finfo(_FP8).max
-    return (matrix / scale).to(_FP8), scale

@@ -2,9 +2,7 @@
 
 import json
 import platform
-import shutil
 import statistics
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -16,9 +14,9 @@ import torch
 
 from virnuc_core import __version__
 from virnuc_core.atomic_write import write_text
+from virnuc_core.inference.nvidia_smi import query_gpus
 
 SCHEMA_VERSION: Final = 1
-_SMI_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,15 +177,5 @@ def _version(package: str) -> str | None:
 def _driver() -> dict[str, str]:
     """Driver and power limit of the first GPU, as far as nvidia-smi tells."""
     names = ("driver_version", "power.limit", "clocks.max.sm")
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return {}
-    command = [smi, f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-    try:
-        text = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_SMI_SECONDS
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in text.partition("\n")[0].split(",")]
+    values = next(iter(query_gpus(names, units=True)), ())
     return {name.replace(".", "_"): value for name, value in zip(names, values, strict=False)}

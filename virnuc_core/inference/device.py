@@ -1,13 +1,13 @@
 """Which devices, arithmetic and batch size a run uses: asked for or found out, and never silently changed."""
 
 import logging
-import subprocess
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
+from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
 # On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
@@ -21,7 +21,6 @@ _ACTIVATION_SHARE: Final = 0.4
 _LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 _FP8_CAPABILITY: Final = (8, 9)  # Ada; Hopper is (9, 0)
-_SMI_SECONDS: Final = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -171,18 +170,8 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
 
 def _ask_free_memory() -> dict[str, int]:
     """Free bytes of every GPU by its UUID, as far as nvidia-smi is there and tells."""
-    command = ["nvidia-smi", "--query-gpu=uuid,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        table = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_SMI_SECONDS
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.debug("nvidia-smi does not tell the free memory: %s", error)
-        return {}
-    rows = (line.partition(",") for line in table.splitlines())
-    return {
-        uuid.strip(): int(mebibytes) * 2**20 for uuid, _, mebibytes in rows if mebibytes.strip().isdecimal()
-    }
+    rows = query_gpus(("uuid", "memory.free"), units=False)
+    return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:

@@ -9,6 +9,7 @@ from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.specs import Family, RunConfig
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
+_PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
 
@@ -113,6 +114,12 @@ def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
 def known_names(family: Family | None) -> list[str]:
     """Short names, each once, for messages."""
     return list(dict.fromkeys(entry.name for entry in CATALOGUE if family in (None, entry.family)))
+
+
+def split_family(model: str) -> tuple[Family | None, str]:
+    """Family and name in `esm2:NAME|PATH` and `dnabert:NAME|PATH`; None and all of it without a prefix."""
+    prefix, _, name = model.partition(":")
+    return (_PREFIXES[prefix], name) if prefix in _PREFIXES and name else (None, model)
 
 
 def require_known_model(name: str, family: Family | None) -> None:

@@ -5,7 +5,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.models.catalogue import (
@@ -15,14 +14,13 @@ from virnuc_core.models.catalogue import (
     find_entries,
     known_names,
     require_known_model,
+    split_family,
 )
 from virnuc_core.models.hub import fetch
 from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.tensor_files import find_weight_files
 from virnuc_core.models.weights import Checkpoint, read_spec, recognise_family
 from virnuc_core.specs import MODEL_IN_WORDS, Family
-
-_PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 
 
 def family_of(model: str) -> tuple[Family, str]:
@@ -31,10 +29,8 @@ def family_of(model: str) -> tuple[Family, str]:
     Raises:
         CheckpointError: it has no prefix and cannot be recognised by its content.
     """
-    prefix, _, name = model.partition(":")
-    if prefix in _PREFIXES and name:
-        return _PREFIXES[prefix], name
-    return resolve_checkpoint(model, None).family, model
+    family, name = split_family(model)
+    return family or resolve_checkpoint(name, None).family, name
 
 
 def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:

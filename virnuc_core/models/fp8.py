@@ -15,10 +15,23 @@ _ALIGNMENT: Final = 16  # of both widths, for the tensor cores
 
 
 class Quantised(NamedTuple):
-    """Activations in fp8: `values` e4m3 (T, I), and `scale` fp32 (T, 1) to multiply them by."""
+    """A matrix in fp8: `values` e4m3 (T, I), and `scale` fp32 (T, 1) to multiply its rows by."""
 
     values: Tensor
     scale: Tensor
+
+
+def quantise_rows(matrix: Tensor) -> Quantised:
+    """Each row over its own scale, so that its largest value becomes the largest of e4m3.
+
+    Args:
+        matrix: fp32 (R, C).
+
+    Returns:
+        e4m3 (R, C) and fp32 (R, 1).
+    """
+    scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=_SMALLEST_ROW) / _HIGHEST
+    return Quantised((matrix / scale).to(_FP8), scale)
 
 
 class Fp8Linear(nn.Module):
@@ -36,9 +49,8 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        weight = layer.weight.detach().float()
-        scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=_SMALLEST_ROW) / _HIGHEST
-        self.register_buffer("weight", (weight / scale).to(_FP8))
+        weight, scale = quantise_rows(layer.weight.detach().float())
+        self.register_buffer("weight", weight)
         self.register_buffer("scale", scale.t().contiguous())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 

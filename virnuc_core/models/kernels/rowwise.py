@@ -158,11 +158,9 @@ def _(
     gain: Tensor,
     shift: Tensor,
     eps: float,
-    keep_sum: bool,
-    keep_normed: bool,
-    quantise: bool,
+    *wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_results(residual, keep_sum, keep_normed, quantise)
+    return _empty_results(residual, *wanted)
 
 
 def _empty_results(
