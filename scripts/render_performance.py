@@ -8,6 +8,7 @@ written, and the exit code says whether the page is what the results give.
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -140,7 +141,7 @@ def accuracy_table(results: list[Result]) -> str:
                     " and ".join(dict.fromkeys(plain(name) for name in names.values())),
                     precision,
                     f"{result.document['frames']:,}",
-                    *(f"{cosine:.6f}" for cosine in cosines),
+                    *(f"{math.floor(cosine * 1e7) / 1e7:.7f}" for cosine in cosines),
                     *("" if share is None else f"{100 * share:.3f} %" for share in agreement),
                     result.name,
                 )

@@ -98,7 +98,7 @@ def test_every_table_is_filled() -> None:
     assert any("fair-esm fp32 | 20,000 | fp16 19.76, fp8 29.64 | peers |" in row for row in peers)
     assert any("esme is not installed" in row for row in peers)
     assert rows_of(page, "accuracy") == [
-        "| tiny | fp16 | 12,345 | 0.999910 | 0.999910 | 99.990 % | 100.000 % | accuracy |"
+        "| tiny | fp16 | 12,345 | 0.9999100 | 0.9999100 | 99.990 % | 100.000 % | accuracy |"
     ]
     assert "driver 580; torch 2.11, cuda 13.0" in rows_of(page, "runs")[0]
 
