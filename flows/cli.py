@@ -1,7 +1,7 @@
 """The command line `virnuc`.
 
 Exit codes: 0 done, 1 unexpected, 2 usage or configuration, 3 input, 4 a run folder or a checkpoint does not
-match or is damaged, 5 device, memory or lane, 130 interrupted. An error is one message on stderr; `--debug`
+match or is damaged, 5 device, memory or lane, 6 a disk or a folder, 130 interrupted. An error is one message on stderr; `--debug`
 adds the traceback. Results go to stdout, progress and warnings to stderr. With `--json`, stdout holds exactly one JSON
 object, for errors too.
 
@@ -11,80 +11,32 @@ Nothing heavy is imported before a command needs it, so that `virnuc --help` ans
 import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import click
 
 from flows.bench import BENCH_OPTIONS, run_bench
+from flows.cli_options import (
+    DEBUG,
+    DEPLOY_OPTIONS,
+    EMBED_OPTIONS,
+    ENGINE_OPTIONS,
+    INPUTS,
+    LANE_OPTIONS,
+    OUTPUT_OPTIONS,
+    PREDICT_OPTIONS,
+    REPROCESS_OPTIONS,
+    UP_OPTIONS,
+    WORKER_OPTIONS,
+    with_options,
+)
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
-from virnuc_core.errors import VirnucError
+from virnuc_core.errors import VirnucError, storage_error
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-
-OUTPUT_OPTIONS: Final = (
-    click.option("--quiet", is_flag=True, help="Only warnings and errors."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines."),
-    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-)
-
-ENGINE_OPTIONS: Final = (
-    click.option(
-        "--repr-layer", type=int, metavar="N", help="Layer of the representation, 0 to num_layers [last]."
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
-        default="auto",
-        help="Arithmetic of the models [auto: fp16 on a GPU, fp32 on the CPU].",
-    ),
-    click.option("--devices", default="auto", metavar="auto|cpu|0,1,...", help="Where to compute [auto]."),
-    click.option(
-        "--token-budget", type=int, metavar="N", help="Most tokens in one packed batch [by the device]."
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(["packed", "reference"]),
-        default="packed",
-        help="reference: one sequence at a time, fp32, plain attention [packed].",
-    ),
-    click.option(
-        "--attention",
-        type=click.Choice(["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]),
-        default="auto",
-        help="Attention backend [auto].",
-    ),
-    click.option(
-        "--compile-mode",
-        type=click.Choice(["auto", "none", "default", "reduce-overhead", "max-autotune"]),
-        default="auto",
-        help="torch.compile of the layers [auto: in runs long enough to repay it].",
-    ),
-    click.option(
-        "--shard-seconds",
-        type=float,
-        metavar="S",
-        help="Work in a shard, which is what a killed run loses at most [60 on a GPU, 15 on the CPU].",
-    ),
-    click.option("--force", is_flag=True, help="Start over: keep nothing of an earlier run."),
-)
-
-
-def _with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Adds options to a command; --help lists them in the order given."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -94,74 +46,26 @@ def cli() -> None:
 
 
 @cli.command()
-@_with_options(
-    INPUTS,
-    click.option(
-        "--out", required=True, metavar="DIR", help="Folder for the results; run again to continue."
-    ),
-    click.option("--chunk-length", type=int, metavar="K", help="Chunk length in bp [by the preset: 500]."),
-    click.option(
-        "--preset",
-        type=click.Choice(["tiny", "virnucpro-500", "virnucpro-300"]),
-        default="tiny",
-        help="Models and chunk length that belong together [tiny: the bundled small models].",
-    ),
-    click.option(
-        "--esm-model",
-        metavar="NAME|PATH",
-        help="ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a path.",
-    ),
-    click.option("--dnabert-model", metavar="NAME|PATH", help="DNABERT-S: tiny, a hub name or a path."),
-    click.option("--head", metavar="PATH", help="Classifier head that was trained on these models."),
-    click.option(
-        "--dnabert-precision",
-        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
-        help="Arithmetic of DNABERT-S alone [as --precision].",
-    ),
-    click.option(
-        "--dnabert-engine",
-        type=click.Choice(["packed", "reference"]),
-        help="Engine of DNABERT-S alone [as --engine].",
-    ),
-    click.option(
-        "--embeddings",
-        type=click.Choice(["none", "float16", "float32"]),
-        default="float32",
-        help="How vectors are stored in embeddings.h5 [float32].",
-    ),
-    *ENGINE_OPTIONS,
-    *OUTPUT_OPTIONS,
-)
+@with_options(INPUTS, *PREDICT_OPTIONS, *ENGINE_OPTIONS, *LANE_OPTIONS, *OUTPUT_OPTIONS)
 def predict(
     inputs: tuple[str, ...], out: str, force: bool, quiet: bool, as_json: bool, debug: bool, **settings: Any
 ) -> None:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
     from flows.commands import run_predict
 
-    run_predict(inputs, out=out, force=force, settings=settings, output=_output_mode(quiet, as_json))
+    run_predict(
+        inputs,
+        out=out,
+        force=force,
+        mode=settings.pop("mode"),
+        lane_minutes=settings.pop("lane_minutes"),
+        settings=settings,
+        output=_output_mode(quiet, as_json),
+    )
 
 
 @cli.command()
-@_with_options(
-    INPUTS,
-    click.option(
-        "--out", required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
-    ),
-    click.option(
-        "--model",
-        required=True,
-        metavar="MODEL",
-        help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
-    ),
-    click.option(
-        "--embeddings",
-        type=click.Choice(["float16", "float32"]),
-        default="float32",
-        help="How vectors are stored [float32].",
-    ),
-    *ENGINE_OPTIONS,
-    *OUTPUT_OPTIONS,
-)
+@with_options(INPUTS, *EMBED_OPTIONS, *ENGINE_OPTIONS, *LANE_OPTIONS, *OUTPUT_OPTIONS)
 def embed(
     inputs: tuple[str, ...],
     out: str,
@@ -175,12 +79,40 @@ def embed(
     """Writes one mean vector for each sequence in INPUT."""
     from flows.commands import run_embed
 
-    output = _output_mode(quiet, as_json)
-    run_embed(inputs, out=out, model=model, force=force, settings=settings, output=output)
+    run_embed(
+        inputs,
+        out=out,
+        model=model,
+        force=force,
+        mode=settings.pop("mode"),
+        lane_minutes=settings.pop("lane_minutes"),
+        settings=settings,
+        output=_output_mode(quiet, as_json),
+    )
 
 
 @cli.command()
-@_with_options(
+@with_options(click.argument("run", metavar="RUN"), *REPROCESS_OPTIONS, *LANE_OPTIONS, *OUTPUT_OPTIONS)
+def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
+    """Moves the predict run in folder RUN to other models, another head or other settings.
+
+    What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
+    computed. The old results stay until the new ones are whole.
+    """
+    from flows.commands import run_reprocess
+
+    run_reprocess(
+        run,
+        force=force,
+        mode=settings.pop("mode"),
+        lane_minutes=settings.pop("lane_minutes"),
+        settings=settings,
+        output=_output_mode(quiet, as_json),
+    )
+
+
+@cli.command()
+@with_options(
     INPUTS,
     click.option("--chunk-length", type=int, required=True, metavar="K", help="Chunk length in bp."),
     click.option(
@@ -198,7 +130,7 @@ def frames(
 
 
 @cli.command()
-@_with_options(
+@with_options(
     click.argument("embeddings", metavar="EMBEDDINGS.h5"),
     click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
     click.option("--out", required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
@@ -212,7 +144,7 @@ def score(embeddings: str, head: str, out: str, quiet: bool, as_json: bool, debu
 
 
 @cli.command()
-@_with_options(click.argument("path"), *OUTPUT_OPTIONS)
+@with_options(click.argument("path"), *OUTPUT_OPTIONS)
 def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
     from flows.commands import run_inspect
@@ -221,10 +153,37 @@ def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
 
 
 @cli.command()
-@_with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
+@with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
 def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
     run_bench(settings, output=_output_mode(quiet, as_json))
+
+
+@cli.command()
+@with_options(*DEPLOY_OPTIONS, *OUTPUT_OPTIONS)
+def deploy(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
+    """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
+    from deployments.commands import run_deploy
+
+    run_deploy(**settings, output=_output_mode(quiet, as_json))
+
+
+@cli.command()
+@with_options(*WORKER_OPTIONS, DEBUG)
+def worker(debug: bool, **settings: Any) -> None:
+    """Works for the Prefect server until it is stopped: one worker a GPU of this host."""
+    from deployments.commands import run_worker
+
+    run_worker(**settings)
+
+
+@cli.command()
+@with_options(*UP_OPTIONS, DEBUG)
+def up(debug: bool, **settings: Any) -> None:
+    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
+    from deployments.commands import run_up
+
+    run_up(**settings)
 
 
 def _output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
@@ -242,6 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error.format_message(), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)
+    except OSError as error:
+        told = storage_error(error)
+        return _report(str(told), told.exit_code, arguments)
     except (KeyboardInterrupt, click.Abort):
         return _report(
             "interrupted; finished shards are kept, and the same command continues", INTERRUPTED, arguments

@@ -11,11 +11,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.local_prefect import local_prefect
-from flows.outputs import folder_of, require_no_input
+from flows.outputs import folder_of, require_no_input, require_run
 from flows.settings import (
+    LANE_DEFAULTS,
     EmbedSettings,
     FramesSettings,
+    LaneMode,
+    LaneSettings,
     PredictSettings,
+    ReprocessSettings,
     predict_config,
     read_settings,
 )
@@ -29,15 +33,48 @@ from virnuc_core.specs import Family, RunConfig
 
 
 def run_predict(
-    inputs: Sequence[str], *, out: str, force: bool, settings: Mapping[str, Any], output: OutputMode
+    inputs: Sequence[str],
+    *,
+    out: str,
+    force: bool,
+    settings: Mapping[str, Any],
+    output: OutputMode,
+    mode: LaneMode = LANE_DEFAULTS.mode,
+    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
 ) -> None:
     """`virnuc predict`."""
     chosen = read_settings(PredictSettings, settings)
+    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
     _require_models_and_head(predict_config(chosen))
-    with terminal(output), readable(inputs) as files, local_prefect():
+    with terminal(output), readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
         from flows.predict import predict
 
-        report = predict(files, out, chosen, force)
+        report = predict(files, out, chosen, force, lanes.mode, lanes.lane_minutes)
+    show(output, report.document, report.summary)
+
+
+def run_reprocess(
+    run: str,
+    *,
+    force: bool,
+    settings: Mapping[str, Any],
+    output: OutputMode,
+    mode: LaneMode = LANE_DEFAULTS.mode,
+    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
+) -> None:
+    """`virnuc reprocess`."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = read_settings(ReprocessSettings, given)
+    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
+    require_run(Path(run))
+    models: dict[Family, str | None] = {"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model}
+    _require_models(models)
+    if chosen.head is not None:
+        resolve_head(chosen.head)
+    with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
+        from flows.reprocess import reprocess
+
+        report = reprocess(run, chosen, force, lanes.mode, lanes.lane_minutes)
     show(output, report.document, report.summary)
 
 
@@ -49,18 +86,21 @@ def run_embed(
     force: bool,
     settings: Mapping[str, Any],
     output: OutputMode,
+    mode: LaneMode = LANE_DEFAULTS.mode,
+    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
 ) -> None:
     """`virnuc embed`."""
     chosen = read_settings(EmbedSettings, settings)
+    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
     family, name = split_family(model)
     require_known_model(name, family)
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with terminal(output), readable(inputs) as files, local_prefect():
+    with terminal(output), readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
         from flows.embed import embed
 
-        report = embed(files, out, model, chosen, force)
+        report = embed(files, out, model, chosen, force, lanes.mode, lanes.lane_minutes)
     show(output, report.document, report.summary)
 
 
@@ -121,11 +161,14 @@ def _require_models_and_head(config: RunConfig) -> None:
     Raises:
         VirnucError: there can be no such model, no such head, or no head for these models.
     """
-    models: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
+    _require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
+    resolve_head(head_of(config))
+
+
+def _require_models(models: Mapping[Family, str | None]) -> None:
     for family, name in models.items():
         if name is not None:
             require_known_model(name, family)
-    resolve_head(head_of(config))
 
 
 @contextmanager

@@ -4,26 +4,31 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.lanes import run_lanes
+from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
-from flows.outputs import require_no_input
-from flows.settings import EMBED_DEFAULTS, EmbedSettings, embed_config
-from tasks.embedding import find_pending
+from flows.outputs import require_absolute, require_no_input
+from flows.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime, embed_config
+from tasks.core_logs import show_core_logs
 from tasks.indexing import index
-from tasks.planning import plan
+from tasks.lane_tracking import LaneTracking
 from tasks.progress import StageClock
-from tasks.publishing import params_of, prefect_tags, publish
+from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.reporting import RunReport
 from tasks.results import aggregate, validate
 from tasks.run_folder import open_run_folder
 from tasks.tracking import tracked_run
-from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.checkpoints import family_of
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)
 def embed(
-    inputs: list[str], out: str, model: str, settings: EmbedSettings = EMBED_DEFAULTS, force: bool = False
+    inputs: list[str],
+    out: str,
+    model: str,
+    settings: EmbedSettings = EMBED_DEFAULTS,
+    force: bool = False,
+    mode: LaneMode = "local",
+    lane_minutes: PositiveTime = 10.0,
 ) -> RunReport:
     """Embeds proteins with ESM-2 or DNA with DNABERT-S; called again, it goes on where it stopped.
 
@@ -33,14 +38,19 @@ def embed(
         model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a path alone.
         settings: how to run the model.
         force: keep nothing of an earlier run.
+        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
+        lane_minutes: estimated work of a lane in the pool, in minutes.
 
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
+    show_core_logs()
+    require_absolute(*inputs, out)
     family, name = family_of(model)
     config = embed_config(family, name, settings)
     require_no_input(Path(out), inputs)
-    devices = resolve_devices(config.devices)
+    lanes = choose_lanes(mode, config.devices, lane_minutes)
+    asked = {**lanes.settings, "lane_minutes": lane_minutes, "shard_seconds": settings.shard_seconds}
     clock = StageClock()
     with open_run_folder(Path(f"{out}.run"), force=force) as folder:
         if force:
@@ -48,10 +58,11 @@ def embed(
         with clock.stage("index"):
             index(folder, inputs, None, "protein" if family == "esm2" else "dna")
         with clock.stage("plan"):
-            planned = plan(folder, config, "embed", devices)
-        with tracked_run(run_name(), params_of(planned, devices), prefect_tags(folder.root)) as tracked:
-            with clock.stage("embed"):
-                lanes = run_lanes(folder, find_pending(folder), devices)
+            planned = lanes.plan(folder, config, "embed")
+        with tracked_run(run_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:
+            link_run(tracked, planned.inputs, inputs)
+            with clock.stage("embed"), LaneTracking(tracked) as lane_tracking:
+                reports = run_lanes(lanes, folder, [lane_tracking])
             with clock.stage("validate"):
                 validate(folder)
             with clock.stage("aggregate"):
@@ -61,7 +72,7 @@ def embed(
                 out=out,
                 counts=None,
                 work=work,
-                lanes=lanes,
+                lanes=reports,
                 seconds=clock.seconds,
                 links=tracked.links,
             )

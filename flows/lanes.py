@@ -1,71 +1,225 @@
-"""Lanes: each owns one device and one process on it, and they run side by side."""
+"""Lanes: each computes some of a run's shards on one device. They run side by side in this process, or in a pool."""
 
 import logging
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
+from typing import Final, Protocol
 
 from prefect import flow
+from prefect.runtime import flow_run
 
-from tasks.embedding import compute_shards, end_lane_processes
-from virnuc_core.inference.events import LaneReport
+from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
+from flows.pool import PoolLanes
+from flows.settings import LaneMode
+from tasks.core_logs import show_core_logs
+from tasks.embedding import compute_shards, end_lane_processes, find_pending
+from tasks.gpu_sampling import sampling_gpu
+from tasks.lane_watch import LaneObserver, LaneWatch
+from tasks.planning import plan
+from tasks.progress import LaneRows
+from tasks.tracking import Value
+from virnuc_core.env_config import env
+from virnuc_core.errors import DeviceLostError
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.events import LaneReport, LaneStarted
+from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.inference.shards import missing_shards
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import Kind, RunPlan, read_plan
+from virnuc_core.specs import RunConfig
+
+_SECONDS_BETWEEN_POLLS: Final = 0.5
 
 _log = logging.getLogger(__name__)
 
 
-@flow(name="embed-lane", flow_run_name="lane-{lane}-{device}", persist_result=False)
-def embed_lane(folder: str, shards: tuple[int, ...], device: str, lane: int, num_lanes: int) -> LaneReport:
-    """Computes some of a run's shards on one device.
+class Lanes(Protocol):
+    """Where a run is planned and its shards are computed."""
+
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """The mode and the devices, for the records of the run."""
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Makes the plan in the folder, or makes sure that the one there is of the same run."""
+
+    def work(self, folder: RunFolder, watch: LaneWatch) -> None:
+        """Computes the shards that are missing; returns when all are there."""
+
+
+@flow(name="embed-lane", flow_run_name=lane_name, persist_result=False)
+def embed_lane(
+    folder: str, shards: tuple[int, ...], lane: int, device: str = "auto", num_lanes: int = 1
+) -> None:
+    """Computes some of a run's shards on one device, and keeps a journal of it in the run's folder.
 
     Args:
         folder: the run's folder, with its plan and frame store.
-        shards: which of the plan's shards.
-        device: "cpu" or "cuda:N".
+        shards: which of the plan's shards; those that are there already are left out.
         lane: number of this lane, from 0.
-        num_lanes: lanes at work on this machine.
+        device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees, "auto" that or else the CPU.
+        num_lanes: lanes that share this machine's CPU threads with this one, itself included.
 
     Raises:
         VirnucError: what stopped the lane; its finished shards are kept.
     """
-    return compute_shards(RunFolder(Path(folder)), shards, device, lane, num_lanes)
+    show_core_logs()
+    run = RunFolder(Path(folder))
+    with (
+        LaneJournal(run.lane_journal(lane_journal_name(lane, flow_run.id))) as journal,
+        journal.recording_failure(lane),
+    ):
+        own = _own_device(device)
+        with sampling_gpu(own, lane, journal.write):
+            compute_shards(run, shards, own, lane, num_lanes, journal)
 
 
-def run_lanes(folder: RunFolder, pending: Sequence[int], devices: Sequence[str]) -> list[LaneReport]:
-    """Deals the pending shards to one lane a device and waits for all lanes, also when one of them fails.
+@flow(name="plan-run", flow_run_name=plan_name, persist_result=False)
+def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -> None:
+    """Plans a run on the hardware that will compute it.
+
+    Args:
+        folder: the run's folder, with its frame store.
+        config: settings as asked for.
+        kind: what the run is to give.
+        device: as for `embed_lane`.
 
     Raises:
-        VirnucError: what stopped the first of the lanes that failed.
+        VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
     """
-    hands = deal_shards(read_plan(folder.plan), pending, len(devices))
-    if not hands:
-        return []
-    with ThreadPoolExecutor(len(hands), thread_name_prefix="lane") as threads:
-        lanes = [
-            # A subflow finds its parent, and the lane its progress, in the context.
-            threads.submit(
-                copy_context().run,
-                partial(embed_lane, str(folder.root), shards, device, lane=number, num_lanes=len(hands)),
+    show_core_logs()
+    run = RunFolder(Path(folder))
+    journal = LaneJournal(run.lane_journal(plan_journal_name(flow_run.id)))
+    with journal, journal.recording_failure(lane=0):
+        own = _own_device(device)
+        journal.write(LaneStarted(lane=0, device=own, host=socket.gethostname(), pid=os.getpid(), shards=()))
+        plan(run, config, kind, (own,))
+
+
+class LocalLanes:
+    """One lane a device of this machine: subflows in threads, each with a process of its own on its device.
+
+    Args:
+        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
+    """
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices
+
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """The mode and the devices."""
+        return {"mode": "local", "devices": ",".join(self._devices)}
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Makes the plan in this process."""
+        return plan(folder, config, kind, self._devices)
+
+    def work(self, folder: RunFolder, watch: LaneWatch) -> None:
+        """Deals the pending shards to the lanes and waits for all of them, also when one fails.
+
+        Raises:
+            VirnucError: what stopped the first of the lanes that failed.
+        """
+        pending = find_pending(folder)
+        hands = deal_shards(read_plan(folder.plan), pending, len(self._devices))
+        if not hands:
+            return
+        with ThreadPoolExecutor(len(hands), thread_name_prefix="lane") as threads:
+            lanes = [
+                # A subflow finds its parent in the context.
+                threads.submit(
+                    copy_context().run,
+                    partial(embed_lane, str(folder.root), shards, number, device, num_lanes=len(hands)),
+                )
+                for number, (shards, device) in enumerate(zip(hands, self._devices, strict=False))
+            ]
+            try:
+                while wait(lanes, timeout=_SECONDS_BETWEEN_POLLS).not_done:
+                    watch.poll()
+            except (
+                BaseException
+            ):  # this thread is being stopped, and the lanes' threads wait for their processes
+                end_lane_processes()
+                raise
+        watch.poll()
+        failed = [lane for lane in lanes if lane.exception() is not None]
+        if failed:
+            _log.error(
+                "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
+                "run the same command again to go on",
+                len(failed),
+                len(lanes),
+                len(missing_shards(folder, pending)),
+                len(pending),
             )
-            for number, (shards, device) in enumerate(zip(hands, devices, strict=False))
-        ]
-        try:
-            wait(lanes)
-        except BaseException:  # this thread is being stopped, and the lanes' threads wait for their processes
-            end_lane_processes()
-            raise
-    failed = [lane for lane in lanes if lane.exception() is not None]
-    if failed:
-        missing = [index for index in pending if not folder.shard(index).exists()]
-        _log.error(
-            "%d of %d lanes failed, and %d of %d shards are missing; those that are finished are kept: "
-            "run the same command again to go on",
-            len(failed),
-            len(lanes),
-            len(missing),
-            len(pending),
+            failed[0].result()
+
+
+def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> Lanes:
+    """Finds the devices or the pool that a run will use, before any work is done for it.
+
+    Args:
+        mode: lanes in this process, or in the work pool.
+        devices: as asked for.
+        lane_minutes: estimated work of a lane in the pool, in minutes.
+
+    Raises:
+        UsageError: the devices cannot be used in this mode, or there is no pool to use.
+        DeviceError: a GPU is asked for that is not there.
+    """
+    return LocalLanes(resolve_devices(devices)) if mode == "local" else PoolLanes(devices, lane_minutes)
+
+
+def run_lanes(lanes: Lanes, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> list[LaneReport]:
+    """Computes what is missing of a planned run, and says who did how much of it.
+
+    Args:
+        lanes: where to compute.
+        folder: the run's folder, with its plan and frame store.
+        observers: who hears what the lanes do, beside whoever watches the run.
+
+    Raises:
+        VirnucError: what stopped a lane.
+    """
+    watch = LaneWatch(folder, [LaneRows(read_plan(folder.plan)), *observers])
+    lanes.work(folder, watch)
+    reports = watch.reports
+    hardware = sorted({report.device_name for report in reports if report.device_name})
+    if len(hardware) > 1:
+        _log.warning(
+            "lanes ran on different hardware (%s): the last digits of scores and vectors may differ from those "
+            "of a run on one kind",
+            ", ".join(hardware),
         )
-    return [lane.result() for lane in lanes]
+    return reports
+
+
+def _own_device(choice: str) -> str:
+    """The device that a lane or a plan is for.
+
+    Raises:
+        DeviceLostError: it is for a GPU, and this process sees none.
+    """
+    if choice not in ("auto", "cuda"):
+        return choice
+    devices = resolve_devices(("auto",))
+    if choice == "cuda" and devices == ("cpu",):
+        raise DeviceLostError(
+            f"this run is planned for GPUs, and {socket.gethostname()} shows none to this worker "
+            f"(CUDA_VISIBLE_DEVICES {','.join(env().cuda_visible_devices or ()) or 'not set'}): see whether nvidia-smi "
+            "lists it, and end the worker until it does."
+        )
+    if len(devices) > 1:
+        _log.warning(
+            "this process sees %d GPUs and uses the first: a worker has one GPU when it is started by "
+            "`virnuc worker`, or with CUDA_VISIBLE_DEVICES",
+            len(devices),
+        )
+    return devices[0]

@@ -52,22 +52,30 @@ def prepare_local_prefect() -> None:
 
 
 @contextmanager
-def local_prefect() -> Iterator[None]:
+def local_prefect(*, lasting: bool = False) -> Iterator[None]:
     """Makes Prefect ready for the block: the server of the user's settings, or else a temporary one.
 
+    Args:
+        lasting: the run leaves work to others, so a temporary server will not do.
+
     Raises:
-        UsageError: virnuc's home folder cannot be written.
+        UsageError: virnuc's home folder cannot be written, or only a temporary server is there and will not do.
         VirnucError: the temporary server does not start.
     """
     prepare_local_prefect()
-    # Prefect's modules warn or fail when two threads import them at once, so this is not left to get_client.
-    from prefect.client.orchestration import get_client
-    from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
+    if lasting:
+        from flows.pool_runs import require_lasting_server
+
+        require_lasting_server()
     if PREFECT_API_URL.value():
         yield
         return
+    # Prefect's modules warn or fail when two threads import them at once, so this is not left to get_client.
+    from prefect.client.orchestration import get_client
+    from prefect.server.api.server import SubprocessASGIServer
+
     # A server that ends with the run has nobody to tell that the run has stopped, and ending the heartbeat
     # takes a second for each flow and lane.
     no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
@@ -111,7 +119,7 @@ def _import_what_runs_need() -> None:
     """Takes about as long as the server does to start, and on another core."""
     import flows.embed
     import flows.predict  # noqa: F401
-    from tasks.tracking import open_store_early
+    from tasks.tracking_store import open_store_early
 
     open_store_early()
 

@@ -1,10 +1,11 @@
-"""Where a command writes, looked at before any work is done for it."""
+"""Where a command or a flow reads and writes, looked at before any work is done for it."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnuc_core.errors import UsageError
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.run_folder import RunFolder
 
 
 def folder_of(out: Path) -> Path:
@@ -35,3 +36,31 @@ def require_no_input(out: Path, inputs: Iterable[str]) -> None:
         path = Path(name)
         if out.exists() and path.exists() and out.samefile(path):
             raise UsageError(f"output {out} is the input {name}: choose another --out.")
+
+
+def require_run(root: Path) -> None:
+    """Makes sure that a folder holds a planned run, or one that is being moved.
+
+    Raises:
+        InputError: it does not.
+    """
+    folder = RunFolder(root)
+    if not folder.plan.exists() and folder.incoming.previous is None:
+        raise InputError(
+            f"{root} is no folder of a run: it has no plan.json. Give the --out of a `virnuc predict`."
+        )
+
+
+def require_absolute(*paths: str) -> None:
+    """Refuses relative paths to a run of a deployment: it works in whatever folder its worker was started in.
+
+    Raises:
+        UsageError: a path is relative.
+    """
+    from prefect.runtime import deployment  # not before Prefect's settings are made
+
+    relative = [path for path in paths if not Path(path).is_absolute()]
+    if relative and deployment.id:
+        raise UsageError(
+            f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
+        )

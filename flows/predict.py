@@ -4,24 +4,29 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.lanes import run_lanes
+from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
-from flows.settings import PREDICT_DEFAULTS, PredictSettings, predict_config
-from tasks.embedding import find_pending
+from flows.outputs import require_absolute
+from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
+from tasks.core_logs import show_core_logs
 from tasks.indexing import index
-from tasks.planning import plan
+from tasks.lane_tracking import LaneTracking
 from tasks.progress import StageClock
-from tasks.publishing import params_of, prefect_tags, publish
+from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.reporting import RunReport
 from tasks.results import aggregate, classify, validate
 from tasks.run_folder import open_run_folder
-from tasks.tracking import tracked_run
-from virnuc_core.inference.device import resolve_devices
+from tasks.tracking import Value, tracked_run
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)
 def predict(
-    inputs: list[str], out: str, settings: PredictSettings = PREDICT_DEFAULTS, force: bool = False
+    inputs: list[str],
+    out: str,
+    settings: PredictSettings = PREDICT_DEFAULTS,
+    force: bool = False,
+    mode: LaneMode = "local",
+    lane_minutes: PositiveTime = 10.0,
 ) -> RunReport:
     """Calls contigs viral or not; called again with the same arguments, it goes on where it stopped.
 
@@ -30,21 +35,32 @@ def predict(
         out: folder for the results.
         settings: models and how to run them.
         force: keep nothing of an earlier run in that folder.
+        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
+        lane_minutes: estimated work of a lane in the pool, in minutes.
 
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
+    show_core_logs()
+    require_absolute(*inputs, out)
     config = predict_config(settings)
-    devices = resolve_devices(config.devices)
+    lanes = choose_lanes(mode, config.devices, lane_minutes)
+    asked: dict[str, Value] = {
+        **lanes.settings,
+        "lane_minutes": lane_minutes,
+        "shard_seconds": settings.shard_seconds,
+        "preset": settings.preset,
+    }
     clock = StageClock()
     with open_run_folder(Path(out), force=force) as folder:
         with clock.stage("index"):
             index(folder, inputs, config.chunk_length, "dna")
         with clock.stage("plan"):
-            planned = plan(folder, config, "predict", devices)
-        with tracked_run(run_name(), params_of(planned, devices), prefect_tags(folder.root)) as tracked:
-            with clock.stage("embed"):
-                lanes = run_lanes(folder, find_pending(folder), devices)
+            planned = lanes.plan(folder, config, "predict")
+        with tracked_run(run_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:
+            link_run(tracked, planned.inputs, inputs)
+            with clock.stage("embed"), LaneTracking(tracked) as lane_tracking:
+                reports = run_lanes(lanes, folder, [lane_tracking])
             with clock.stage("validate"):
                 validate(folder)
             with clock.stage("aggregate"):
@@ -56,7 +72,7 @@ def predict(
                 out=out,
                 counts=counts,
                 work=work,
-                lanes=lanes,
+                lanes=reports,
                 seconds=clock.seconds,
                 links=tracked.links,
             )

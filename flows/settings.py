@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from virnuc_core.errors import UsageError
+from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import (
     AttentionChoice,
     CompileMode,
@@ -39,7 +40,9 @@ def _split_devices(value: object) -> object:
 
 # A frame holds whole codons; an upper bound turns away a slip of the keyboard, not a genome.
 ChunkLength = Annotated[int, Field(ge=3, le=10_000_000)]
-Seconds = Annotated[FiniteFloat, Field(gt=0)]
+PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
+# Where lanes run: as subflows of the run itself, or as runs of their own that workers of a pool pick up.
+LaneMode = Literal["local", "pool"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 
 
@@ -61,7 +64,7 @@ class EngineSettings(BaseModel):
     compile_mode: CompileMode = Field(
         default="auto", description='torch.compile of the layers; "auto" does it in runs long enough'
     )
-    shard_seconds: Seconds | None = Field(
+    shard_seconds: PositiveTime | None = Field(
         default=None, description="Estimated work in a shard, in seconds: what a killed run loses at most"
     )
 
@@ -85,10 +88,43 @@ class PredictSettings(EngineSettings):
     )
 
 
+class ReprocessSettings(BaseModel):
+    """Settings of `reprocess`; None leaves what the run was made with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
+    dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
+    head: str | None = Field(default=None, description="Classifier head file; to be given with another model")
+    repr_layer: NonNegativeInt | None = Field(default=None, description="Layer of the ESM-2 representation")
+    precision: Precision | None = Field(default=None, description="Arithmetic of both models")
+    dnabert_precision: Precision | None = Field(default=None, description="Arithmetic of DNABERT-S alone")
+    token_budget: PositiveInt | None = Field(default=None, description="Most tokens in one packed batch")
+    engine: Engine | None = Field(default=None, description="Engine of both models")
+    dnabert_engine: Engine | None = Field(default=None, description="Engine of DNABERT-S alone")
+    attention: AttentionChoice | None = Field(default=None, description="Attention backend")
+    compile_mode: CompileMode | None = Field(default=None, description="torch.compile of the layers")
+    embeddings: EmbeddingsDtype | None = Field(default=None, description="How vectors are stored")
+    devices: Annotated[tuple[Device, ...], BeforeValidator(_split_devices)] = Field(
+        default=("auto",), description='"auto", "cpu", or CUDA device numbers'
+    )
+
+
 class EmbedSettings(EngineSettings):
     """Settings of `embed`: one model, one mean vector a sequence."""
 
     embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
+
+
+class LaneSettings(BaseModel):
+    """Where and in what portions the work over models is done; parameters of the flows that need not be set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: LaneMode = Field(default="local", description="Lanes on this machine, or through a work pool")
+    lane_minutes: PositiveTime = Field(
+        default=10.0, description="Estimated work of a lane in a pool, in minutes"
+    )
 
 
 class FramesSettings(BaseModel):
@@ -101,6 +137,8 @@ class FramesSettings(BaseModel):
 
 PREDICT_DEFAULTS: Final = PredictSettings()
 EMBED_DEFAULTS: Final = EmbedSettings()
+REPROCESS_DEFAULTS: Final = ReprocessSettings()
+LANE_DEFAULTS: Final = LaneSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +198,43 @@ def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConf
         dnabert_model=model if family == "dnabert_s" else None,
         embeddings=settings.embeddings,
         **_engine_values(settings),
+    )
+
+
+def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
+    """The run that a planned run with both models is moved to: what is not given is as it was.
+
+    What goes with something that is given is found again: layer and head with a model, precision and attention with
+    an engine, attention with a precision.
+    """
+    esm2, dnabert = plan.model("esm2"), plan.model("dnabert_s")
+    if esm2 is None or dnabert is None or plan.head is None:
+        raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
+    other_models = settings.esm_model is not None or settings.dnabert_model is not None
+    same_engine = settings.engine is None and settings.dnabert_engine is None
+    same_precision = settings.precision is None and settings.dnabert_precision is None
+    attention: AttentionChoice = "auto"
+    packed = {model.attention for model in (esm2, dnabert) if model.engine == "packed"}
+    if same_engine and same_precision and len(packed) == 1:
+        [used] = packed
+        attention = used if used != "padded" else "auto"
+    same_layer = settings.repr_layer is None and settings.esm_model is None
+    return RunConfig(
+        chunk_length=plan.chunk_length,
+        esm_model=settings.esm_model or esm2.location,
+        dnabert_model=settings.dnabert_model or dnabert.location,
+        head=settings.head or (None if other_models else plan.head.location),
+        repr_layer=esm2.repr_layer if same_layer else settings.repr_layer,
+        precision=settings.precision or (esm2.precision if same_engine else "auto"),
+        dnabert_precision=settings.dnabert_precision
+        or (dnabert.precision if same_engine and settings.precision is None else None),
+        devices=settings.devices,
+        token_budget=settings.token_budget,
+        engine=settings.engine or esm2.engine,
+        dnabert_engine=settings.dnabert_engine or (dnabert.engine if settings.engine is None else None),
+        attention=settings.attention or attention,
+        compile_mode=settings.compile_mode or "auto",
+        embeddings=settings.embeddings or plan.embeddings,
     )
 
 

@@ -82,10 +82,15 @@ class BarProgress:
         self._bars.update(self._stage, description=name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Moves the bar of the lane."""
+        """Moves the bar of the lane; it is gone when the lane is done, since a run may have hundreds of them."""
         if progress.lane not in self._lanes:
             self._lanes[progress.lane] = self._bars.add_task(f"lane {progress.lane} {progress.device}")
-        self._bars.update(self._lanes[progress.lane], completed=progress.rows_done, total=progress.rows_total)
+        self._bars.update(
+            self._lanes[progress.lane],
+            completed=progress.rows_done,
+            total=progress.rows_total,
+            visible=progress.rows_done < progress.rows_total,
+        )
 
 
 class SilentProgress:

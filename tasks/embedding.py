@@ -1,46 +1,61 @@
 """The shards of a run: which are missing, and one lane's share of them."""
 
 import multiprocessing
+import socket
+from collections.abc import Collection
 
-from tasks.progress import LaneProgress, current_progress
+from tasks.artifacts import ProgressArtifact
 from tasks.stage import stage, stopping
-from virnuc_core.inference.events import LaneEvent, LaneReport, ShardDone
+from virnuc_core.inference.events import LaneEvent, ShardDone
+from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.shards import pending_shards
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.inference.shards import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 
 
 @stage
-def find_pending(folder: RunFolder) -> tuple[int, ...]:
-    """The shards that are not on the disk, or not whole; the latter are set aside."""
+def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """The shards that are not on the disk, or not whole; the latter are set aside.
+
+    Args:
+        folder: the run's folder.
+        taken: shards that are being computed, to be left out; what killed lanes have left of others is removed.
+    """
     stopping.clear()
-    return pending_shards(folder, read_plan(folder.plan))
+    pending = tuple(shard for shard in pending_shards(folder, read_plan(folder.plan)) if shard not in taken)
+    remove_shard_temporaries(folder, pending)
+    return pending
 
 
 @stage
 def compute_shards(
-    folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int
-) -> LaneReport:
+    folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
+) -> None:
     """Computes shards in a process of their own; called again, it leaves out those that are there by then.
 
     Raises:
         LaneError: the process died.
         VirnucError: what the process raised.
+        OSError: what it met when it read or wrote files.
     """
-    plan = read_plan(folder.plan)
-    left = tuple(shard for shard in shards if not folder.shard(shard).exists())
-    rows = {shard: plan.shards[shard].end - plan.shards[shard].begin for shard in left}
-    total, done = sum(rows.values()), 0
-    progress = current_progress()
+    left = missing_shards(folder, shards)
+    if not left:
+        return
+    planned = read_plan(folder.plan).shards
+    rows = {shard: planned[shard].end - planned[shard].begin for shard in shards}
+    total = sum(rows.values())
+    done = total - sum(rows[shard] for shard in left)
+    shown = ProgressArtifact(f"virnuc-lane-{lane}", f"Lane {lane} on {socket.gethostname()} {device}")
 
-    def tell(event: LaneEvent | None) -> None:
+    def tell(event: LaneEvent) -> None:
         nonlocal done
+        journal.write(event)
         if isinstance(event, ShardDone):
             done += rows[event.shard]
-        progress.lane(LaneProgress(lane=lane, device=device, rows_done=done, rows_total=total))
+            shown.update(100 * done / total)
 
-    tell(None)
-    return run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=tell)
+    run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=tell)
 
 
 def end_lane_processes() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from tasks.stage import stage
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.run_plan import RunFolder, read_plan, require_same_plan
+from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.sequences.store_meta import StoreMeta
@@ -47,7 +49,7 @@ def _require_same_input(folder: RunFolder, files: tuple[InputFile, ...], chunk_l
     if [file.sha256 for file in files] != [file.sha256 for file in existing.inputs]:
         digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length)
-    require_same_plan(existing, wanted, folder.root)
+    require_same_plan(existing, wanted, folder)
 
 
 def _is_store_of(

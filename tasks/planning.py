@@ -2,7 +2,8 @@
 
 from tasks.stage import stage
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.run_plan import Kind, RunFolder, RunPlan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import RunConfig
 

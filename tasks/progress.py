@@ -1,12 +1,17 @@
 """Who is told how far a run is: a terminal, or by default the log."""
 
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+from virnuc_core.inference.events import LaneStarted, ShardDone
+from virnuc_core.inference.lane_journal import JournalEntry
+from virnuc_core.run_plan import RunPlan
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +34,7 @@ class LaneProgress:
 
 
 class Progress(Protocol):
-    """Something that shows how far a run is; lanes call it from threads of their own."""
+    """Something that shows how far a run is."""
 
     def stage(self, name: str) -> None:
         """A stage begins."""
@@ -73,6 +78,42 @@ def telling(progress: Progress) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+class LaneRows:
+    """Makes progress of what lanes write in their journals.
+
+    Args:
+        plan: says how many rows a shard has.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._rows = [shard.end - shard.begin for shard in plan.shards]
+        self._progress = current_progress()
+        self._lanes: dict[int, LaneProgress] = {}
+        self._changed: set[int] = set()
+
+    def on_entry(self, name: str, entry: JournalEntry) -> None:
+        """Takes in that a lane has begun, or has finished a shard."""
+        event = entry.event
+        before = self._lanes.get(event.lane)
+        if isinstance(event, LaneStarted):
+            done = before.rows_done if before else 0
+            left = sum(self._rows[shard] for shard in event.shards)
+            where = event.device if event.host == socket.gethostname() else f"{event.host} {event.device}"
+            progress = LaneProgress(lane=event.lane, device=where, rows_done=done, rows_total=done + left)
+        elif isinstance(event, ShardDone) and before:
+            progress = replace(before, rows_done=before.rows_done + self._rows[event.shard])
+        else:
+            return
+        self._lanes[event.lane] = progress
+        self._changed.add(event.lane)
+
+    def end_poll(self) -> None:
+        """Tells how far the lanes are about which there was news."""
+        for lane in sorted(self._changed):
+            self._progress.lane(self._lanes[lane])
+        self._changed.clear()
 
 
 class StageClock:

@@ -1,25 +1,68 @@
-"""The end of a run: its report on the disk, in Prefect and in MLflow."""
+"""The end of a run: its report on the disk, in Prefect and in MLflow; and how the three find each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect.runtime import flow_run
 
-from tasks.artifacts import show_tables
+from tasks.artifacts import add_run_tag, show_link, show_markdown, show_table
+from tasks.plots import p_virus_figure
 from tasks.reporting import RunReport, write_report
+from tasks.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.stage import stage
 from tasks.tracking import TrackedRun, Value
-from virnuc_core.run_plan import RunFolder, RunPlan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
+from virnuc_core.specs import InputFile
 
 
 @stage
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     """Writes run.json first, so that the run is whole on the disk whatever becomes of its records elsewhere."""
     write_report(folder.report, report)
+    _show_in_prefect(folder, report)
+    if tracked.run_id is not None:
+        _show_in_mlflow(folder, report, tracked)
+
+
+def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:
+    """Ties a run in MLflow to its input files and to the flow run, as soon as there is one.
+
+    Args:
+        tracked: the run.
+        files: its input files.
+        paths: where they lie, in the same order.
+    """
+    tracked.log_inputs(files, paths)
+    links = tracked.links
+    if "mlflow_run_id" in links:
+        add_run_tag(f"mlflow:{links['mlflow_run_id']}")
+    if "mlflow_run_url" in links:
+        show_link("virnuc-mlflow", links["mlflow_run_url"], "This run in MLflow")
+
+
+def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
+    links = {"report": str(folder.report.resolve())}
+    if report.links:
+        links["MLflow"] = report.links.get("mlflow_run_url", report.links["mlflow_run_id"])
+    show_markdown("virnuc-summary", run_page(report, links), verdict(report))
+    if report.lanes:
+        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
+    show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
+
+
+def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     tables = (folder.predictions, folder.contigs, folder.rejected)
+    links = {"report": str(folder.report.resolve())}
+    if (page := prefect_tags(folder.root).get("prefect.flow_run_url")) is not None:
+        links["Prefect"] = page
+    tracked.describe(run_page(report, links))
     tracked.log_metrics(report.figures)
     tracked.log_files([path for path in (*tables, folder.report) if path.exists()])
-    show_tables(report)
+    if report.lanes:
+        tracked.log_table("lanes", report.lane_rows)
+    if folder.predictions.exists():
+        tracked.log_figure("p_virus", p_virus_figure(folder.predictions))
 
 
 def prefect_tags(out: Path) -> dict[str, str]:
@@ -34,8 +77,13 @@ def prefect_tags(out: Path) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value and not value.startswith("None/")}
 
 
-def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:
-    """Every resolved setting of a run, flat, so that runs can be compared column by column."""
+def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
+    """Every resolved setting of a run, flat, so that runs can be compared column by column.
+
+    Args:
+        plan: what decides the numbers.
+        asked: what else was asked for.
+    """
     params: dict[str, Value] = {
         "kind": plan.kind,
         "inputs": ",".join(file.name for file in plan.inputs),
@@ -43,11 +91,11 @@ def params_of(plan: RunPlan, devices: Sequence[str]) -> dict[str, Value]:
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
         "embeddings": plan.embeddings,
-        "devices": ",".join(devices),
         "shards": len(plan.shards),
         "head": plan.head.name if plan.head else None,
         "head_fingerprint": plan.head.fingerprint if plan.head else None,
         "virnuc_version": plan.virnuc_version,
+        **asked,
     }
     for model in plan.models:
         params |= {

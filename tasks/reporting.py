@@ -63,12 +63,12 @@ class RunReport:
     @property
     def throughput(self) -> dict[str, float]:
         """Work of this attempt over the time with loaded models; zeros when there was nothing to compute."""
-        work = sum_counters(shard.counters for lane in self.lanes for shard in lane.shards)
-        # Lanes run at the same time, so the slowest one is the time that all of them took.
-        seconds = max((lane.seconds - lane.load_seconds for lane in self.lanes), default=0.0)
-        amounts = {"sequences": work.frames, "residues": work.residues, "bases": work.bases}
-        amounts |= {f"{model.family}_tokens": model.tokens for model in work.models}
-        return {f"{what}_per_second": round(n / seconds, 1) if n else 0.0 for what, n in amounts.items()}
+        # Lanes run side by side or, where there are more lanes than devices, one after another.
+        begin = min((lane.started + lane.load_seconds for lane in self.lanes), default=0.0)
+        end = max((lane.started + lane.seconds for lane in self.lanes), default=0.0)
+        return speeds(
+            sum_counters(shard.counters for lane in self.lanes for shard in lane.shards), end - begin
+        )
 
     @property
     def packing_efficiency(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ class RunReport:
     @property
     def lane_rows(self) -> list[dict[str, str | float]]:
         """One row a lane: its device, its work and its speed."""
-        return [_lane_row(lane) for lane in self.lanes]
+        return [lane_row(lane) for lane in self.lanes]
 
     @property
     def document(self) -> dict[str, Any]:
@@ -165,17 +165,28 @@ def _counts_in_words(counts: TableCounts) -> list[str]:
     ]
 
 
-def _lane_row(lane: LaneReport) -> dict[str, str | float]:
-    sequences = sum(shard.counters.frames for shard in lane.shards)
-    seconds = lane.seconds - lane.load_seconds
+def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
+    """Work over time: sequences, residues and bases, and the tokens of each model; zeros for no work."""
+    amounts = {"sequences": work.frames, "residues": work.residues, "bases": work.bases}
+    amounts |= {f"{model.family}_tokens": model.tokens for model in work.models}
+    return {
+        f"{what}_per_second": round(n / seconds, 1) if n and seconds > 0 else 0.0
+        for what, n in amounts.items()
+    }
+
+
+def lane_row(lane: LaneReport) -> dict[str, str | float]:
+    """One lane: where it worked, what it did, how fast it was, and what it spent its time on."""
+    work = sum_counters(shard.counters for shard in lane.shards)
     parts = asdict(sum((shard.seconds for shard in lane.shards), StageSeconds()))
     return {
         "lane": lane.lane,
+        "host": lane.host,
         "device": lane.device,
         "device_name": lane.device_name,
         "shards": len(lane.shards),
-        "sequences": sequences,
-        "sequences_per_second": round(sequences / seconds, 1) if sequences else 0.0,
+        "sequences": work.frames,
+        **speeds(work, lane.seconds - lane.load_seconds),
         "seconds": round(lane.seconds, 3),
         "load_seconds": round(lane.load_seconds, 3),
         **{f"{part}_seconds": round(spent, 3) for part, spent in parts.items()},

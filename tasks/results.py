@@ -3,23 +3,26 @@
 from pathlib import Path
 
 from tasks.stage import stage
-from virnuc_core.inference.shards import require_all_shards
+from virnuc_core.inference.shards import remove_shard_temporaries, require_all_shards
 from virnuc_core.prediction.aggregate import aggregate as merge_shards
 from virnuc_core.prediction.tables import TableCounts, write_tables
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardCounters
 
 
 @stage
 def validate(folder: RunFolder) -> None:
-    """Makes sure that every shard of the plan is there and whole.
+    """Makes sure that every shard of the plan is there and whole; what killed lanes have left is removed then.
 
     Raises:
         DamagedFileError: one is not; the same command computes it again.
         MismatchError: one is of another run.
     """
-    require_all_shards(folder, read_plan(folder.plan))
+    plan = read_plan(folder.plan)
+    require_all_shards(folder, plan)
+    remove_shard_temporaries(folder, range(len(plan.shards)))
 
 
 @stage

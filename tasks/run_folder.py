@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from virnuc_core.atomic_write import temporary_name
+from tasks.reprocessing import drop_next, remove_discarded, take_in
+from virnuc_core.atomic_write import remove_temporaries, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.prediction.sorted_lines import SORTING_PREFIX
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.store_meta import StoreMeta
 
 LOCK_NAME = ".virnuc.lock"
@@ -17,6 +19,8 @@ LOCK_NAME = ".virnuc.lock"
 @contextmanager
 def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
     """Makes the folder where needed and keeps every other run out of it.
+
+    What a killed run has left half-done is finished (the move to a new run, see `tasks.reprocessing`) or removed.
 
     Args:
         root: the run's folder.
@@ -43,8 +47,10 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
             raise UsageError(f"another run works in {root}: wait for it, or choose another --out.") from error
         folder = RunFolder(root)
         _require_own_frames(folder)
+        take_in(folder)
         if force:
             _empty(folder)
+        _clear_up(folder)
         yield folder
 
 
@@ -63,30 +69,30 @@ def _require_own_frames(folder: RunFolder) -> None:
 
 def _empty(folder: RunFolder) -> None:
     """Deletes by name, so that a person's own files stay, also in the folders of the run."""
-    for pattern in ("shard_*.h5*", ".shard_*.tmp"):
-        for path in folder.shards.glob(pattern):
+    own_names = {
+        folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
+        folder.lanes: ("lane-*.jsonl", "plan-*.jsonl"),
+    }
+    for parent, patterns in own_names.items():
+        for path in [path for pattern in patterns for path in parent.glob(pattern)]:
             path.unlink()
-    if folder.shards.is_dir() and not any(folder.shards.iterdir()):
-        folder.shards.rmdir()
+        if parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
     shutil.rmtree(temporary_name(folder.frames), ignore_errors=True)
     if StoreMeta.is_in(folder.frames):
         shutil.rmtree(folder.frames)
+    drop_next(folder)
     # Without a plan, files with the names of results are not those of a run.
     if folder.plan.exists():
-        for path in result_files(folder):
+        for path in folder.results:
             path.unlink(missing_ok=True)
         # Last: as long as it is there, a run that was killed in between still knows what it was.
         folder.plan.unlink()
 
 
-def result_files(folder: RunFolder) -> tuple[Path, ...]:
-    """What a finished run leaves for its user."""
-    return (
-        folder.predictions,
-        folder.contigs,
-        folder.prediction_results,
-        folder.highest_score,
-        folder.embeddings,
-        folder.rejected,
-        folder.report,
-    )
+def _clear_up(folder: RunFolder) -> None:
+    """Removes what killed runs have left of files that only the holder of the lock writes."""
+    remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
+    remove_discarded(folder)
+    for pieces in folder.root.glob(f"{SORTING_PREFIX}*"):
+        shutil.rmtree(pieces)

@@ -1,155 +1,244 @@
-"""The only door to MLflow: one run in the experiment `virnuc` for each run of a flow.
+"""The only door to MLflow: one run in the experiment `virnuc` for each run of a flow, and one in it for each lane.
 
-Tracking never costs anybody a result: when the store cannot be reached or written, a warning says so once and the
-run goes on without it.
+Tracking never costs anybody a result: when the store cannot be reached or written, a warning says so once, the run
+goes on, and the store is left alone for a while before it is tried again.
 """
 
-import fcntl
+import getpass
+import json
 import logging
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Self
+from urllib.parse import urlsplit
 
+from tasks.tracking_store import TrackingStore
+from virnuc_core import __version__
 from virnuc_core.env_config import env
+from virnuc_core.specs import InputFile
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from mlflow import MlflowClient
 
-EXPERIMENT: Final = "virnuc"
 # A table larger than this is left out of the store: it stays in the run's folder, whose path is a tag.
 MAX_ARTIFACT_BYTES: Final = 20_000_000
+# Limits of MLflow's own interface.
+_MAX_METRICS_PER_BATCH: Final = 1000
+_MAX_DIGEST_LETTERS: Final = 36
 
 Value = str | int | float | bool | None
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricPoint:
+    """A figure at one moment; `time` in Unix seconds."""
+
+    key: str
+    value: float
+    step: int
+    time: float
+
+
 class TrackedRun:
-    """One MLflow run, or nothing at all once the store has failed."""
+    """One run in MLflow, or nothing at all where the store failed when it was to be opened.
 
-    def __init__(self, name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> None:
-        self._client: MlflowClient | None = None
-        self.run_id: str | None = None
-        with self._tolerating_failure():
-            from mlflow.entities import Param
+    Attributes:
+        run_id: MLflow's id; None for nothing at all.
+    """
 
-            client, experiment_id = _connect()
-            run = client.create_run(experiment_id, run_name=name, tags=dict(tags))
-            self._client, self.run_id = client, run.info.run_id
-            client.log_batch(
-                run.info.run_id, params=[Param(key, str(value)) for key, value in params.items()]
-            )
+    def __init__(self, store: TrackingStore, run_id: str | None) -> None:
+        self._store = store
+        self.run_id = run_id
+
+    @classmethod
+    def open(
+        cls,
+        store: TrackingStore,
+        name: str,
+        params: Mapping[str, Value],
+        tags: Mapping[str, str],
+        start_time: float | None = None,
+    ) -> Self:
+        """Begins a run; `start_time` in Unix seconds, now by default."""
+        run = cls(store, None)
+        if not store.rests:
+            with store.tolerating_failure():
+                client, experiment_id = store.connection
+                opened = client.create_run(
+                    experiment_id,
+                    start_time=int((start_time or time.time()) * 1000),
+                    run_name=name,
+                    tags={**_who_and_what(), **tags},
+                )
+                run.run_id = opened.info.run_id
+        run.log_params(params)
+        return run
+
+    def child(
+        self, name: str, params: Mapping[str, Value], tags: Mapping[str, str], start_time: float | None = None
+    ) -> "TrackedRun":
+        """Begins a run inside this one; `start_time` in Unix seconds."""
+        if self.run_id is None:
+            return TrackedRun(self._store, None)
+        tags = {**tags, "mlflow.parentRunId": self.run_id}
+        return TrackedRun.open(self._store, name, params, tags, start_time)
 
     @property
     def links(self) -> dict[str, str]:
-        """Where to find this run in MLflow; empty when it is not there."""
-        return {"mlflow_run_id": self.run_id} if self._client and self.run_id else {}
+        """Where to find this run in MLflow: its id and, where there is a server, its page; empty for nothing."""
+        if self.run_id is None:
+            return {}
+        links = {"mlflow_run_id": self.run_id}
+        server = urlsplit(env().tracking_uri or "")
+        if server.scheme in ("http", "https"):
+            # A link is shown to everybody, and an address may hold a password.
+            place = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
+            links["mlflow_run_url"] = f"{place}/#/experiments/{self._store.connection[1]}/runs/{self.run_id}"
+        return links
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Records figures at one step."""
-        with self._tolerating_failure():
-            if self._client and self.run_id:
-                from mlflow.entities import Metric
+    def log_params(self, params: Mapping[str, Value]) -> None:
+        """Records settings, each of them once; None is recorded as such."""
 
-                now = int(time.time() * 1000)
-                values = [Metric(key, float(value), now, step) for key, value in metrics.items()]
-                self._client.log_batch(self.run_id, metrics=values)
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Param
+
+            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
+
+        self._try(write)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, at: float | None = None) -> None:
+        """Records figures at one step and moment (Unix seconds, now by default)."""
+        moment = at or time.time()
+        self.log_points(
+            [MetricPoint(key=key, value=value, step=step, time=moment) for key, value in metrics.items()]
+        )
+
+    def log_points(self, points: Sequence[MetricPoint]) -> None:
+        """Records figures of several moments with as few requests as can be."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Metric
+
+            metrics = (Metric(p.key, float(p.value), int(p.time * 1000), p.step) for p in points)
+            while batch := list(islice(metrics, _MAX_METRICS_PER_BATCH)):
+                client.log_batch(run_id, metrics=batch)
+
+        self._try(write)
+
+    def log_inputs(self, files: Sequence[InputFile], paths: Sequence[str]) -> None:
+        """Records input files as datasets, told apart by their content; `paths` are where they lie."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Dataset, DatasetInput, InputTag
+
+            datasets = [
+                Dataset(
+                    name=file.name,
+                    digest=file.sha256[:_MAX_DIGEST_LETTERS],
+                    source_type="local",
+                    source=json.dumps({"uri": str(Path(path).resolve())}),
+                    profile=json.dumps({"bytes": file.size, "sha256": file.sha256}),
+                )
+                for file, path in zip(files, paths, strict=False)
+            ]
+            context = [InputTag("mlflow.data.context", "input")]
+            client.log_inputs(run_id, [DatasetInput(dataset, context) for dataset in datasets])
+
+        self._try(write)
 
     def log_files(self, paths: Sequence[Path]) -> None:
         """Copies files into the store, except those that are too large for it."""
-        with self._tolerating_failure():
+
+        def write(client: "MlflowClient", run_id: str) -> None:
             for path in paths:
-                if not (self._client and self.run_id):
-                    return
                 if path.stat().st_size <= MAX_ARTIFACT_BYTES:
-                    self._client.log_artifact(self.run_id, str(path))
+                    client.log_artifact(run_id, str(path))
                 else:
                     _log.info(
                         "%s is larger than %d bytes and is not copied to MLflow", path, MAX_ARTIFACT_BYTES
                     )
 
-    def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        """Ends the run."""
-        with self._tolerating_failure():
-            if self._client and self.run_id:
-                self._client.set_terminated(self.run_id, status)
+        self._try(write)
 
-    @contextmanager
-    def _tolerating_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except _store_failures() as error:
-            self._client = None
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            _log.warning("MLflow cannot be written (%s): the results are whole, but not tracked", reason)
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
+        """Records a table, `NAME.tsv`; what a row does not have is left empty."""
+        columns = list(dict.fromkeys(chain.from_iterable(rows)))
+        lines = [columns, *([_tsv_cell(row.get(column)) for column in columns] for row in rows)]
+        text = "".join("\t".join(line) + "\n" for line in lines)
+        self._try(lambda client, run_id: client.log_text(run_id, text, f"{name}.tsv"))
+
+    def log_figure(self, name: str, figure: "Figure") -> None:
+        """Records a plot as an image."""
+        self._try(lambda client, run_id: client.log_figure(run_id, figure, f"{name}.png"))
+
+    def describe(self, markdown: str) -> None:
+        """Sets the text on the page of the run."""
+        self._try(lambda client, run_id: client.set_tag(run_id, "mlflow.note.content", markdown))
+
+    def finish(self, status: Status, at: float | None = None) -> None:
+        """Ends the run, at a moment in Unix seconds or now."""
+        # Also where the store has failed just now: a run that is never ended looks alive for ever.
+        if self.run_id is not None:
+            with self._store.tolerating_failure():
+                client, _ = self._store.connection
+                client.set_terminated(self.run_id, status, int((at or time.time()) * 1000))
+
+    def _try(self, write: Callable[["MlflowClient", str], object]) -> None:
+        """Writes unless there is no run, or the store has failed a short while ago."""
+        if self.run_id is not None and not self._store.rests:
+            with self._store.tolerating_failure():
+                write(self._store.connection[0], self.run_id)
 
 
-def open_store_early() -> None:
-    """Does what takes seconds before a run needs it: imports MLflow, and makes or opens virnuc's own store.
-
-    What goes wrong here goes wrong again when a run is opened, and is told then.
-    """
-    with suppress(*_store_failures()):
-        if env().tracking_uri is None:
-            _connect()
+# The run that new ones are opened in; a subflow finds it too, since it runs in the context of its parent.
+_enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
 
 
 @contextmanager
 def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
-    """Opens an MLflow run with its settings, and ends it as the block ends.
+    """Opens an MLflow run with its settings, and ends it as the block ends; inside another one, a part of that.
 
     Args:
         name: what a person sees in the list of runs.
         params: settings; None is recorded as such.
         tags: where else to find this run.
     """
-    run = TrackedRun(name, params, tags)
+    outer = _enclosing.get()
+    if outer is not None and outer.run_id is not None:
+        run = outer.child(name, params, tags)
+    else:
+        run = TrackedRun.open(TrackingStore(), name, params, tags)
+    token = _enclosing.set(run)
     try:
         yield run
-    except KeyboardInterrupt:
-        run.finish("KILLED")
-        raise
-    except BaseException:
+    except Exception:
         run.finish("FAILED")
         raise
-    run.finish("FINISHED")
+    except BaseException:  # Ctrl-C, or Prefect's signal to stop
+        run.finish("KILLED")
+        raise
+    else:
+        run.finish("FINISHED")
+    finally:
+        _enclosing.reset(token)
 
 
-def _store_failures() -> tuple[type[Exception], ...]:
-    """What using the store can raise when the store, and not virnuc, is at fault."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    # OSError covers the network errors of requests as well as files.
-    return MlflowException, SQLAlchemyError, OSError
+def _tsv_cell(value: Value) -> str:
+    return "" if value is None else " ".join(str(value).split())
 
 
-def _connect() -> tuple["MlflowClient", str]:
-    """A client of the configured store, and the id of the experiment there."""
-    # Without this MLflow reports each use to its makers, which also delays the end of the process.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # A server that is down would otherwise hold up every run for minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.ERROR)
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-    if env().tracking_uri:
-        return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
-    home = env().home
-    home.mkdir(parents=True, exist_ok=True)
-    # Of several first users of a new database all but one fail, so they take turns.
-    with open(home / ".mlflow.lock", "w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
-        return _with_experiment(client, artifacts=(home / "mlartifacts").resolve().as_uri())
-
-
-def _with_experiment(client: "MlflowClient", artifacts: str | None) -> tuple["MlflowClient", str]:
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is not None:
-        return client, experiment.experiment_id
-    return client, client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+def _who_and_what() -> dict[str, str]:
+    """The columns "User" and "Source" of MLflow's list of runs."""
+    who = {}
+    with suppress(KeyError, OSError):  # a container may run under a number without a name
+        who["mlflow.user"] = getpass.getuser()
+    return {**who, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}

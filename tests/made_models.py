@@ -1,5 +1,6 @@
 """Small models with random weights, and sequences to run them on, for tests of the whole way."""
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.run_plan import Kind, RunFolder, RunPlan
+from virnuc_core.models.key_mapping import TRANSFORMERS_ESM, parameter_shapes
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.specs import ModelSpec, RunConfig
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
@@ -82,6 +85,42 @@ def plan_run(
         patch.setitem(SHARD_SECONDS, "cpu", shard_seconds)
         plan = open_plan(config, store, kind, ("cpu",), folder)
     return MadeRun(folder, store, plan)
+
+
+def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: int = 0) -> Path:
+    """An ESM-2 of random weights, as a published folder."""
+    spec = ModelSpec(
+        family="esm2",
+        num_layers=num_layers,
+        embedding_dim=width,
+        num_heads=4,
+        ffn_dim=2 * width,
+        vocab_size=33,
+        layer_norm_eps=1e-5,
+        token_dropout=True,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        part: torch.randn((shape[0] // len(parts), *shape[1:]), generator=generator) * 0.2
+        for name, shape in parameter_shapes(spec).items()
+        for parts in [TRANSFORMERS_ESM.sources(name)]
+        for part in parts
+    }
+    config = {
+        "model_type": "esm",
+        "position_embedding_type": "rotary",
+        "token_dropout": True,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.embedding_dim,
+        "num_attention_heads": spec.num_heads,
+        "intermediate_size": spec.ffn_dim,
+        "vocab_size": spec.vocab_size,
+        "layer_norm_eps": spec.layer_norm_eps,
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def make_tokenizer(path: Path) -> None:

@@ -94,6 +94,12 @@ def reload() -> EnvConfig:
     return env()
 
 
+def physical_gpu(index: int) -> str:
+    """The GPU that this process calls "cuda:INDEX", by its number or UUID on this machine."""
+    visible = env().cuda_visible_devices
+    return visible[index] if visible else str(index)
+
+
 def available_threads() -> int:
     """CPU threads that all lanes of this process may use together, at least 1."""
     if env().threads is not None:
@@ -101,6 +107,11 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def child_environment() -> dict[str, str]:
+    """A copy of this process's environment, to be changed for a program that it starts."""
+    return dict(os.environ)
 
 
 def _flag(name: str) -> bool:

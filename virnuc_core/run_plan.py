@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from virnuc_core.atomic_write import write_text
-from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.errors import DamagedFileError
+from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.specs import (
     AttentionBackend,
     EmbeddingsDtype,
@@ -30,73 +31,6 @@ Kind = Literal["predict", "embed"]
 
 # What a plan says about where things were found; two plans that differ only here are the same plan.
 _PLACES: Final = frozenset({"inputs", "name", "location"})
-# Fields that a flag of the same name sets, and those that one sets for the DNA model beside a protein model.
-_FLAGGED: Final = (
-    *("chunk_length", "repr_layer", "precision", "engine", "attention"),
-    *("compile_mode", "token_budget", "embeddings"),
-)
-_DNABERT_FLAGGED: Final = ("precision", "engine")
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """The names inside a run's folder; nothing else in the product spells them."""
-
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        """The plan, `plan.json`."""
-        return self.root / "plan.json"
-
-    @property
-    def frames(self) -> Path:
-        """The frame store."""
-        return self.root / "frames"
-
-    @property
-    def shards(self) -> Path:
-        """The folder of finished shards."""
-        return self.root / "shards"
-
-    def shard(self, index: int) -> Path:
-        """The file of one shard."""
-        return self.shards / f"shard_{index:05d}.h5"
-
-    @property
-    def embeddings(self) -> Path:
-        """Vectors and scores of every frame, in input order."""
-        return self.root / "embeddings.h5"
-
-    @property
-    def predictions(self) -> Path:
-        """One row a chunk."""
-        return self.root / "predictions.tsv"
-
-    @property
-    def contigs(self) -> Path:
-        """One row a contig."""
-        return self.root / "contigs.tsv"
-
-    @property
-    def prediction_results(self) -> Path:
-        """One row a frame, in VirNucPro's format."""
-        return self.root / "prediction_results.txt"
-
-    @property
-    def highest_score(self) -> Path:
-        """One row a scored chunk, in VirNucPro's format."""
-        return self.root / "prediction_results_highestscore.csv"
-
-    @property
-    def rejected(self) -> Path:
-        """The records that could not be used."""
-        return self.root / "rejected.tsv"
-
-    @property
-    def report(self) -> Path:
-        """What was run, how fast, and with what, `run.json`."""
-        return self.root / "run.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +68,11 @@ class PlannedModel:
         """How it computes, in words."""
         compiled = f", compiled ({self.compile_mode})" if self.compile_mode != "none" else ""
         return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
+
+    @property
+    def decisive_values(self) -> dict[str, Any]:
+        """Field and JSON value of everything that decides its vectors."""
+        return {name: value for name, value in asdict(self).items() if name not in _PLACES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,14 +141,31 @@ class RunPlan:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over everything that decides the result; names and places are left out."""
-        decisive = dict(_decisive_values(self))
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.decisive_values, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def decisive_values(self) -> dict[str, Any]:
+        """Field path and JSON value of everything that decides the result, in the order to be named in."""
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "models":
+                for model in value:
+                    values |= {f"{model.family}.{k}": v for k, v in model.decisive_values.items()}
+            elif field.name == "head":
+                values["head"] = value and value.fingerprint
+            elif field.name == "shards":
+                values["shards"] = [(shard.begin, shard.end) for shard in value]
+            elif field.name not in _PLACES:
+                values[field.name] = value
+        return values
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:
     """Writes a plan with its fingerprint, atomically."""
-    document = {"fingerprint": plan.fingerprint, **asdict(plan)}
-    write_text(path, json.dumps(document, indent=1) + "\n")
+    write_text(
+        path, json.dumps({"fingerprint": plan.fingerprint, **asdict(plan)}, indent=1) + "\n", shared=True
+    )
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -217,9 +173,10 @@ def read_plan(path: Path) -> RunPlan:
 
     Raises:
         DamagedFileError: the file is missing, incomplete, altered, or of another schema.
+        OSError: it cannot be read.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_object(path.read_bytes())
         version = document["schema_version"]
         if version != SCHEMA_VERSION:
             raise DamagedFileError(
@@ -227,101 +184,16 @@ def read_plan(path: Path) -> RunPlan:
                 "version that made it, or start over with --force."
             )
         fingerprint = document.pop("fingerprint")
-        plan = _plan_from_json(document)
+        plan = record_of(RunPlan, document)
+        rows = [0, *(shard.end for shard in plan.shards)]
+        begins = [(shard.index, shard.begin) for shard in plan.shards]
+        if begins != list(enumerate(rows[:-1])) or rows != sorted(rows):
+            raise ValueError("its shards do not follow one another")
         altered = fingerprint != plan.fingerprint
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"plan {path} cannot be read ({error!r}): start the run over with --force."
         ) from error
     if altered:
-        raise DamagedFileError(
-            f"plan {path} was altered after it was written: start the run over with --force."
-        )
+        raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
     return plan
-
-
-def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: Path) -> None:
-    """Refuses to go on with a run in a folder that was made with something else.
-
-    Args:
-        existing: the plan in the folder.
-        wanted: the plan of what is asked for now.
-        folder: the run's folder, for the message.
-
-    Raises:
-        MismatchError: they would give other numbers; names every such field and both values.
-    """
-    old, new = dict(_decisive_values(existing)), dict(_decisive_values(wanted))
-    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if not differing:
-        return
-    # What follows from another model or input is left out: it would bury the cause.
-    other_models = {key.partition(".")[0] for key in differing if key.endswith(".weights_fingerprint")}
-    causes = [key for key in differing if key.partition(".")[0] not in other_models and key != "shards"]
-    causes += [f"{family}.weights_fingerprint" for family in sorted(other_models)]
-    named = causes or ["shards"]
-    described = "; ".join(_describe(key, existing, wanted, old.get(key), new.get(key)) for key in named)
-    raise MismatchError(
-        f"{folder} holds a run made with something else: {described}. "
-        "Go on with the old setting, choose another --out folder, or start over with --force."
-    )
-
-
-def _decisive_values(plan: RunPlan) -> list[tuple[str, Any]]:
-    """Field path and JSON value of everything that decides the result, in the order to be named in."""
-    values: list[tuple[str, Any]] = []
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        if field.name == "models":
-            for model in value:
-                values += [(f"{model.family}.{k}", v) for k, v in asdict(model).items() if k not in _PLACES]
-        elif field.name == "head":
-            values.append(("head", value and value.fingerprint))
-        elif field.name == "shards":
-            values.append(("shards", [(shard.begin, shard.end) for shard in value]))
-        elif field.name not in _PLACES:
-            values.append((field.name, value))
-    return values
-
-
-def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) -> str:
-    """One difference in words: the field, its flag, the value in the folder and the value asked for."""
-    family, _, name = key.rpartition(".")
-    if key == "input_digest":
-        return f"input was {_input_names(existing)} ({old[:12]}), now {_input_names(wanted)} ({new[:12]})"
-    if name == "weights_fingerprint":
-        models = [plan.model("esm2" if family == "esm2" else "dnabert_s") for plan in (existing, wanted)]
-        was, now = (f"{m.name} ({m.weights_fingerprint[:12]})" if m else "none" for m in models)
-        return f"{family} model was {was}, now {now}"
-    if key == "head":
-        was, now = (
-            f"{p.head.name} ({p.head.fingerprint[:12]})" if p.head else "none" for p in (existing, wanted)
-        )
-        return f"head (--head) was {was}, now {now}"
-    if key == "shards":
-        return (
-            f"the run was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
-        )
-    is_one_of_two = family == "dnabert_s" and wanted.model("esm2") is not None
-    prefix = "dnabert-" if is_one_of_two and name in _DNABERT_FLAGGED else ""
-    flag = f" (--{prefix}{name.replace('_', '-')})" if name in _FLAGGED else ""
-    return f"{key}{flag} was {old}, now {new}"
-
-
-def _input_names(plan: RunPlan) -> str:
-    names = [file.name for file in plan.inputs]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _plan_from_json(document: dict[str, Any]) -> RunPlan:
-    models = [PlannedModel(**{**model, "spec": ModelSpec(**model["spec"])}) for model in document["models"]]
-    head = document["head"]
-    return RunPlan(
-        **{
-            **document,
-            "inputs": tuple(InputFile(**file) for file in document["inputs"]),
-            "models": tuple(models),
-            "head": PlannedHead(**head) if head is not None else None,
-            "shards": tuple(Shard(**shard) for shard in document["shards"]),
-        }
-    )

@@ -4,30 +4,32 @@ A shard is the unit of commit: it holds both models' vectors and the scores of t
 joined later. docs/formats.md describes the layout.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.atomic_write import atomic_path
+from virnuc_core.checked_hdf5 import (
+    HDF5_ERRORS,
+    SCHEMA_VERSION,
+    array_sha256,
+    new_hdf5,
+    read_attributes,
+    stored_dataset,
+    write_attributes,
+)
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.specs import Family
 
-Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
-
-SCHEMA_VERSION: Final = 2
-# A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
-HDF5_VERSION: Final = ("v110", "v110")
-# What h5py raises on a file that is not whole, depending on which byte is wrong.
-HDF5_ERRORS: Final = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, OverflowError)
 _DATASETS: Final = ("dna", "protein", "scores")
-_CHECKSUM: Final = "attributes_sha256"
+_VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,18 +147,19 @@ def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
 def write_shard(path: Path, result: ShardResult, identity: ShardIdentity) -> None:
     """Commits a shard: it is on the disk, whole and under its name, when this returns.
 
-    The bytes depend on the arguments only, so a shard computed twice is the same file.
+    The bytes depend on the arguments only, so a shard computed twice is the same file, also when two processes,
+    each of which takes the other for dead, write it at the same time.
     """
     attributes: dict[str, str | int] = {"schema_version": SCHEMA_VERSION}
     attributes |= {f.name: getattr(identity, f.name) for f in fields(identity) if f.name != "models"}
     attributes["models"] = json.dumps([asdict(model) for model in identity.models])
     attributes["counters"] = json.dumps(asdict(result.counters))
-    with atomic_path(path) as temporary, h5py.File(temporary, "w", libver=HDF5_VERSION) as file:
+    with atomic_path(path, shared=True) as temporary, new_hdf5(temporary) as file:
         for name in _DATASETS:
             array = getattr(result, name)
             if array is not None:
                 file.create_dataset(name, data=array)
-                attributes[f"{name}_sha256"] = _sha256(array)
+                attributes[f"{name}_sha256"] = array_sha256(array)
         write_attributes(file, attributes)
 
 
@@ -174,11 +177,17 @@ def read_shard(path: Path, identity: ShardIdentity) -> ShardResult:
     try:
         with h5py.File(path, "r") as file:
             attributes = read_attributes(file)
-            arrays = {name: file[name][()] for name in _DATASETS if name in file}
             found = _identity_of(attributes)
-            counters = _counters_of(json.loads(attributes["counters"]))
+            counters = record_of(ShardCounters, parse_object(attributes["counters"]))
+            datasets = {name: stored_dataset(file, name) for name in _DATASETS if name in file}
+            widths = {_VECTORS[model.family]: model.embedding_dim for model in found.models} | {"scores": 2}
+            for name, dataset in datasets.items():
+                width = widths.get(name, dataset.shape[-1])
+                if dataset.shape != (found.end - found.begin, width) or dataset.dtype.kind != "f":
+                    raise ValueError(f"{name!r} has another form than it must have")
+            arrays = {name: dataset[()] for name, dataset in datasets.items()}
             altered = [n for n in _DATASETS if (n in arrays) != (f"{n}_sha256" in attributes)]
-            altered += [n for n, a in arrays.items() if attributes.get(f"{n}_sha256") != _sha256(a)]
+            altered += [n for n, a in arrays.items() if attributes.get(f"{n}_sha256") != array_sha256(a)]
     except HDF5_ERRORS as error:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
     if altered:
@@ -202,18 +211,6 @@ def read_identity(path: Path) -> ShardIdentity:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
 
 
-def recognise_hdf5(path: Path) -> Hdf5Kind:
-    """What an HDF5 file is, by the names of its attributes alone."""
-    try:
-        with h5py.File(path, "r") as file:
-            names = set(file.attrs)
-    except HDF5_ERRORS:
-        return "damaged HDF5 file"
-    if not {_CHECKSUM, "schema_version"} & names:
-        return "HDF5 file that virnuc did not write"
-    return "shard" if "begin" in names else "embeddings file"
-
-
 def set_aside(path: Path) -> Path:
     """Renames a damaged or foreign file to the first free `NAME.damaged-N`, and returns that name."""
     number = 1
@@ -222,47 +219,10 @@ def set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def write_attributes(file: h5py.File, attributes: dict[str, str | int]) -> None:
-    """Writes attributes to the root of a file, and a checksum over them."""
-    for name in sorted(attributes):
-        file.attrs[name] = attributes[name]
-    file.attrs[_CHECKSUM] = _attributes_sha256(attributes)
-
-
-def read_attributes(file: h5py.File) -> dict[str, Any]:
-    """Reads the attributes of a file's root.
-
-    Raises:
-        ValueError: the checksum over them is missing or wrong, or the schema is another one.
-    """
-    attributes = {n: v if isinstance(v, str) else v.item() for n, v in file.attrs.items()}
-    if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
-        raise ValueError("the checksum over its attributes is wrong")
-    if attributes["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"schema version {attributes['schema_version']}, this virnuc reads {SCHEMA_VERSION}")
-    return attributes
-
-
-def _attributes_sha256(attributes: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(array: npt.NDArray[Any]) -> str:
-    """Over dtype, shape and values, so that none of them can change unnoticed."""
-    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return digest.hexdigest()
-
-
 def _identity_of(attributes: dict[str, Any]) -> ShardIdentity:
     values = {f.name: attributes[f.name] for f in fields(ShardIdentity)}
-    values["models"] = tuple(ModelIdentity(**model) for model in json.loads(values["models"]))
-    return ShardIdentity(**values)
-
-
-def _counters_of(document: dict[str, Any]) -> ShardCounters:
-    models = tuple(ModelCounters(**model) for model in document["models"])
-    return ShardCounters(**{**document, "models": models})
+    models = parse_object(f'{{"models": {values["models"]}}}')
+    return record_of(ShardIdentity, values | models)
 
 
 def _add_model(left: ModelCounters, right: ModelCounters) -> ModelCounters:
@@ -280,14 +240,16 @@ def _add_model(left: ModelCounters, right: ModelCounters) -> ModelCounters:
 
 def _require_identity(path: Path, found: ShardIdentity, wanted: ShardIdentity) -> None:
     old, new = _flat(found), _flat(wanted)
-    # The plan's fingerprint differs whenever anything does, so it is named last.
     differing = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-    if differing:
-        name = min(differing, key=lambda name: name == "plan_fingerprint")
-        raise MismatchError(
-            f"shard {path} is of another run: {name} is {old.get(name)} in the file and {new.get(name)} in "
-            "the plan. Go on with the old setting, or start over with --force."
-        )
+    if not differing:
+        return
+    # The plan's fingerprint differs whenever anything does: it is named when nothing else can be.
+    named = [name for name in differing if name != "plan_fingerprint"] or differing
+    described = "; ".join(f"{n} is {old.get(n)} in the file and {new.get(n)} in the plan" for n in named)
+    raise MismatchError(
+        f"shard {path} is of another run: {described}. Go on with the old setting, start over with --force, or "
+        "move the run to another setting with `virnuc reprocess`."
+    )
 
 
 def _flat(identity: ShardIdentity) -> dict[str, Any]:

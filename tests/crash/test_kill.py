@@ -24,7 +24,8 @@ PARENT = """
 import multiprocessing, sys
 from pathlib import Path
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 
 def tell(event):
     print(multiprocessing.active_children()[0].pid, flush=True)
@@ -102,7 +103,7 @@ def test_kill_the_parent(run: MadeRun, expected: dict[str, bytes], tmp_path: Pat
     command = [sys.executable, str(script), str(run.folder.root)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        [*_, lane] = [int(parent.stdout.readline()) for _ in range(2)]
+        [*_, lane] = [int(parent.stdout.readline()) for _ in range(3)]
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while not is_gone(lane):

@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows.lanes import run_lanes
-from tasks.embedding import find_pending
+from flows import lanes
+from flows.lanes import LocalLanes, run_lanes
+from tasks.embedding import compute_shards, find_pending
 from tasks.indexing import index
 from tasks.planning import plan
 from tests.end_to_end.conftest import Checkpoints
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError
 from virnuc_core.inference import sharding
-from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.events import LaneReport, LaneStarted
+from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.launcher import deal_shards
 from virnuc_core.inference.shards import pending_shards
-from virnuc_core.run_plan import RunFolder, read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 from virnuc_core.specs import RunConfig
 
 pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
@@ -45,8 +48,13 @@ def planned_run(root: Path, contigs: Path, config: RunConfig) -> RunFolder:
 
 @flow
 def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
-    folder = RunFolder(Path(root))
-    return run_lanes(folder, find_pending(folder), devices)
+    return run_lanes(LocalLanes(devices), RunFolder(Path(root)))
+
+
+def starts_of(folder: RunFolder) -> list[LaneStarted]:
+    """The processes of all lanes, in the order of their journals."""
+    entries = [entry for path in sorted(folder.lanes.iterdir()) for entry in JournalTail(path).read_new()]
+    return [entry.event for entry in entries if isinstance(entry.event, LaneStarted)]
 
 
 def shard_bytes(folder: RunFolder) -> dict[str, bytes]:
@@ -57,9 +65,9 @@ def test_number_of_lanes_does_not_change_a_byte(contigs: Path, config: RunConfig
     one = planned_run(tmp_path / "one", contigs, config)
     two = planned_run(tmp_path / "two", contigs, config)
     assert len(computed(str(one.root), ("cpu",))) == 1
-    lanes = computed(str(two.root), ("cpu", "cpu"))
-    assert [lane.lane for lane in lanes] == [0, 1]
-    assert all(lane.shards for lane in lanes)
+    reports = computed(str(two.root), ("cpu", "cpu"))
+    assert [report.lane for report in reports] == [0, 1]
+    assert all(report.shards for report in reports)
     assert shard_bytes(one) == shard_bytes(two)
     assert len(shard_bytes(one)) >= 5
 
@@ -70,15 +78,25 @@ def test_killed_lane_is_tried_again_and_keeps_its_finished_shards(
     folder = planned_run(tmp_path / "run", contigs, config)
     killer = threading.Thread(target=kill_lane_after_first_shard, args=(folder,))
     killer.start()
-    lanes = computed(str(folder.root), ("cpu",))
+    [report] = computed(str(folder.root), ("cpu",))
     killer.join()
+    [first, again] = starts_of(folder)
     num_shards = len(shard_bytes(folder))
-    assert 0 < len(lanes[0].shards) < num_shards
+    assert len(first.shards) == num_shards
+    assert 0 < len(again.shards) < num_shards
+    # A shard that was on the disk, but not told of when the process was killed, is in no report.
+    assert {*again.shards} <= {shard.shard for shard in report.shards} <= {*first.shards}
 
 
 def test_lane_that_always_dies_does_not_stop_the_others(
-    contigs: Path, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    contigs: Path,
+    config: RunConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    without_delay = compute_shards.with_options(retry_delay_seconds=0)
+    monkeypatch.setattr(lanes, "compute_shards", without_delay)
     folder = planned_run(tmp_path / "run", contigs, config)
     kept, lost = deal_shards(read_plan(folder.plan), find_pending.fn(folder), 2)
     over = threading.Event()

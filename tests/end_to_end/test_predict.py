@@ -29,6 +29,7 @@ RESULTS = {
     "run.json",
     "plan.json",
     "frames",
+    "lanes",
     "shards",
 }
 

@@ -10,21 +10,29 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from virnuc_core.errors import MismatchError
+from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.events import StageSeconds
+from virnuc_core.inference.kept import KeptVectors
 from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard
 from virnuc_core.inference.resident import memory_for
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.inference.streams import Download, HostStreams
 from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.run_plan import PlannedHead, RunPlan, Shard
+from virnuc_core.models.tensor_files import is_finite
+from virnuc_core.run_plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult
-from virnuc_core.specs import EmbeddingsDtype
+from virnuc_core.specs import EmbeddingsDtype, Family
 
 _STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
     "float32": torch.float32,
     "float16": torch.float16,
+}
+_TOO_LARGE: Final = "the {} vectors of rows {{}} to {{}} are too large for float16: use --embeddings float32."
+_NOT_FINITE: Final = {
+    "dna": _TOO_LARGE.format("DNA"),
+    "protein": _TOO_LARGE.format("protein"),
+    "scores": "the head gives scores that are not finite for rows {} to {}: its weights are broken, fetch it again.",
 }
 
 
@@ -47,8 +55,16 @@ class ComputedShard:
     seconds: StageSeconds
 
     def result(self) -> ShardResult:
-        """The numbers, when they have come."""
-        arrays = {name: tensor.numpy() for name, tensor in zip(self.names, self.download.wait(), strict=True)}
+        """The numbers, when they have come.
+
+        Raises:
+            CheckpointError: not all of them are finite.
+        """
+        tensors = dict(zip(self.names, self.download.wait(), strict=True))
+        for name, tensor in tensors.items():
+            if not is_finite(tensor):
+                raise CheckpointError(_NOT_FINITE[name].format(self.shard.begin, self.shard.end))
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         return ShardResult(
             dna=arrays.get("dna"),
             protein=arrays.get("protein"),
@@ -84,11 +100,28 @@ class _ModelPass:
         self._fp32_batches += 1
 
     @property
+    def family(self) -> Family:
+        """Of the model."""
+        return self.runner.planned.family
+
+    @property
+    def letters(self) -> int:
+        """Residues or bases over all rows."""
+        return self.work.letters
+
+    def vectors_of_rows(self) -> Tensor:
+        """fp32 (n, D) on the device, in row order; the host does not wait for them."""
+        with self._streams.uploading():
+            places = self.work.places.to(self._streams.device, non_blocking=True)
+        self._streams.hand_over(places)
+        return self.vectors.index_select(0, places)
+
+    @property
     def counters(self) -> ModelCounters:
         """The work done so far."""
         return ModelCounters(
             name=self.runner.planned.name,
-            family=self.runner.planned.family,
+            family=self.family,
             sequences=len(self.work.rows),
             tokens=self.work.tokens,
             batches=len(self.work.batches),
@@ -98,22 +131,48 @@ class _ModelPass:
         )
 
 
+class _KeptPass:
+    """The same of a model whose vectors were computed in an earlier run: there is nothing to launch."""
+
+    def __init__(self, kept: KeptVectors, streams: HostStreams) -> None:
+        self.family: Final[Family] = kept.counters.family
+        self.letters: Final = kept.letters
+        self.counters: Final = kept.counters
+        self._kept = kept
+        self._streams = streams
+
+    def vectors_of_rows(self) -> Tensor:
+        """fp32 (n, D) on the device, in row order."""
+        with self._streams.uploading():
+            vectors = self._kept.vectors.to(self._streams.device, non_blocking=True)
+        self._streams.hand_over(vectors)
+        return vectors
+
+
 @dataclass(frozen=True, slots=True)
 class _ShardPass:
     """All models' ways through one shard, from the time it began."""
 
-    prepared: PreparedShard
-    models: tuple[_ModelPass, ...]
+    shard: Shard
+    models: tuple[_ModelPass | _KeptPass, ...]
+    prepare_seconds: float
     begun: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
-    """A batch on the device; `completes` is the shard that it is the last batch of."""
+class _Forward:
+    """A batch on the device."""
 
     batch: PreparedBatch
     model: _ModelPass
     all_finite: Download
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A batch, if there is any, and the shard that is complete with it, if one is."""
+
+    forward: _Forward | None
     completes: _ShardPass | None
 
 
@@ -125,12 +184,19 @@ class Embedder:
     ) -> None:
         self._plan = plan
         self._streams = streams
-        self._runners = runners
+        self._runners = {runner.planned.family: runner for runner in runners}
         self._scorer = scorer
 
     @classmethod
-    def load(cls, plan: RunPlan, streams: HostStreams) -> Self:
+    def load(
+        cls, plan: RunPlan, streams: HostStreams, kept_families: frozenset[Family] = frozenset()
+    ) -> Self:
         """Puts the plan's models and head on the device of `streams`, and warms a GPU up.
+
+        Args:
+            plan: what to compute.
+            streams: of the device.
+            kept_families: models that are loaded only when a shard without kept vectors comes.
 
         Raises:
             CheckpointError: a model or the head cannot be read.
@@ -138,8 +204,9 @@ class Embedder:
             DeviceMemoryError: they do not fit the device.
         """
         device = streams.device
+        needed = [model for model in plan.models if model.family not in kept_families]
         with memory_for("the models", device):
-            runners = tuple(ModelRunner.load(model, streams) for model in plan.models)
+            runners = tuple(ModelRunner.load(model, streams) for model in needed)
             scorer = None
             if plan.head is not None:
                 _require_same_head(plan.head)
@@ -177,14 +244,27 @@ class Embedder:
     def _launch(self, prepared: PreparedShard) -> Iterator[_Launched]:
         """Launches the batches of a shard, one at a step."""
         begun = time.perf_counter()
-        pairs = zip(self._runners, prepared.models, strict=True)
+        pairs = zip(self._plan.models, prepared.models, strict=True)
         with memory_for("the vectors of a shard", self._streams.device):
-            passes = tuple(_ModelPass(runner, work, self._streams) for runner, work in pairs)
-        shard = _ShardPass(prepared, passes, begun)
-        for model in passes:
+            passes = tuple(self._pass_of(planned, work) for planned, work in pairs)
+        shard = _ShardPass(prepared.shard, passes, prepared.seconds, begun)
+        models = [model for model in passes if isinstance(model, _ModelPass)]
+        for model in models:
             for batch in model.work.batches:
-                is_last = model is passes[-1] and batch is model.work.batches[-1]
-                yield _Launched(batch, model, model.launch(batch), shard if is_last else None)
+                is_last = model is models[-1] and batch is model.work.batches[-1]
+                forward = _Forward(batch, model, model.launch(batch))
+                yield _Launched(forward, shard if is_last else None)
+        if not models:
+            yield _Launched(None, shard)
+
+    def _pass_of(self, planned: PlannedModel, work: PreparedModel | KeptVectors) -> _ModelPass | _KeptPass:
+        """A model's way through a shard; the model is loaded now if nobody thought that it would be needed."""
+        if isinstance(work, KeptVectors):
+            return _KeptPass(work, self._streams)
+        if planned.family not in self._runners:
+            with memory_for("the models", self._streams.device):
+                self._runners[planned.family] = ModelRunner.load(planned, self._streams)
+        return _ModelPass(self._runners[planned.family], work, self._streams)
 
     def _settle(self, launched: _Launched, ended: float) -> Generator[ComputedShard, None, float]:
         """Waits for a batch, repairs it where needed, and yields its shard if that is complete.
@@ -196,9 +276,10 @@ class Embedder:
         Returns:
             When the last complete shard was.
         """
-        [all_finite] = launched.all_finite.wait()
-        if not all_finite:
-            launched.model.repair(launched.batch)
+        if (forward := launched.forward) is not None:
+            [all_finite] = forward.all_finite.wait()
+            if not all_finite:
+                forward.model.repair(forward.batch)
         if (shard := launched.completes) is None:
             return ended
         complete = time.perf_counter()
@@ -211,32 +292,26 @@ class Embedder:
     def _finish(self, shard: _ShardPass, forward_seconds: float) -> ComputedShard:
         """From the vectors of distinct sequences to those of all rows, their scores, and to the host."""
         begun = time.perf_counter()
-        vectors: dict[str, Tensor] = {}
-        for model in shard.models:
-            with self._streams.uploading():
-                places = model.work.places.to(self._streams.device, non_blocking=True)
-            self._streams.hand_over(places)
-            name = "dna" if model.runner.planned.family == "dnabert_s" else "protein"
-            vectors[name] = model.vectors.index_select(0, places)
+        names: dict[Family, str] = {"dnabert_s": "dna", "esm2": "protein"}
+        vectors = {names[model.family]: model.vectors_of_rows() for model in shard.models}
         results: dict[str, Tensor] = {}
         if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
             results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}
         if self._scorer is not None:
             results["scores"] = self._scorer.launch(vectors["dna"], vectors["protein"])
-        prepared = shard.prepared
-        letters = {model.runner.planned.family: model.work.letters for model in shard.models}
+        letters = {model.family: model.letters for model in shard.models}
         return ComputedShard(
-            shard=prepared.shard,
+            shard=shard.shard,
             names=tuple(results),
             download=self._streams.download(*results.values()),
             counters=ShardCounters(
-                frames=prepared.shard.end - prepared.shard.begin,
+                frames=shard.shard.end - shard.shard.begin,
                 residues=letters.get("esm2", 0),
                 bases=letters.get("dnabert_s", 0),
                 models=tuple(model.counters for model in shard.models),
             ),
             seconds=StageSeconds(
-                tokenize=prepared.seconds, forward=forward_seconds, score=time.perf_counter() - begun
+                tokenize=shard.prepare_seconds, forward=forward_seconds, score=time.perf_counter() - begun
             ),
         )
 
@@ -245,5 +320,6 @@ def _require_same_head(planned: PlannedHead) -> None:
     if (found := classifier_fingerprint(Path(planned.location))) != planned.fingerprint:
         raise MismatchError(
             f"head {planned.name} ({planned.location}) has changed since the run was planned: fingerprint "
-            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, or start over with --force."
+            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or move "
+            "the run to the new one with `virnuc reprocess`."
         )

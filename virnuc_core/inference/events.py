@@ -31,6 +31,25 @@ class StageSeconds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LaneStarted:
+    """A process for a lane has started; what an earlier process of the lane was doing, this one goes on with.
+
+    Attributes:
+        lane: number of the lane.
+        device: "cpu" or "cuda:N", N being the number or UUID of the GPU on that machine.
+        host: name of the machine.
+        pid: process id on that machine.
+        shards: what it is to compute; nothing for a process that only plans.
+    """
+
+    lane: int
+    device: str
+    host: str
+    pid: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelsLoaded:
     """A lane's process is up and its models are on the device; `seconds` is how long that took."""
 
@@ -50,25 +69,63 @@ class ShardDone:
     seconds: StageSeconds
 
 
-LaneEvent = ModelsLoaded | ShardDone
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    """What a lane's GPU is doing: `utilization` is a share of time, 0 to 1."""
+
+    lane: int
+    utilization: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneFailed:
+    """A process of a lane ended before its work did.
+
+    Attributes:
+        lane: number of the lane.
+        error: name of the error's class.
+        message: what the error says.
+        retryable: whether doing the same again can help.
+    """
+
+    lane: int
+    error: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneFinished:
+    """All shards that a process was started for are on the disk, `seconds` after its start."""
+
+    lane: int
+    seconds: float
+
+
+LaneEvent = LaneStarted | ModelsLoaded | ShardDone | GpuSample | LaneFailed | LaneFinished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneReport:
-    """One lane from the start of its process to its end.
+    """The work of one lane, over all processes that worked for it.
 
     Attributes:
         lane: number of the lane.
-        device: as torch calls it, seen from the parent.
-        device_name: the name of the hardware.
-        load_seconds: start of the process and loading of the models.
-        seconds: wall seconds from the start of its process to its last shard.
+        host: name of the last machine.
+        device: "cpu" or "cuda:N", as in `LaneStarted`.
+        device_name: the name of the hardware; empty when no process got as far as loading models.
+        started: when the first process started, in Unix seconds.
+        load_seconds: starts of processes and loading of the models.
+        seconds: wall seconds with a process at work, from its start to its end.
         shards: what was computed, in order.
     """
 
     lane: int
+    host: str
     device: str
     device_name: str
+    started: float
     load_seconds: float
     seconds: float
     shards: tuple[ShardDone, ...]

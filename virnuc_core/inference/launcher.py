@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,14 +20,27 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
-from virnuc_core.env_config import available_threads, env
-from virnuc_core.errors import LaneError, VirnucError
+from virnuc_core.env_config import available_threads, physical_gpu
+from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
 from virnuc_core.inference.compile_cache import compile_cache_environment
-from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded, ShardDone
-from virnuc_core.run_plan import RunFolder, RunPlan
+from virnuc_core.inference.events import (
+    LaneEvent,
+    LaneFinished,
+    LaneReport,
+    LaneStarted,
+    ModelsLoaded,
+    ShardDone,
+)
+from virnuc_core.inference.lane_journal import JournalEntry, lane_report
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
 
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
+_SIGNAL_HINTS: Final = {
+    "SIGKILL": " (often: the machine ran out of memory)",
+    "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
+}
 # The thread that launches work on the device asks for the interpreter at every kernel. With Python's own
 # 5 ms it makes 1,300 to 2,400 small calls a second while the thread ahead makes objects of tokens; with this,
 # 30,000 or more.
@@ -108,29 +122,28 @@ def run_lane(
     child_device, environment = _child_environment(device, num_lanes)
     order = _LaneOrder(folder, tuple(indices), lane, child_device, environment)
     process, receiver = _start(order)
-    loaded = ModelsLoaded(lane=lane, device=device, device_name="", seconds=0.0)
-    done: list[ShardDone] = []
+    entries: list[JournalEntry] = []
+
+    def tell(event: LaneEvent) -> None:
+        entries.append(JournalEntry(time=time.time(), event=event))
+        if on_event is not None:
+            on_event(event)
+
+    is_done = False
     try:
+        host, pid, shown = socket.gethostname(), process.pid or 0, _as_on_the_machine(device)
+        tell(LaneStarted(lane=lane, device=shown, host=host, pid=pid, shards=order.indices))
         for event in _events(receiver, process, order):
             if isinstance(event, ModelsLoaded):
-                # From the start of the process, and with the device's name in this process.
-                event = loaded = replace(event, device=device, seconds=time.perf_counter() - started)
-            else:
-                done.append(event)
-            if on_event is not None:
-                on_event(event)
-        seconds = time.perf_counter() - started
+                # From the start of the process, and with the device's name on the machine.
+                event = replace(event, device=shown, seconds=time.perf_counter() - started)
+            tell(event)
+        is_done = True
+        tell(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
     finally:
         receiver.close()
-        _end(process, patience=_SECONDS_TO_END if len(done) == len(order.indices) else 0)
-    return LaneReport(
-        lane=lane,
-        device=device,
-        device_name=loaded.device_name,
-        load_seconds=loaded.seconds,
-        seconds=seconds,
-        shards=tuple(done),
-    )
+        _end(process, patience=_SECONDS_TO_END if is_done else 0)
+    return lane_report(entries)
 
 
 def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
@@ -156,8 +169,13 @@ def _child_environment(device: str, num_lanes: int) -> tuple[str, dict[str, str]
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return device, environment
-    visible = env().cuda_visible_devices
-    return "cuda:0", {**environment, "CUDA_VISIBLE_DEVICES": visible[int(index)] if visible else index}
+    return "cuda:0", {**environment, "CUDA_VISIBLE_DEVICES": physical_gpu(int(index))}
+
+
+def _as_on_the_machine(device: str) -> str:
+    """The device by its number or UUID on this machine, whatever part of the machine this process sees."""
+    kind, _, index = device.partition(":")
+    return device if kind != "cuda" else f"cuda:{physical_gpu(int(index))}"
 
 
 def _events(receiver: Connection, process: SpawnProcess, order: _LaneOrder) -> Iterator[LaneEvent]:
@@ -189,8 +207,7 @@ def _events(receiver: Connection, process: SpawnProcess, order: _LaneOrder) -> I
 def _how_it_ended(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
-        hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
+        return f"was ended by {name}{_SIGNAL_HINTS.get(name, '')}"
     return f"ended with exit code {exitcode}"
 
 
@@ -228,16 +245,24 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
         send(error)
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent tells what happened
         _log.debug("lane %d failed unexpectedly", order.lane, exc_info=True)
-        text = str(error).partition("\n")[0]
-        send(
-            VirnucError(
-                f"lane {order.lane} failed unexpectedly: {type(error).__name__}: {text}. This is a fault of "
-                "virnuc or of this installation: run again with --debug to see where, and report it. "
-                "Finished shards are kept."
-            )
-        )
+        send(_unexpected(error, order.lane))
     else:
         send(_FINISHED)
+
+
+def _unexpected(error: Exception, lane: int) -> VirnucError:
+    """What an error that nobody foresaw means for whoever waits for the lane."""
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    # Torch has a class of its own for these since 2.8, and other libraries under it have not.
+    if "CUDA error" in text or "CUDNN_STATUS" in text or "CUBLAS_STATUS" in text:
+        return DeviceLostError(
+            f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
+            "the same command again to go on."
+        )
+    return VirnucError(
+        f"lane {lane} failed unexpectedly: {text}. This is a fault of virnuc or of this installation: run again with "
+        "--debug to see where, and report it. Finished shards are kept."
+    )
 
 
 def _one_at_a_time(send: Callable[[object], None]) -> Callable[[object], None]:

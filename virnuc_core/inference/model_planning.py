@@ -1,7 +1,7 @@
 """How each model of a run computes: precision, engine, attention and batch size, decided once and logged."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +63,8 @@ def plan_models(
     Args:
         config: settings as asked for.
         devices: resolved devices, all of one kind; the models must fit each of them.
-        existing: a plan to go on with; where no token budget is asked for, it keeps its own.
+        existing: a plan to go on with, or to make one from; where no token budget is asked for, a model that
+            is the same keeps its own.
 
     Raises:
         UsageError: no model is asked for, or settings contradict each other.
@@ -127,8 +128,11 @@ def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedMod
     checkpoint = resolve_checkpoint(asked.name, asked.family)
     spec = read_spec(checkpoint)
     precision = _plan_precision(asked, devices)
-    return PlannedModel(
-        name=Path(asked.name).name if Path(asked.name).exists() else checkpoint.name,
+    name = Path(asked.name).name if Path(asked.name).exists() else checkpoint.name
+    if before is not None and before.location == str(checkpoint.location):
+        name = before.name
+    planned = PlannedModel(
+        name=name,
         family=asked.family,
         spec=spec,
         repr_layer=validate_repr_layer(spec, asked.repr_layer),
@@ -137,9 +141,10 @@ def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedMod
         engine=asked.engine,
         attention=_plan_attention(asked, devices[0], precision, spec),
         compile_mode="none",
-        token_budget=_plan_token_budget(asked, spec, precision, devices, before),
+        token_budget=_REFERENCE_TOKEN_BUDGET,
         location=str(checkpoint.location),
     )
+    return replace(planned, token_budget=_plan_token_budget(asked, planned, devices, before))
 
 
 def _plan_precision(asked: _AskedModel, devices: tuple[str, ...]) -> ResolvedPrecision:
@@ -174,18 +179,20 @@ def _plan_attention(
 
 
 def _plan_token_budget(
-    asked: _AskedModel,
-    spec: ModelSpec,
-    precision: ResolvedPrecision,
-    devices: tuple[str, ...],
-    before: PlannedModel | None,
+    asked: _AskedModel, planned: PlannedModel, devices: tuple[str, ...], before: PlannedModel | None
 ) -> int:
     if asked.engine == "reference":
         return _REFERENCE_TOKEN_BUDGET
     if asked.token_budget is not None:
         return asked.token_budget
-    if before is not None:
+    if before is not None and computes_alike(before, planned):
         return before.token_budget
-    budget = default_token_budget(spec, precision, *devices)
-    _log.info("token budget of %s in %s: %d (found automatically)", asked.name, precision, budget)
+    budget = default_token_budget(planned.spec, planned.precision, *devices)
+    _log.info("token budget of %s in %s: %d (found automatically)", asked.name, planned.precision, budget)
     return budget
+
+
+def computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
+    """Whether what was found to be best for one of two planned models is so for the other."""
+    same = ("weights_fingerprint", "precision", "engine")
+    return all(getattr(before, name) == getattr(now, name) for name in same)

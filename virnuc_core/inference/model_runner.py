@@ -60,7 +60,7 @@ class ModelRunner:
             raise MismatchError(
                 f"the files of model {planned.name} ({planned.location}) have changed since the run was "
                 f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
-                "ones back, or start over with --force."
+                "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
             )
         model, _ = load_model(checkpoint, streams.device, planned.precision)
         compile_layers(model, planned.compile_mode)
@@ -101,9 +101,10 @@ class ModelRunner:
             )
             failures = self._in_fp32.embed(batch, vectors, work.frame_id)
         if (bad := self._first_bad(batch, work, vectors)) is not None:
+            in_fp32 = self._resident if self.planned.precision == "fp32" else self._in_fp32
             raise CheckpointError(
-                f"model {self.planned.name} gives vectors that are not finite in fp32, the first for {bad}: "
-                "its weights are broken, fetch them again."
+                f"model {self.planned.name} gives vectors that are not finite in fp32, the first for {bad}, from "
+                f"{in_fp32.first_bad_layer(batch)} on: its weights are broken, fetch them again."
             )
         return failures
 

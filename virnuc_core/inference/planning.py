@@ -6,22 +6,14 @@ from dataclasses import replace
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
-from virnuc_core.inference.model_planning import plan_models
-from virnuc_core.inference.sharding import plan_shards
+from virnuc_core.inference.model_planning import computes_alike, plan_models
+from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
-from virnuc_core.run_plan import (
-    Kind,
-    PlannedHead,
-    PlannedModel,
-    RunFolder,
-    RunPlan,
-    Shard,
-    read_plan,
-    require_same_plan,
-    write_plan,
-)
+from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ResolvedCompileMode, RunConfig
 
@@ -32,6 +24,8 @@ def open_plan(
     config: RunConfig, store: FrameStore, kind: Kind, devices: tuple[str, ...], folder: RunFolder
 ) -> RunPlan:
     """The plan in a run's folder, made and written if there is none yet.
+
+    A run that is made from another one has its shards, and for models that stay the same its choices.
 
     Args:
         config: settings as asked for.
@@ -46,11 +40,12 @@ def open_plan(
         VirnucError: a model, head or setting cannot be used.
     """
     if not folder.plan.exists():
-        plan = make_plan(config, store, kind, devices)
+        previous = read_plan(folder.previous.plan) if folder.previous else None
+        plan = make_plan(config, store, kind, devices, previous)
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    require_same_plan(existing, make_plan(config, store, kind, devices, existing), folder.root)
+    require_same_plan(existing, make_plan(config, store, kind, devices, existing), folder)
     return existing
 
 
@@ -68,8 +63,8 @@ def make_plan(
         store: the frame store of the inputs.
         kind: what the run is to give.
         devices: resolved devices.
-        existing: a plan to go on with; where nothing is asked for, its token budgets and compile mode are
-            kept, and its shards when it is for the same input.
+        existing: a plan to go on with, or to make this one from; where nothing is asked for, its shards are kept
+            when it is for the same input, and its token budget and compile mode for a model that is the same.
 
     Raises:
         UsageError: settings contradict each other.
@@ -80,11 +75,11 @@ def make_plan(
     models = plan_models(config, devices, existing)
     if kind == "embed" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = _plan_head(config, models) if kind == "predict" else None
+    head = _plan_head(config, models, existing.head if existing else None) if kind == "predict" else None
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
     shards = _plan_shards(config, store, models, devices[0], kept)
-    lane_seconds = sum(shard.cost for shard in shards) / max(1, min(len(devices), len(shards)))
     before = {model.family: model for model in existing.models} if existing is not None else {}
+    lane_seconds = sum(shard.cost for shard in shards) / max(1, min(len(devices), len(shards)))
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
@@ -117,7 +112,7 @@ def _plan_shards(
 ) -> tuple[Shard, ...]:
     """The shards of a plan for the same input, unless a size is asked for."""
     if existing is not None and config.shard_seconds is None:
-        return existing.shards
+        return with_costs(existing.shards, store, models, device)
     return plan_shards(store, models, device, config.shard_seconds)
 
 
@@ -128,12 +123,14 @@ def _plan_compile_mode(
     if env().disable_compile:
         _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
         return "none"
-    if config.compile_mode == "auto" and before is not None:
+    if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode
     return resolve_compile_mode(config.compile_mode, model.attention, lane_seconds)
 
 
-def _plan_head(config: RunConfig, models: tuple[PlannedModel, ...]) -> PlannedHead:
+def _plan_head(
+    config: RunConfig, models: tuple[PlannedModel, ...], before: PlannedHead | None
+) -> PlannedHead:
     """The head asked for, or the bundled one, checked against the widths of the models."""
     name = head_of(config)
     path = resolve_head(name)
@@ -145,4 +142,6 @@ def _plan_head(config: RunConfig, models: tuple[PlannedModel, ...]) -> PlannedHe
             "trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
+    if before is not None and before.location == str(path):
+        short_name = before.name
     return PlannedHead(name=short_name, fingerprint=classifier_fingerprint(path), location=str(path))

@@ -19,6 +19,7 @@ from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
+from virnuc_core.inference.kept import KeptShards, KeptVectors
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.weights import tokenizer_path
@@ -110,12 +111,12 @@ class PreparedShard:
 
     Attributes:
         shard: which one.
-        models: its sequences for each model, in the order of the plan's models.
+        models: its sequences for each model, in the order of the plan's models; or the vectors, if they are kept.
         seconds: how long it took.
     """
 
     shard: Shard
-    models: tuple[PreparedModel, ...]
+    models: tuple[PreparedModel | KeptVectors, ...]
     seconds: float
 
 
@@ -127,20 +128,24 @@ class Preparer:
         store: where the sequences are.
         models: the plan's models, each with its tokenizer.
         streams: of the device that the batches are for.
+        kept: the shards of the run that this one is made from, if there is one.
     """
 
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
     streams: HostStreams
+    kept: KeptShards | None = None
 
     @classmethod
-    def load(cls, plan: RunPlan, store: FrameStore, streams: HostStreams) -> Self:
+    def load(
+        cls, plan: RunPlan, store: FrameStore, streams: HostStreams, kept: KeptShards | None = None
+    ) -> Self:
         """Reads the tokenizers of a plan's models.
 
         Raises:
             CheckpointError: one of them is missing or damaged.
         """
-        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams)
+        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, kept)
 
     def prepare(self, shard: Shard) -> PreparedShard:
         """Everything for a shard that can be done ahead; depends on the plan and the rows of the shard only.
@@ -149,7 +154,11 @@ class Preparer:
             MismatchError: a model needs sequences that the store lacks.
         """
         begun = time.perf_counter()
-        prepared = tuple(_prepare_model(self.store, shard, *model, self.streams) for model in self.models)
+        kept = self.kept.read(shard) if self.kept else {}
+        prepared = tuple(
+            kept.get(model.family) or _prepare_model(self.store, shard, model, tokenizer, self.streams)
+            for model, tokenizer in self.models
+        )
         return PreparedShard(shard=shard, models=prepared, seconds=time.perf_counter() - begun)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from virnuc_core.errors import DeviceMemoryError
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.streams import HostStreams
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionBackend, ResolvedPrecision
 
@@ -112,6 +112,17 @@ class ResidentModel:
             left = (part, *parts)
             parts = deque(smaller for one in left for smaller in one.iter_parts(self._most_tokens))
         return failures
+
+    @torch.inference_mode()
+    def first_bad_layer(self, batch: PreparedBatch) -> str:
+        """Where the numbers of a batch first stop being finite, in words; waits for the device."""
+        input_ids = batch.input_ids.to(self._streams.device)
+        layout = self._model.build_layout(batch.cu_seqlens, self._attention)
+        last = validate_repr_layer(self._planned.spec, self._planned.repr_layer)
+        for layer in range(last + 1):
+            if not torch.isfinite(self._model(input_ids, layout, layer)).all():
+                return f"layer {layer} of {last}" if layer else "the embedding of its tokens"
+        return "the mean of its tokens"
 
     @torch.inference_mode()
     def _launch(self, batch: PreparedBatch, vectors: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Where the shards of a run begin and end: ranges of rows that cost about the same."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -47,6 +48,31 @@ def plan_shards(
     """
     if shard_seconds is not None and not 0 < shard_seconds < np.inf:
         raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
+    costs = _row_seconds(store, models, device)
+    target = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
+    return cut_rows(costs, store.frame_chunk, target, MAX_SHARD_ROWS)
+
+
+def with_costs(
+    shards: tuple[Shard, ...], store: FrameStore, models: tuple[PlannedModel, ...], device: str
+) -> tuple[Shard, ...]:
+    """The same shards of a store with the work that other models would have with them.
+
+    Raises:
+        UsageError: a model cannot read the kind of sequence in the store.
+    """
+    until = _sums(_row_seconds(store, models, device))
+    return tuple(
+        replace(shard, cost=round(float(until[shard.end] - until[shard.begin]), 6)) for shard in shards
+    )
+
+
+def _row_seconds(store: FrameStore, models: tuple[PlannedModel, ...], device: str) -> npt.NDArray[np.float64]:
+    """Estimated seconds of each row.
+
+    Raises:
+        UsageError: a model cannot read the kind of sequence in the store.
+    """
     kind = device.partition(":")[0]
     seconds = np.full(store.num_frames, _SECONDS_PER_ROW)
     for model in models:
@@ -57,7 +83,7 @@ def plan_shards(
         seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind][model.precision]
         if model.engine == "reference":
             seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
-    return cut_rows(seconds, store.frame_chunk, shard_seconds or SHARD_SECONDS[kind], MAX_SHARD_ROWS)
+    return seconds
 
 
 def cut_rows(
@@ -77,7 +103,7 @@ def cut_rows(
     if len(costs) == 0:
         return ()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(groups)) + 1, [len(groups)]))
-    until = np.concatenate(([0.0], np.cumsum(costs)))[starts]
+    until = _sums(costs)[starts]
     shards: list[Shard] = []
     num_wanted = max(1, int(np.ceil(until[-1] / target_cost)), -(-len(costs) // max_rows))
     share = float(until[-1]) / num_wanted
@@ -93,6 +119,11 @@ def cut_rows(
         shards.append(Shard(index=len(shards), begin=int(starts[first]), end=int(starts[last]), cost=cost))
         first = last
     return tuple(shards)
+
+
+def _sums(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """float64 (n + 1,): the costs of the first i rows."""
+    return np.concatenate(([0.0], np.cumsum(costs)))
 
 
 def _flops(spec: ModelSpec, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,10 +1,12 @@
 """Which of a plan's shards are on the disk, and which are still to be computed."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from virnuc_core.atomic_write import remove_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.run_plan import RunFolder, RunPlan, Shard
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.shard_file import ModelIdentity, ShardIdentity, ShardResult, read_shard, set_aside
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,20 @@ def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
             _log.warning("%s Set aside as %s; it is computed again.", error, set_aside(path).name)
             pending.append(shard.index)
     return tuple(pending)
+
+
+def missing_shards(folder: RunFolder, indices: Iterable[int]) -> tuple[int, ...]:
+    """Those of these shards that have no file.
+
+    The folder is listed: asked for one file, a network file system may answer from memory that it is not there.
+    """
+    names = {path.name for path in folder.shards.iterdir()} if folder.shards.is_dir() else set()
+    return tuple(index for index in indices if folder.shard(index).name not in names)
+
+
+def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
+    """Removes what killed lanes have left of shards that nobody computes now."""
+    remove_temporaries(folder.shards, {folder.shard(index).name for index in indices})
 
 
 def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:

@@ -11,14 +11,17 @@ from typing import Final
 
 import torch
 
+from virnuc_core.atomic_write import make_folder
 from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.inference.compile_cache import trim_compile_cache
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.prefetch import Ahead, Preparer
 from virnuc_core.inference.shards import identity_of
 from virnuc_core.inference.streams import open_streams
-from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
 
@@ -53,11 +56,12 @@ def run_shards(
     plan = read_plan(folder.plan)
     shards = [plan.shards[index] for index in indices]
     streams = open_streams(device)
-    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams)
-    folder.shards.mkdir(exist_ok=True)
+    kept = KeptShards.open(folder, plan)
+    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, kept)
+    make_folder(folder.shards)
     commit = partial(_commit, folder, plan, lane, report)
     with Ahead(preparer.prepare, shards, ahead=SHARDS_PREPARED_AHEAD) as prepared:
-        embedder = Embedder.load(plan, streams)
+        embedder = Embedder.load(plan, streams, kept.families if kept else frozenset())
         seconds = time.perf_counter() - started
         report(ModelsLoaded(lane=lane, device=device, device_name=_hardware(device), seconds=seconds))
         with (

@@ -1,5 +1,6 @@
 """The models and heads that go by a short name: published ones, pinned to a commit, and the bundled ones."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,8 @@ def require_known_model(name: str, family: Family | None) -> None:
     Raises:
         CheckpointError: it is none of them.
     """
-    is_path = Path(name).expanduser().exists()
+    # Of os.path, which answers for names too that no file can have.
+    is_path = os.path.exists(os.path.expanduser(name))
     if not (find_entries(name.removeprefix(RANDOM), family) or is_path or _HUB_NAME.fullmatch(name)):
         raise CheckpointError(
             f"there is no model {name}: it is not a file or folder, not OWNER/NAME on the model hub, "
@@ -173,8 +175,8 @@ def resolve_head(name_or_path: str) -> Path:
     Raises:
         CheckpointError: there is no such head.
     """
-    path = BUNDLED_HEADS.get(name_or_path, Path(name_or_path).expanduser()).absolute()
-    if not path.is_file():
+    path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
+    if not os.path.isfile(path):
         raise CheckpointError(
             f"there is no classifier head {name_or_path}: it is not a file, and not one of "
             f"{', '.join(BUNDLED_HEADS)}."

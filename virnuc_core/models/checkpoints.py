@@ -3,6 +3,7 @@
 `random:NAME` is a catalogue model with weights drawn at random, for benchmarks: it has no files.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,8 @@ def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
             f"{', '.join(known_names(family))}."
         )
     # Not resolved: the files of the hub's cache are links to files without a suffix.
-    path = Path(name_or_path).expanduser().absolute()
-    if path.exists():
+    path = Path(os.path.expanduser(name_or_path)).absolute()
+    if os.path.exists(path):
         return _from_path(path.name, path, family)
     require_known_model(name_or_path, family)
     folder = fetch(name_or_path, None)

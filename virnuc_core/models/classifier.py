@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.models.tensor_files import read_pickle, read_tensors
+from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 
 HIDDEN_WIDTH: Final = 512
 _DROPOUT: Final = 0.5
@@ -93,6 +93,13 @@ def load_classifier(path: Path) -> MLPClassifier:
     try:
         state = _read_state(path)
         hidden_width, in_features = state["hidden_layer.weight"].shape
+        if 0 in (hidden_width, in_features) or any(tensor.is_complex() for tensor in state.values()):
+            raise ValueError("its tensors are empty or complex")
+        for name, weights in state.items():
+            if not is_finite(weights):
+                raise ValueError(f"{name} holds numbers that are not finite")
+        if (state["bn1.running_var"] < 0).any():
+            raise ValueError("bn1.running_var holds numbers below zero")
         classifier = MLPClassifier(in_features, hidden_width)
         state.setdefault("bn1.num_batches_tracked", torch.tensor(0))
         classifier.load_state_dict(state)
@@ -118,14 +125,15 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         content = _pickled_tensors(content)
     if not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError("it holds more than tensors")
+    require_backed(path, content.values())
     return {str(key): value for key, value in content.items()}
 
 
-def _pickled_tensors(module: _PickledModule, prefix: str = "") -> dict[str, Tensor]:
-    """The parameters and buffers of a pickled module and its children, by their dotted names."""
-    attributes = vars(module)
-    own = {**attributes["_parameters"], **attributes["_buffers"]}
-    state = {prefix + name: tensor for name, tensor in own.items() if tensor is not None}
-    for name, child in attributes["_modules"].items():
-        state |= _pickled_tensors(child, f"{prefix}{name}.")
-    return state
+def _pickled_tensors(module: _PickledModule) -> dict[str, Tensor]:
+    """The parameters and buffers of the layers of a pickled head, by their dotted names."""
+    return {
+        f"{name}.{own}": tensor
+        for name, layer in vars(module)["_modules"].items()
+        for own, tensor in {**vars(layer)["_parameters"], **vars(layer)["_buffers"]}.items()
+        if tensor is not None
+    }

@@ -50,7 +50,7 @@ class KeyLayout:
 
     def num_layers(self, keys: Iterable[str]) -> int:
         """Layers that normalised names mention."""
-        pattern = re.compile(re.escape(self.layer).replace(r"\{n\}", r"(\d+)"))
+        pattern = re.compile(re.escape(self.layer).replace(r"\{n\}", "([0-9]{1,9})"))
         return 1 + max((int(m[1]) for key in keys if (m := pattern.match(key))), default=-1)
 
     def sources(self, parameter: str) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """From a checkpoint to a model that is ready to run."""
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.dnabert_s import DnabertS
@@ -11,6 +13,7 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.fp8 import quantise_layers
 from virnuc_core.models.random_weights import random_state_dict
+from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.models.weights import Checkpoint, load_state_dict, read_spec
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
@@ -50,7 +53,7 @@ def load_model(
         The model in evaluation mode, without gradients, and its architecture.
 
     Raises:
-        CheckpointError: the weights are missing, damaged, or not those of such a model.
+        CheckpointError: the weights are missing, damaged, not finite, or not those of such a model.
     """
     spec = read_spec(checkpoint)
     with torch.device("meta"):
@@ -65,6 +68,7 @@ def load_model(
             f"configuration describes: {error}"
         ) from error
     model = model.requires_grad_(False).eval().to(_DTYPES[precision]).to(device)
+    _require_finite(checkpoint, model, state)
     if precision == "fp8":
         quantise_layers(model)
     else:
@@ -78,3 +82,16 @@ def load_model(
         device,
     )
     return model, spec
+
+
+def _require_finite(checkpoint: Checkpoint, model: Encoder, state: Mapping[str, Tensor]) -> None:
+    """Looks at the weights where they are fast to look at.
+
+    Raises:
+        CheckpointError: one of them is not a finite number in the file either; rounding makes some infinite.
+    """
+    for name, weights in model.state_dict().items():
+        if not is_finite(weights) and not is_finite(state[name]):
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."
+            )

@@ -1,15 +1,15 @@
 """Tensors out of weight files, without ever running code that a file carries."""
 
 import argparse
-import json
 import pickle
-import pickletools
 import re
 import struct
+import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -17,20 +17,27 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from virnuc_core.errors import CheckpointError
+from virnuc_core.json_records import parse_object
+from virnuc_core.models.pickle_check import require_inert
+
+_FILE_NAME: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
 
 # In the order of preference when a folder holds several.
 _WHOLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _SHARD_INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
-# How a file of torch.save without a zip archive begins: with a pickled number of 10 bytes.
-_LEGACY_TORCH_FILE: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_PICKLE: Final = b"\x80"  # and the protocol
+_NAMESPACE: Final = "argparse.Namespace"
 
 # What torch.load raises for files that are truncated, altered, of another kind, or hold other objects.
 _DAMAGE: Final = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError),
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
+    *(RuntimeError, TypeError, ValueError, SafetensorError),
 )
+# A name in the header takes some 100 bytes, and the largest models have a thousand names.
+_MOST_HEADER_BYTES: Final = 1 << 22
+# Tensors that share their storage count each: published files tie an embedding to the output layer at most.
+_MOST_BYTES_A_BYTE: Final = 2
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
@@ -52,8 +59,9 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _indexed_shards(index: Path) -> tuple[Path, ...]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
+        names = sorted(set(parse_object(index.read_bytes())["weight_map"].values()))
+        if not names or not all(_FILE_NAME.fullmatch(name) for name in names):
+            raise ValueError("it names other things than files beside it")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{index} is not an index of weight shards ({error!r}). Fetch it again."
@@ -66,7 +74,7 @@ def _indexed_shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in names)
 
 
-def read_pickle(path: Path, allowed: Iterable[tuple[type, str]] = ()) -> Any:
+def read_pickle(path: Path, allowed: Sequence[tuple[type, str]] = ()) -> Any:
     """Reads a file of torch.save with the restricted unpickler, on the CPU and memory-mapped.
 
     Args:
@@ -78,52 +86,18 @@ def read_pickle(path: Path, allowed: Iterable[tuple[type, str]] = ()) -> Any:
         CheckpointError: the file is damaged or holds anything else.
     """
     try:
-        _refuse_plain_pickle(path)
-        with torch.serialization.safe_globals([(argparse.Namespace, "argparse.Namespace"), *allowed]):
+        require_inert(path, (_NAMESPACE, *(name for _, name in allowed)))
+        stand_ins = torch.serialization.safe_globals([(argparse.Namespace, _NAMESPACE), *allowed])
+        with stand_ins, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice on how the file should have been written
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _DAMAGE as error:
-        if foreign := re.search(r"GLOBAL (\S+)", str(error)):
-            raise CheckpointError(
-                f"{path} holds a pickled {foreign[1]}, which could run code, so it is not loaded. Save the "
-                "weights alone (torch.save(model.state_dict(), ...) or safetensors) and give that file."
-            ) from None
         # torch's own text goes before the reason and advises loading the file without restrictions.
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         raise CheckpointError(
             f"{path} cannot be read as a torch file ({type(error).__name__}: {reason}). It may be truncated: "
             "fetch it again, or save it again with a current torch."
         ) from error
-
-
-def _refuse_plain_pickle(path: Path) -> None:
-    """Refuses a file of pickle.dump, and says what is in it; nothing of it is run."""
-    with path.open("rb") as file:
-        begin = file.read(len(_LEGACY_TORCH_FILE))
-        if not begin.startswith(_PICKLE) or begin == _LEGACY_TORCH_FILE:
-            return
-        file.seek(0)
-        content = _first_global(file)
-    raise CheckpointError(
-        f"{path} is a plain Python pickle{f' of {content}' if content else ''}, not a file of torch.save: reading "
-        "it could run code, so it is not loaded. Save the weights alone (torch.save(model.state_dict(), ...) or "
-        "safetensors) and give that file."
-    )
-
-
-def _first_global(file: IO[bytes]) -> str:
-    """Dotted name of the first class or function that a pickle names; "" when it names none."""
-    words: list[str] = []
-    try:
-        for operation, argument, _ in pickletools.genops(file):
-            if operation.name == "GLOBAL":
-                return str(argument).replace(" ", ".")
-            if operation.name == "STACK_GLOBAL":
-                return ".".join(words[-2:])
-            if isinstance(argument, str):
-                words.append(argument)
-    except (ValueError, EOFError):
-        pass  # cut short or altered before it names one
-    return ""
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
@@ -140,8 +114,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
     """
     if path.suffix == ".safetensors":
         try:
+            with path.open("rb") as file:
+                header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > _MOST_HEADER_BYTES:
+                raise ValueError(f"it declares a header of {header_bytes:,} bytes")
             return load_file(path), None
-        except (SafetensorError, OSError) as error:
+        except _DAMAGE as error:
             raise CheckpointError(
                 f"{path} cannot be read as safetensors ({error}). It may be truncated: fetch it again."
             ) from error
@@ -156,7 +134,22 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
         raise CheckpointError(
             f"{path} holds more than tensors ({', '.join(foreign[:5])}). Save model.state_dict() alone."
         )
-    return {str(key): value for key, value in content.items()}, arguments
+    tensors = {str(key): value for key, value in content.items()}
+    require_backed(path, tensors.values())
+    return tensors, arguments
+
+
+def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
+    """Refuses tensors that would need far more memory than their file has bytes.
+
+    Raises:
+        CheckpointError: they do, by sharing values among them or by repeating them.
+    """
+    declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if declared > _MOST_BYTES_A_BYTE * path.stat().st_size:
+        raise CheckpointError(
+            f"{path} declares tensors of {declared:,} bytes, which is more than it holds. Fetch it again."
+        )
 
 
 def _fair_esm_arguments(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -164,3 +157,11 @@ def _fair_esm_arguments(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     cfg = content.get("cfg")
     arguments = cfg.get("model") if isinstance(cfg, dict) else None
     return vars(arguments) if isinstance(arguments, argparse.Namespace) else None
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number of a tensor is NaN or infinite."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    # Unlike isfinite, it needs no memory of the size of the weights.
+    return all(isfinite(bound.item()) for bound in tensor.aminmax())

@@ -1,7 +1,6 @@
 """A checkpoint's architecture and weights, whatever published layout they come in."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from virnuc_core.batching import esm2_tokenizer
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.errors import CheckpointError
+from virnuc_core.json_records import parse_object
 from virnuc_core.models.key_mapping import (
     FAIR_ESM,
     TOKEN_TYPE,
@@ -27,6 +27,7 @@ from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec
 # fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
 _FAIR_ESM_LAYER_NORM_EPS: Final = 1e-5
 _NAMED_AT_MOST: Final = 5
+_MOST: Final = 1 << 31
 
 # Our name of each architecture value -> its name in config.json and in the arguments of a fair-esm file.
 _CONFIG_NAMES: Final = {
@@ -116,10 +117,13 @@ def load_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     _refuse(checkpoint, "lacks", [source for source in wanted if source not in tensors])
     unknown = [key for key in tensors if key not in wanted and not layout.is_dropped(key)]
     _refuse(checkpoint, "has unknown", unknown)
+    misshapen = [
+        f"{source} of {tensors[source].dtype}" for source in wanted if not tensors[source].is_floating_point()
+    ]
     if TOKEN_TYPE in shapes:
         table = layout.sources(TOKEN_TYPE)[0]
-        tensors = {**tensors, table: tensors[table][0]}
-    misshapen = []
+        if tensors[table].ndim and len(tensors[table]):
+            tensors = {**tensors, table: tensors[table][0]}
     for source, name in wanted.items():
         shape = (shapes[name][0] // len(sources[name]), *shapes[name][1:])
         if tensors[source].shape != shape:
@@ -217,15 +221,18 @@ def _measured(checkpoint: Checkpoint, published: _Published) -> dict[str, float]
     flat = [f"{name} {tuple(tensors[name].shape)}" for name in names if tensors[name].ndim != 2]
     _refuse(checkpoint, "has misshapen", flat)
     vocab_size, embedding_dim = tensors[names[0]].shape
+    num_layers = layout.num_layers(tensors)
+    # More layers than tensors: before all their names are made, one by one.
+    _refuse(checkpoint, "lacks", [layout.layer.format(n=n) for n in range(min(num_layers - len(tensors), 1))])
     measured: dict[str, float] = {
-        "num_layers": layout.num_layers(tensors),
+        "num_layers": num_layers,
         "embedding_dim": embedding_dim,
         "ffn_dim": tensors[names[1]].shape[0 if layout.family == "esm2" else 1],
         "vocab_size": vocab_size,
     }
     # The frequencies of rotary positions, kept by fair-esm, are half a head wide.
-    if (rotary := tensors.get("layers.0.self_attn.rot_emb.inv_freq")) is not None:
-        measured["num_heads"] = embedding_dim // (2 * len(rotary))
+    if (rotary := tensors.get("layers.0.self_attn.rot_emb.inv_freq")) is not None and rotary.numel():
+        measured["num_heads"] = embedding_dim // (2 * rotary.numel())
     return measured
 
 
@@ -242,7 +249,7 @@ def _declared(checkpoint: Checkpoint, published: _Published) -> dict[str, Any]:
             "Put the model's own config.json there: the number of heads is nowhere else."
         )
     try:
-        config = json.loads(checkpoint.config.read_text(encoding="utf-8"))
+        config = parse_object(checkpoint.config.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.config} cannot be read ({error}). Put the model's own config.json there."
@@ -261,7 +268,7 @@ def _declared(checkpoint: Checkpoint, published: _Published) -> dict[str, Any]:
 def _renamed(
     checkpoint: Checkpoint, where: str, values: Mapping[str, Any], names: Mapping[str, str]
 ) -> dict[str, Any]:
-    if absent := [theirs for theirs in names.values() if not isinstance(values.get(theirs), int | float)]:
+    if absent := [theirs for ours, theirs in names.items() if not _can_be(ours, values.get(theirs))]:
         raise CheckpointError(
             f"checkpoint {checkpoint.name}: {where} has no number for {', '.join(absent)}. "
             "Fetch the configuration again from where the weights are from."
@@ -269,8 +276,19 @@ def _renamed(
     return {ours: values[theirs] for ours, theirs in names.items()}
 
 
+def _can_be(name: str, value: object) -> bool:
+    """Whether a value of a configuration may stand for one of ours."""
+    if name == "token_dropout":
+        return isinstance(value, bool | int)
+    if name == "layer_norm_eps":
+        return isinstance(value, int | float) and 0 < value < 1
+    return type(value) is int and 0 < value < _MOST
+
+
 def _check_spec(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    if spec.num_heads < 1 or spec.embedding_dim % spec.num_heads:
+    if not all((spec.num_layers, spec.embedding_dim, spec.ffn_dim, spec.vocab_size)):
+        problem = "some of its tensors have no elements"
+    elif spec.num_heads < 1 or spec.embedding_dim % spec.num_heads:
         problem = f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads"
     elif spec.family == "esm2" and spec.head_dim % 2:
         problem = f"rotary positions need heads of even width, not {spec.head_dim}"

@@ -7,14 +7,25 @@ from typing import Any, Final
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from virnuc_core.atomic_write import atomic_path
+from virnuc_core.checked_hdf5 import new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.shards import iter_shard_results
-from virnuc_core.prediction import embeddings_file
-from virnuc_core.run_plan import RunFolder, RunPlan
+from virnuc_core.prediction.embeddings_file import (
+    CHECKSUM_SUFFIX,
+    IDS,
+    LENGTHS,
+    SCORES,
+    EmbeddingsColumn,
+    attributes_of,
+    vectors_name,
+)
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import HDF5_VERSION, ShardCounters, sum_counters, write_attributes
+from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
 
 _FRAME_NAME_BYTES: Final = 2
 
@@ -43,48 +54,54 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
             "Start over with --force."
         )
     path = folder.embeddings if out is None else out
-    with atomic_path(path) as temporary, h5py.File(temporary, "w", libver=HDF5_VERSION) as file:
-        datasets = _create_datasets(file, plan, store)
-        total = sum_counters(_copy_shards(folder, plan, store, datasets))
-        write_attributes(file, embeddings_file.attributes_of(plan))
+    with atomic_path(path) as temporary, new_hdf5(temporary) as file:
+        columns = _create_columns(file, plan, store)
+        total = sum_counters(_copy_shards(folder, plan, store, columns))
+        checksums = {name + CHECKSUM_SUFFIX: column.checksum for name, column in columns.items()}
+        write_attributes(file, {**attributes_of(plan), **checksums})
     _log.info("wrote %s: %d rows from %d shards", path, plan.num_rows, len(plan.shards))
     return total
 
 
-def _create_datasets(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[str, h5py.Dataset]:
+def _create_columns(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[str, EmbeddingsColumn]:
     ids_dtype = h5py.string_dtype("utf-8", _id_bytes(store))
-    columns: list[tuple[str, int, Any]] = [(embeddings_file.IDS[plan.kind], 0, ids_dtype)]
+    columns: list[tuple[str, int, Any]] = [(IDS[plan.kind], 0, ids_dtype)]
     if plan.embeddings != "none":
         for model in plan.models:
-            name = embeddings_file.vectors_name(plan, model.family)
+            name = vectors_name(plan, model.family)
             columns.append((name, model.spec.embedding_dim, np.dtype(plan.embeddings)))
     if plan.head is not None:
-        columns.append((embeddings_file.SCORES, 2, np.dtype(np.float32)))
+        columns.append((SCORES, 2, np.dtype(np.float32)))
     if plan.kind == "embed":
-        columns.append((embeddings_file.LENGTHS, 0, np.dtype(np.int64)))
-    return {
-        name: embeddings_file.create_dataset(file, name, plan.num_rows, width, dtype)
-        for name, width, dtype in columns
-    }
+        columns.append((LENGTHS, 0, np.dtype(np.int64)))
+    return {name: EmbeddingsColumn(file, name, plan.num_rows, width, dtype) for name, width, dtype in columns}
 
 
 def _copy_shards(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, datasets: dict[str, h5py.Dataset]
+    folder: RunFolder, plan: RunPlan, store: FrameStore, columns: dict[str, EmbeddingsColumn]
 ) -> Iterator[ShardCounters]:
     """Copies every shard to its rows, and yields its counters."""
     for shard, result in iter_shard_results(folder, plan):
-        rows = slice(shard.begin, shard.end)
-        ids = datasets[embeddings_file.IDS[plan.kind]]
-        ids[rows] = np.array([name.encode() for name in store.frame_ids(shard.begin, shard.end)], ids.dtype)
-        if result.dna is not None:
-            datasets[embeddings_file.vectors_name(plan, "dnabert_s")][rows] = result.dna
-        if result.protein is not None:
-            datasets[embeddings_file.vectors_name(plan, "esm2")][rows] = result.protein
-        if result.scores is not None:
-            datasets[embeddings_file.SCORES][rows] = result.scores
-        if plan.kind == "embed":
-            datasets[embeddings_file.LENGTHS][rows] = store.record_length[rows]
+        for name, values in shard_columns(plan, store, shard, result).items():
+            columns[name].append(values)
         yield result.counters
+
+
+def shard_columns(
+    plan: RunPlan, store: FrameStore, shard: Shard, result: ShardResult
+) -> dict[str, npt.NDArray[Any]]:
+    """What the embeddings file holds in the rows of a shard, by the names of its datasets."""
+    ids = store.frame_ids(shard.begin, shard.end)
+    columns: dict[str, npt.NDArray[Any]] = {IDS[plan.kind]: np.array([name.encode() for name in ids])}
+    if result.dna is not None:
+        columns[vectors_name(plan, "dnabert_s")] = result.dna
+    if result.protein is not None:
+        columns[vectors_name(plan, "esm2")] = result.protein
+    if result.scores is not None:
+        columns[SCORES] = result.scores
+    if plan.kind == "embed":
+        columns[LENGTHS] = store.record_length[shard.begin : shard.end]
+    return columns
 
 
 def _id_bytes(store: FrameStore) -> int:

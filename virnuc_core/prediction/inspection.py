@@ -1,6 +1,6 @@
 """What a file or folder is, and whether it is whole."""
 
-import json
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,21 +9,24 @@ from typing import Any, Final, Literal
 
 import h5py
 
+from virnuc_core.checked_hdf5 import Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
 from virnuc_core.inference.shards import identity_of
+from virnuc_core.json_records import parse_object
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
+from virnuc_core.plain_text import visible
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
-from virnuc_core.run_plan import RunFolder, RunPlan, read_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.shard_file import Hdf5Kind, read_identity, read_shard, recognise_hdf5
+from virnuc_core.shard_file import read_identity, read_shard
 
 InspectedKind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 Facts = list[tuple[str, str]]
 
-_ROWS_AT_ONCE: Final = 4096
 _BYTES_AT_ONCE: Final = 1 << 20
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _PICKLE_BEGIN: Final = b"\x80"
@@ -65,9 +68,9 @@ class Inspection:
     def summary(self) -> str:
         """The same in lines for a person."""
         lines = [f"{self.path}: {self.kind}, {'whole' if self.is_whole else 'not whole'}"]
-        lines += [f"  {name}: {value}" for name, value in self.facts]
+        lines += [f"  {name}: {' '.join(value.splitlines())}" for name, value in self.facts]
         lines += [f"  problem: {problem}" for problem in self.problems]
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def inspect_path(path: Path) -> Inspection:
@@ -79,8 +82,8 @@ def inspect_path(path: Path) -> Inspection:
     Raises:
         InputError: there is nothing at `path`.
     """
-    if not path.exists():
-        raise InputError(f"there is nothing at {path}: give an existing file or folder.")
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
     if path.is_dir():
         if RunFolder(path).plan.exists():
             return _inspected("run folder", path, _run_folder)
@@ -146,20 +149,21 @@ def _parts(folder: RunFolder, plan: RunPlan) -> list[str]:
 
 def _miscounted(folder: RunFolder, left_out: list[Path]) -> list[str]:
     """Problems of tables whose rows are not as many as run.json says."""
+    counted = {
+        folder.predictions: "chunks",
+        folder.contigs: "records",
+        folder.prediction_results: "frames",
+        folder.highest_score: "scored_chunks",
+        folder.rejected: "rejected",
+    }
     try:
-        counts = json.loads(folder.report.read_bytes())["counts"]
-        wanted = {
-            folder.predictions: int(counts["chunks"]),
-            folder.contigs: int(counts["records"]),
-            folder.prediction_results: int(counts["frames"]),
-            folder.highest_score: int(counts["scored_chunks"]),
-            folder.rejected: int(counts["rejected"]),
-        }
+        counts = parse_object(folder.report.read_bytes())["counts"]
+        wanted = {table: counts[name] for table, name in counted.items()}
     except (OSError, ValueError, LookupError, TypeError):
         return [f"{folder.report} does not have the counts of a run: run the same command again."]
     rows = {table: _num_lines(table) - 1 for table in wanted if table not in left_out}
     return [
-        f"{table} has {found} rows and {folder.report.name} says {wanted[table]}: run the same command again."
+        f"{table} has {found} rows and {folder.report.name} says {wanted[table]!s:.40}: run the same command again."
         for table, found in rows.items()
         if found != wanted[table]
     ]
@@ -221,9 +225,7 @@ def _embeddings(path: Path, facts: Facts) -> list[str]:
     with EmbeddingsFile(path) as file:
         facts += [(name, str(value)) for name, value in file.attributes.items()]
         facts += [("datasets", ", ".join(file.names)), ("rows", str(file.num_rows))]
-        for begin in range(0, file.num_rows, _ROWS_AT_ONCE):
-            for name in file.names:
-                file.rows(name, begin, begin + _ROWS_AT_ONCE)
+        file.verify()
     return []
 
 

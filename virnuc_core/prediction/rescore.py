@@ -1,18 +1,19 @@
 """Scores of stored vectors by another head."""
 
+import os
 from pathlib import Path
 from typing import Final
 
 import h5py
 
+from virnuc_core.checked_hdf5 import recognise_hdf5
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile
 from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
-from virnuc_core.shard_file import recognise_hdf5
 
-_BLOCK_ROWS: Final = 8192
+_BLOCK_ROWS: Final = 2048
 
 
 def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
@@ -55,7 +56,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
 def _require_embeddings(path: Path) -> None:
     """Refuses what is not an embeddings file by saying what it is instead."""
     advice = "give the embeddings.h5 of a predict run"
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"embeddings file {path} does not exist: {advice}.")
     if path.is_dir():
         raise InputError(f"{path} is a folder: {advice}.")

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
+SORTING_PREFIX: Final = ".sort-"
 _LINES_AT_ONCE: Final = 1 << 20
 
 
@@ -23,7 +24,7 @@ class SortedLines:
             folder: where the folder of pieces is made.
             lines_at_once: most lines held in memory.
         """
-        self._temporary = tempfile.TemporaryDirectory(prefix=".sort-", dir=folder)
+        self._temporary = tempfile.TemporaryDirectory(prefix=SORTING_PREFIX, dir=folder)
         self._lines_at_once = lines_at_once
         self._lines: list[bytes] = []
         self._pieces: list[Path] = []

@@ -24,7 +24,7 @@ from virnuc_core.prediction.verdicts import (
     call_contig,
     sum_contigs,
 )
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.translation import FRAME_NAMES
 

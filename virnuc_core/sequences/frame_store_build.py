@@ -1,6 +1,7 @@
 """Writing a frame store: records are read, judged, chunked and translated batch by batch."""
 
 import logging
+import operator
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from typing import Final, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import sync_file, sync_folder, temporary_name
+from virnuc_core.atomic_write import atomic_path, naming, sync_file, sync_folder, temporary_name
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.column_files import ColumnWriter, map_strings
 from virnuc_core.sequences.frame_store import FrameStore
@@ -20,7 +22,7 @@ from virnuc_core.sequences.reader import Record, input_digest, iter_records, rej
 from virnuc_core.sequences.record_names import NameRegister, numbered_name, renamed
 from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta, content_digest
 from virnuc_core.sequences.translation import open_frames
-from virnuc_core.specs import Alphabet
+from virnuc_core.specs import Alphabet, InputFile
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def build_frame_store(
         rejected_copy: where rejected.tsv is also written, even if no record can be used.
 
     Raises:
-        InputError: an input cannot be read, or holds no record that can be used.
+        InputError: an input cannot be read, changes meanwhile, or holds no record that can be used.
         UsageError: the chunk length is below 1, or given for proteins, or `folder` holds something else.
     """
     if chunk_length is not None and (alphabet != "dna" or chunk_length < 1):
@@ -60,7 +62,7 @@ def build_frame_store(
             "Give a positive chunk length for DNA, and none for proteins."
         )
     folder = Path(folder)
-    with _new_folder(folder) as building:
+    with naming(folder), _new_folder(folder) as building:
         _Builder(building, chunk_length, alphabet).build(inputs, rejected_copy)
     return FrameStore.open(folder)
 
@@ -98,12 +100,13 @@ class _Builder:
         self._alphabet: Alphabet = alphabet
         self._names = NameRegister()
         self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
+        self._num_escaped = 0
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last.
 
         Raises:
-            InputError: an input cannot be read, or holds no record that can be used.
+            InputError: an input cannot be read, has changed meanwhile, or holds no record that can be used.
         """
         digests = tuple(input_digest(path) for path in inputs)
         rejected = self._folder / REJECTED_NAME
@@ -113,14 +116,21 @@ class _Builder:
         ):
             for batch in self._batches(iter_records(inputs, self._alphabet), table):
                 self._add(columns, batch)
+        _require_unchanged(inputs, digests)
         if rejected_copy is not None:
-            shutil.copyfile(rejected, rejected_copy)
+            with atomic_path(rejected_copy) as temporary:
+                shutil.copyfile(rejected, temporary)
         if not self._num_records:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self._num_rejected:
             logger.warning(
                 "%d of %d records cannot be used; %s says why",
                 self._num_rejected, self._num_rejected + self._num_records, REJECTED_NAME,
+            )  # fmt: skip
+        if self._num_escaped:
+            logger.warning(
+                "%d records have names that could do harm in tables or terminals; they are written with %%XX in place "
+                "of such characters, and cut after %d bytes", self._num_escaped, LONGEST_NAME,
             )  # fmt: skip
         sync_file(rejected)
         num_renamed = self._make_names_unique()
@@ -146,7 +156,8 @@ class _Builder:
             if reason is not None:
                 self._num_rejected += 1
                 length = len(record.sequence)
-                rejected.write(f"{record.number}\t{_name(record)}\t{record.path}\t{length}\t{reason}\n")
+                name, path = plain_name(_name(record)), cell_text(record.path)
+                rejected.write(f"{record.number}\t{name}\t{path}\t{length}\t{reason}\n")
                 continue
             batch.append(record)
             letters += len(record.sequence)
@@ -158,7 +169,10 @@ class _Builder:
 
     def _add(self, columns: ColumnWriter, batch: list[Record]) -> None:
         """Appends a batch of records with their chunks and frames."""
-        names = [_name(record).encode() for record in batch]
+        given = [_name(record) for record in batch]
+        plain = [plain_name(name) for name in given]
+        self._num_escaped += sum(map(operator.ne, given, plain))
+        names = [name.encode() for name in plain]
         for name in names:
             self._names.add(name)
         sequences = ByteColumn.from_strings([record.sequence for record in batch])
@@ -242,6 +256,20 @@ class _Builder:
             f"{files}: none of the {self._num_rejected} records can be used; the first one: {reason}.{where} "
             f"Give {'nucleotide' if self._alphabet == 'dna' else 'protein'} sequences."
         )
+
+
+def _require_unchanged(inputs: Sequence[str | Path], digests: tuple[InputFile, ...]) -> None:
+    """Reads the inputs once more: what was stored must be what their digests say.
+
+    Raises:
+        InputError: one of them is not as it was.
+    """
+    for path, before in zip(inputs, digests, strict=True):
+        if input_digest(path) != before:
+            raise InputError(
+                f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
+                "command again."
+            )
 
 
 def _name(record: Record) -> str:

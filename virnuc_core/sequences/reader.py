@@ -3,6 +3,7 @@
 import hashlib
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from lzma import LZMAError
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from backports.zstd import ZstdError
 from dnaio import SequenceRecord
@@ -20,6 +21,8 @@ from isal.igzip_lib import IsalError
 from xopen import xopen
 
 from virnuc_core.errors import InputError
+from virnuc_core.plain_text import visible
+from virnuc_core.sequences.record_guard import FASTA_RECORD, FASTQ_LINE, RecordGuard
 from virnuc_core.specs import Alphabet, InputFile
 
 logger = logging.getLogger(__name__)
@@ -83,7 +86,7 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
                 sequence = letters.encode("ascii", "replace").translate(table, _BLANKS)
                 yield Record(number, path, words[0] if words else "", sequence)
         if number == first:
-            logger.warning("%s holds no sequence record", path)
+            logger.warning("%s holds no sequence record", visible(path))
 
 
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
@@ -109,10 +112,11 @@ def input_digest(path: str | Path) -> InputFile:
     """Name, size and SHA-256 of a file as it is stored.
 
     Raises:
-        InputError: the file is missing, unreadable, or can be read only once.
+        InputError: the file is missing, unreadable, or can be read only once or without end.
     """
     path = Path(path)
-    if str(path) == STDIN or path.is_fifo():
+    is_stream = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    if str(path) == STDIN or is_stream:
         raise InputError(f"{path} can be read only once. Save it in a file first.")
     with _reading(str(path)) as stream:
         digest = hashlib.file_digest(stream, "sha256")
@@ -144,13 +148,15 @@ def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
         text = io.BufferedReader(plain, _BUFFER_BYTES)
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
-    while (first := text.peek(1)[:1]).isspace():
-        text.read(1)
+    while (ahead := text.peek()) and not ahead.lstrip():
+        text.read(len(ahead))
+    text.read(len(ahead) - len(ahead.lstrip()))
+    first = ahead.lstrip()[:1]
     entries: Iterable[_Entry | SequenceRecord]
     if first in (b">", b"#"):
-        entries = FastaReader(text, sequence_class=_Entry)
+        entries = FastaReader(cast(BinaryIO, RecordGuard(text, FASTA_RECORD, path)), sequence_class=_Entry)
     elif first == b"@":
-        entries = FastqReader(text)
+        entries = FastqReader(cast(BinaryIO, RecordGuard(text, FASTQ_LINE, path)))
     elif first:
         raise InputError(f"{path} is neither FASTA nor FASTQ: it begins with {text.peek(20)[:20]!r}.")
     else:
@@ -182,7 +188,11 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
             f"{path} is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: "
             f"iconv -f latin1 -t utf-8"
         ) from error
+    except MemoryError as error:
+        raise InputError(
+            f"{path} holds a record that does not fit into memory. Split it, or use a machine with more memory."
+        ) from error
     except FileFormatError as error:
         raise InputError(f"{path} cannot be parsed: {error}. Mend or remove that record.") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
         raise InputError(f"{path} cannot be read: {error}. Check the file and its permissions.") from error

@@ -4,10 +4,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
+from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.specs import Alphabet, InputFile
 
 SCHEMA_VERSION: Final = 1
@@ -57,14 +58,13 @@ class StoreMeta:
         """Reads meta.json.
 
         Raises:
-            DamagedFileError: it is missing, unreadable, or of another schema version.
+            DamagedFileError: it is missing, makes no sense, or is of another schema version.
+            OSError: it cannot be read.
         """
         path = folder / _META_NAME
         try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            inputs = tuple(InputFile(**one) for one in fields.pop("inputs"))
-            meta = cls(inputs=inputs, **fields)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            meta = record_of(cls, parse_object(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
             raise DamagedFileError(
                 f"{folder} is not a whole frame store: {path.name} cannot be used ({error!r}). "
                 "Delete the folder and run again."

@@ -18,6 +18,7 @@ ENGINE = [
     "--shard-seconds",
     "--force",
 ]
+LANES = ["--mode", "--lane-minutes"]
 FLAGS = {
     "predict": [
         "--out",
@@ -30,9 +31,10 @@ FLAGS = {
         "--dnabert-engine",
         "--embeddings",
         *ENGINE,
+        *LANES,
         *OUTPUT,
     ],
-    "embed": ["--out", "--model", "--embeddings", *ENGINE, *OUTPUT],
+    "embed": ["--out", "--model", "--embeddings", *ENGINE, *LANES, *OUTPUT],
     "frames": ["--chunk-length", "--out", *OUTPUT],
     "score": ["--head", "--out", *OUTPUT],
     "inspect": OUTPUT,
@@ -51,6 +53,9 @@ FLAGS = {
         "--out",
         *OUTPUT,
     ],
+    "deploy": ["--cron", "--timezone", "--inbox", "--out", *OUTPUT],
+    "worker": ["--devices", "--workers", "--runs", "--debug"],
+    "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
 }
 
 
@@ -81,6 +86,7 @@ def test_choices_are_frozen() -> None:
         "attention": ["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"],
         "compile_mode": ["auto", "none", "default", "reduce-overhead", "max-autotune"],
         "embeddings": ["none", "float16", "float32"],
+        "mode": ["local", "pool"],
     }
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.outputs import folder_of, require_no_input
+from flows.outputs import folder_of, require_absolute, require_no_input
 from virnuc_core.errors import UsageError
 
 
@@ -22,3 +22,11 @@ def test_output_is_not_an_input(tmp_path: Path) -> None:
     for out in (sequences, link, tmp_path / ".." / tmp_path.name / "a.fa"):
         with pytest.raises(UsageError, match="is the input"):
             require_no_input(out, ["-", str(sequences)])
+
+
+def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_absolute("a.fa", "/data/b.fa", "out")
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-a-deployment")
+    require_absolute("/data/b.fa", "/out")
+    with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
+        require_absolute("a.fa", "/data/b.fa", "out")

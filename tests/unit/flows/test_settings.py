@@ -3,6 +3,7 @@ import pytest
 from flows.settings import (
     EmbedSettings,
     EngineSettings,
+    LaneSettings,
     PredictSettings,
     embed_config,
     predict_config,
@@ -57,6 +58,14 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
 def test_wrong_value_is_named(values: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         read_settings(PredictSettings, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"), [({"mode": "cloud"}, "mode"), ({"lane_minutes": 0}, "lane_minutes")]
+)
+def test_wrong_choice_of_lanes_is_named(values: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        read_settings(LaneSettings, values)
 
 
 def test_all_wrong_values_are_named_at_once() -> None:

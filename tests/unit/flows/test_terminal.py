@@ -38,6 +38,16 @@ def test_bars_show_every_lane() -> None:
     assert "lane 1 cpu" in shown
 
 
+def test_bars_of_finished_lanes_are_gone() -> None:
+    screen = io.StringIO()
+    with BarProgress(Console(file=screen, force_terminal=True, width=120)) as bars:
+        bars.lane(lane(100))
+        bars.lane(lane(20, number=1))
+        screen.truncate(0)
+    assert "lane 0 cpu" not in screen.getvalue()
+    assert "lane 1 cpu" in screen.getvalue()
+
+
 def test_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal("quiet"):
         logging.getLogger("virnuc_core.somewhere").warning("a %s that is rather long " * 8, *["word"] * 8)

@@ -2,6 +2,8 @@
 
 import logging
 import multiprocessing
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +15,7 @@ from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, VirnucError
 from virnuc_core.inference import launcher
-from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.shards import pending_shards
 from virnuc_core.run_plan import RunPlan, Shard
@@ -43,8 +45,20 @@ def test_a_lane_computes_what_this_process_would(
     events: list[LaneEvent] = []
     with caplog.at_level(logging.INFO):
         report = run_lane(run.folder, (0, 2), "cpu", lane=4, on_event=events.append)
-    assert [type(event) for event in events] == [ModelsLoaded, ShardDone, ShardDone]
-    assert tuple(events[1:]) == report.shards
+    assert [type(event) for event in events] == [
+        LaneStarted,
+        ModelsLoaded,
+        ShardDone,
+        ShardDone,
+        LaneFinished,
+    ]
+    assert tuple(events[2:4]) == report.shards
+    begin, end = events[0], events[-1]
+    assert isinstance(begin, LaneStarted)
+    assert isinstance(end, LaneFinished)
+    assert (begin.lane, begin.host, begin.shards) == (4, socket.gethostname(), (0, 2))
+    assert begin.pid != os.getpid()
+    assert end.seconds == pytest.approx(report.seconds, abs=0.5)
     assert [done.shard for done in report.shards] == [0, 2]
     assert (report.lane, report.device) == (4, "cpu")
     assert "CPU" in report.device_name

@@ -10,7 +10,9 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
 from virnuc_core.inference import planning
 from virnuc_core.inference.planning import make_plan, open_plan
-from virnuc_core.run_plan import RunPlan, require_same_plan
+from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import RunConfig
 
 
@@ -171,7 +173,7 @@ def test_shards_of_the_size_asked_for(finished_run: MadeRun, made_models: MadeMo
     assert again.shards == several.shards
     other = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 2), several)
     with pytest.raises(MismatchError, match=r"\(--shard-seconds\)"):
-        require_same_plan(several, other, Path("run"))
+        require_same_plan(several, other, RunFolder(Path("run")))
 
 
 def test_going_on_keeps_a_compile_mode_that_was_found_automatically(

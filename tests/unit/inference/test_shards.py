@@ -8,7 +8,13 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.inference.shards import iter_shard_results, pending_shards, require_all_shards
+from virnuc_core.inference.shards import (
+    iter_shard_results,
+    missing_shards,
+    pending_shards,
+    require_all_shards,
+)
+from virnuc_core.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -22,6 +28,11 @@ def test_missing_shards_are_pending(run: MadeRun) -> None:
     assert pending_shards(run.folder, run.plan) == (1, *range(3, len(run.plan.shards)))
     with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is missing: run the same command again"):
         require_all_shards(run.folder, run.plan)
+    assert missing_shards(run.folder, (0, 1, 2, 4)) == (1, 4)
+
+
+def test_without_a_folder_all_shards_are_missing(tmp_path: Path) -> None:
+    assert missing_shards(RunFolder(tmp_path), (3, 1)) == (3, 1)
 
 
 def test_a_damaged_shard_is_set_aside_and_comes_out_the_same(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.atomic_write import temporary_name
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
@@ -19,7 +18,9 @@ from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.run_plan import RunFolder, RunPlan
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
+from virnuc_core.specs import Family
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_without_a_plan_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 def test_a_shard_that_cannot_be_written_is_an_error_of_the_lane(run: MadeRun) -> None:
     run.folder.shards.mkdir()
-    temporary_name(run.folder.shard(1)).mkdir()
+    run.folder.shard(1).mkdir()
     with pytest.raises(OSError, match="shard_00001"):
         run.compute()
     assert shard_names(run)[0] == "shard_00000.h5"
@@ -116,7 +117,7 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
         begun.set()
         return encode(self, proteins)
 
-    def fail(plan: RunPlan, streams: HostStreams) -> Embedder:
+    def fail(plan: RunPlan, streams: HostStreams, kept_families: frozenset[Family]) -> Embedder:
         assert begun.wait(10), "nothing is prepared while models load"
         raise CheckpointError("broken")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.made_models import ESM2, MadeModels, MadeRun
 from virnuc_core.errors import InputError
 from virnuc_core.prediction.inspection import inspect_path
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.run_folder import RunFolder
 
 
 @pytest.fixture

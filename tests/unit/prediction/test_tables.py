@@ -13,7 +13,7 @@ from virnuc_core.prediction import tables
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
 from virnuc_core.prediction.tables import frame_rows, write_tables
-from virnuc_core.run_plan import RunFolder
+from virnuc_core.run_folder import RunFolder
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.run_folder import open_run_folder, result_files
+from tasks.run_folder import open_run_folder
 from virnuc_core.errors import UsageError
 
 
@@ -18,23 +18,29 @@ def test_makes_the_folder_and_keeps_others_out(tmp_path: Path) -> None:
 
 def test_force_deletes_what_virnuc_wrote_and_nothing_else(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, force=False) as folder:
-        for path in (*result_files(folder), folder.plan, tmp_path / "mine.txt"):
+        for path in (*folder.results, folder.plan, tmp_path / "mine.txt"):
             path.touch()
         folder.shards.mkdir()
         folder.shard(0).touch()
+        folder.lanes.mkdir()
+        for name in ("lane-0000-0123abcd", "plan-0123abcd"):
+            folder.lane_journal(name).touch()
         folder.frames.mkdir()
         (folder.frames / "meta.json").touch()
     with open_run_folder(tmp_path, force=True):
         assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", ".virnuc.lock"}
 
 
-def test_force_leaves_a_persons_files_among_the_shards(tmp_path: Path) -> None:
+def test_force_leaves_a_persons_files_among_shards_and_journals(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, force=False) as folder:
+        folder.lanes.mkdir()
+        (folder.lanes / "notes.txt").touch()
         folder.shards.mkdir()
         for name in ("shard_00000.h5", "shard_00001.h5.damaged", ".shard_00002.h5.tmp", "mine.h5"):
             (folder.shards / name).touch()
     with open_run_folder(tmp_path, force=True):
         assert [path.name for path in folder.shards.iterdir()] == ["mine.h5"]
+        assert [path.name for path in folder.lanes.iterdir()] == ["notes.txt"]
 
 
 def test_force_leaves_what_only_has_the_name_of_a_result(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
+import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
-from tasks import tracking
-from tasks.tracking import tracked_run
+from tasks import tracking, tracking_store
+from tasks.tracking import MetricPoint, tracked_run
 from virnuc_core import env_config
 from virnuc_core.env_config import env
+from virnuc_core.specs import InputFile
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +71,115 @@ def test_store_that_fails_is_told_once(
     with caplog.at_level(logging.WARNING), tracked_run("sample", {"a": 1}, {}) as run:
         run.log_metrics({"frames": 3})
         run.log_files([Path("none")])
+        run.log_table("table", [{"a": 1}])
+        run.describe("text")
+        assert run.child("lane", {}, {}).run_id is None
         assert run.links == {}
-    assert len([record for record in caplog.records if record.name == "tasks.tracking"]) == 1
+    assert [record.name for record in caplog.records] == ["tasks.tracking_store"]
+
+
+def test_store_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking_store, "SECONDS_BETWEEN_TRIALS", 1.0)
+    with caplog.at_level(logging.WARNING), tracked_run("sample", {}, {}) as run:
+        run.log_files([tmp_path / "none"])  # as good as any other failure
+        run.log_metrics({"during": 1})
+        time.sleep(1.1)
+        run.log_metrics({"after": 1})
+    kept = own_store().get_run(str(run.run_id))
+    assert kept.info.status == "FINISHED"
+    assert kept.data.metrics == {"after": 1}
+    assert len(caplog.records) == 1
+
+
+def test_run_is_ended_even_where_the_store_has_just_failed(tmp_path: Path) -> None:
+    with tracked_run("sample", {}, {}) as run:
+        run.log_files([tmp_path / "none"])
+    assert own_store().get_run(str(run.run_id)).info.status == "FINISHED"
+
+
+def test_run_opened_inside_another_is_a_part_of_it() -> None:
+    with tracked_run("night", {}, {}) as night:
+        with tracked_run("first", {}, {}) as first:
+            lane = first.child("lane", {"device": "cpu"}, {"a": "b"}, start_time=12.5)
+            lane.finish("FAILED", at=13.0)
+        with tracked_run("second", {}, {}) as second:
+            pass
+    with tracked_run("later", {}, {}) as later:
+        pass
+    parents = [
+        own_store().get_run(str(run.run_id)).data.tags.get("mlflow.parentRunId")
+        for run in (night, first, lane, second, later)
+    ]
+    assert parents == [None, night.run_id, first.run_id, night.run_id, None]
+    info = own_store().get_run(str(lane.run_id)).info
+    assert (info.status, info.start_time, info.end_time) == ("FAILED", 12_500, 13_000)
+
+
+def test_run_inside_one_that_could_not_be_opened_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = env().home
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / "file"))
+    env_config.reload()
+    with tracked_run("night", {}, {}):
+        monkeypatch.setenv("VIRNUC_HOME", str(home))
+        env_config.reload()
+        with tracked_run("first", {}, {}) as first:
+            pass
+    assert own_store().get_run(str(first.run_id)).info.status == "FINISHED"
+
+
+def test_more_figures_than_a_request_may_hold() -> None:
+    points = [MetricPoint(key="x", value=i, step=i, time=100.0 + i) for i in range(2100)]
+    with tracked_run("sample", {}, {}) as run:
+        run.log_points(points)
+    assert len(own_store().get_metric_history(str(run.run_id), "x")) == 2100
+
+
+def test_inputs_are_datasets_with_their_digest(tmp_path: Path) -> None:
+    file = InputFile(name="sample.fa", size=5, sha256="0123456789abcdef" * 4)
+    with tracked_run("sample", {}, {}) as run:
+        run.log_inputs([file], [str(tmp_path / "sample.fa")])
+    (found,) = own_store().get_run(str(run.run_id)).inputs.dataset_inputs
+    assert (found.dataset.name, found.dataset.digest) == ("sample.fa", file.sha256[:36])
+    assert json.loads(found.dataset.source) == {"uri": str(tmp_path / "sample.fa")}
+    assert json.loads(found.dataset.profile)["sha256"] == file.sha256
+
+
+def test_table_and_text_are_kept(tmp_path: Path) -> None:
+    with tracked_run("sample", {}, {}) as run:
+        run.log_table("lanes", [{"lane": 0, "host": "a\tb\nc"}, {"lane": 1, "tokens": 2.5}])
+        run.describe("# verdict")
+    path = own_store().download_artifacts(str(run.run_id), "lanes.tsv", str(tmp_path))
+    assert Path(path).read_text() == "lane\thost\ttokens\n0\ta b c\t\n1\t\t2.5\n"
+    assert own_store().get_run(str(run.run_id)).data.tags["mlflow.note.content"] == "# verdict"
+
+
+def test_experiment_is_one_of_runs_with_figures() -> None:
+    with tracked_run("sample", {}, {}):
+        experiment = own_store().get_experiment_by_name(tracking_store.EXPERIMENT)
+    assert experiment is not None
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+@pytest.mark.parametrize(
+    ("uri", "page"),
+    [
+        ("http://user:secret@mlflow.example:5000/", "http://mlflow.example:5000/#/experiments/"),
+        ("https://mlflow.example/tracking", "https://mlflow.example/tracking/#/experiments/"),
+    ],
+)
+def test_link_holds_no_password(monkeypatch: pytest.MonkeyPatch, uri: str, page: str) -> None:
+    with tracked_run("sample", {}, {}) as run:
+        assert list(run.links) == ["mlflow_run_id"]
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        env_config.reload()
+        url = run.links["mlflow_run_url"]
+    assert url.startswith(page)
+    assert url.endswith(f"/runs/{run.run_id}")
 
 
 def test_error_of_virnuc_is_not_hidden() -> None:

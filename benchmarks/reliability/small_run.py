@@ -1,0 +1,119 @@
+"""A small predict run without Prefect: the plain functions of its stages, with models of two layers.
+
+    python -m benchmarks.reliability.small_run FOLDER MATERIAL [LANES]
+
+works like `virnuc predict --out FOLDER` on what `make_material` has left in MATERIAL.
+"""
+
+import hashlib
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from benchmarks.reliability import material
+from tasks.embedding import find_pending
+from tasks.indexing import index
+from tasks.planning import plan
+from tasks.reporting import RunReport, write_report
+from tasks.results import aggregate, classify, validate
+from tasks.run_folder import open_run_folder
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.worker import run_shards
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
+from virnuc_core.specs import RunConfig
+
+_CONTIGS: Final = "contigs.fa"
+# Files that say when and where a run was made.
+_UNLIKE: Final = ("run.json", ".virnuc.lock")
+
+
+def make_material(folder: Path, records: int) -> None:
+    """Models, a head, and so many contigs of 30 to 400 bases, a few of them without any open frame."""
+    folder.mkdir(parents=True, exist_ok=True)
+    material.make_models(folder)
+    rng = Random(0)
+    with (folder / _CONTIGS).open("w") as file:
+        for number in range(records):
+            sequence = "".join(rng.choices("ACGT", k=rng.choice((30, 60, 150, 400))))
+            if number % 7 == 3:
+                sequence = "TTAATTAACTAGCTAG" * 12
+            file.write(f">contig{number % 37}\n{sequence}\n")
+
+
+def config_of(made: Path, shard_seconds: float = 0.02) -> RunConfig:
+    """Settings for the models of `make_material`."""
+    return RunConfig(
+        chunk_length=material.CHUNK_LENGTH,
+        esm_model=str(made / "esm2"),
+        dnabert_model=str(made / "dnabert"),
+        head=str(made / "head.safetensors"),
+        devices=("cpu",),
+        shard_seconds=shard_seconds,
+    )
+
+
+def run(root: Path, made: Path, *, lanes: int = 0, shard_seconds: float = 0.02) -> None:
+    """Makes a run, or goes on with it.
+
+    Args:
+        root: the run's folder.
+        made: what `make_material` has made.
+        lanes: processes that compute; 0 computes in this one.
+        shard_seconds: estimated work in a shard.
+    """
+    config = config_of(made, shard_seconds)
+    with open_run_folder(root, force=False) as folder:
+        index.fn(folder, [str(made / _CONTIGS)], config.chunk_length, "dna")
+        planned = plan.fn(folder, config, "predict", ("cpu",))
+        reports = _compute(folder, planned, find_pending.fn(folder), lanes)
+        validate.fn(folder)
+        work = aggregate.fn(folder, folder.embeddings)
+        counts = classify.fn(folder)
+        report = RunReport(
+            plan=planned, out=str(root), counts=counts, work=work, lanes=reports, seconds={}, links={}
+        )
+        write_report(folder.report, report)
+
+
+def _compute(folder: RunFolder, planned: RunPlan, pending: tuple[int, ...], lanes: int) -> list[LaneReport]:
+    """Computes the shards that are missing, as the flow `embed-lane` does."""
+    if not pending:
+        return []
+    if not lanes:
+        with LaneJournal(folder.lane_journal("lane-0000")) as journal, journal.recording_failure(0):
+            run_shards(folder, pending, "cpu", 0, journal.write)
+        return []
+    hands = deal_shards(planned, pending, lanes)
+
+    def work(lane: int) -> LaneReport:
+        name = f"lane-{lane:04d}"
+        with LaneJournal(folder.lane_journal(name)) as journal, journal.recording_failure(lane):
+            return run_lane(
+                folder, hands[lane], "cpu", lane=lane, num_lanes=len(hands), on_event=journal.write
+            )
+
+    with ThreadPoolExecutor(len(hands)) as threads:
+        return list(threads.map(work, range(len(hands))))
+
+
+def final_files(root: Path) -> dict[str, str]:
+    """Digest of every file of a run but those that say when it was made; what should not be there counts too."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+        and path.name not in _UNLIKE
+        and path.parent.name != "lanes"
+        and ".damaged-" not in path.name
+    }
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    run(Path(sys.argv[1]), Path(sys.argv[2]), lanes=int(sys.argv[3]) if len(sys.argv) > 3 else 1)

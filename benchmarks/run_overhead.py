@@ -1,0 +1,99 @@
+"""What a whole run costs besides its work: the command, the flow, its stages, and the start of the lanes.
+
+    python -m benchmarks.run_overhead [FASTA] [--repeats 5] [--flags "--preset tiny"]
+
+Runs `virnuc predict` in local mode against a Prefect server with SQLite on the loopback interface, after one run that
+warms the machine up. Overhead is the wall time of the command less the time in which the busiest lane computed with
+loaded models. Writes benchmarks/results/run_overhead.json.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from benchmarks.lane_overhead import prepare_environment
+from benchmarks.reports import print_and_write
+from virnuc_core.benchmark.results import machine
+from virnuc_core.inference.device import resolve_devices
+
+RESULT: Final = Path(__file__).parent / "results" / "run_overhead.json"
+EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """Seconds of one run.
+
+    Attributes:
+        wall: from the start of the command to its end.
+        work: of the busiest lane, with loaded models.
+        stages: of the flow, by name.
+    """
+
+    wall: float
+    work: float
+    stages: dict[str, float]
+
+    @property
+    def overhead(self) -> float:
+        """What is not work."""
+        return self.wall - self.work
+
+
+def measure(fasta: Path, out: Path, flags: list[str]) -> RunCost:
+    """Runs the command in a process of its own."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "flows.cli", "predict", str(fasta), "--out", str(out), "--quiet", *flags]
+    subprocess.run(command, check=True)
+    wall = time.perf_counter() - begin
+    report = json.loads((out / "run.json").read_text())
+    work = max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"])
+    return RunCost(wall, work, report["stage_seconds"])
+
+
+def main() -> None:
+    """Measures, prints and writes benchmarks/results/run_overhead.json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("fasta", nargs="?", type=Path, default=EXAMPLE)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--port", type=int, default=4872)
+    parser.add_argument("--flags", type=shlex.split, default=[])
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
+        home = Path(scratch)
+        prepare_environment(home, arguments.port)
+        # Prefect reads the environment when it is imported, so not before the line above.
+        from benchmarks.prefect_server import serving
+
+        with serving(home, arguments.port):
+            costs = [
+                measure(arguments.fasta, home / f"run{number}", arguments.flags)
+                for number in range(arguments.repeats + 1)
+            ][1:]
+    overheads = sorted(cost.overhead for cost in costs)
+    flags = f' --flags "{shlex.join(arguments.flags)}"' if arguments.flags else ""
+    report = {
+        "command": f"python -m benchmarks.run_overhead {arguments.fasta.name} --repeats {arguments.repeats}{flags}",
+        "machine": machine(resolve_devices(("auto",))[0]),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "overhead_seconds": {"smallest": overheads[0], "median": median(overheads), "largest": overheads[-1]},
+        "runs": [asdict(cost) for cost in costs],
+    }
+    print_and_write(report, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

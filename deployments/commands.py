@@ -1,0 +1,57 @@
+"""What `virnuc deploy`, `virnuc worker` and `virnuc up` do; imported when one of them runs."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+
+from deployments.register import NightlyChoice, register
+from deployments.up import Stack, run_stack
+from deployments.worker import WorkerChoice, work
+from flows.commands import show
+from flows.local_prefect import prepare_local_prefect
+from flows.terminal import OutputMode
+from virnuc_core.env_config import env
+
+
+def run_deploy(
+    *, cron: str | None, timezone: str | None, inbox: str | None, out: str | None, output: OutputMode
+) -> None:
+    """`virnuc deploy`."""
+    prepare_local_prefect()
+    done = register(NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out))
+    show(output, {"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
+
+
+def run_worker(*, devices: str, workers: int | None, runs: int) -> None:
+    """`virnuc worker`; a signal is how it ends."""
+    prepare_local_prefect()
+    with _telling(), suppress(KeyboardInterrupt):
+        work(WorkerChoice(devices=devices, workers=workers, runs=runs))
+
+
+def run_up(*, port: int, mlflow_port: int, devices: str, workers: int | None) -> None:
+    """`virnuc up`; a signal is how it ends."""
+    prepare_local_prefect()
+    stack = Stack(
+        port=port,
+        mlflow_port=mlflow_port,
+        workers=WorkerChoice(devices=devices, workers=workers),
+        folder=env().home.resolve() / "up",
+    )
+    with _telling(), suppress(KeyboardInterrupt):
+        run_stack(stack)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Says on stderr which programs start and end."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("virnuc: %(message)s"))
+    logger = logging.getLogger("deployments")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

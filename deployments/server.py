@@ -1,0 +1,123 @@
+"""The Prefect server that this process is set to use, and what it has."""
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from virnuc_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+GPU_POOL: Final = "virnuc-gpu"
+RUNS_POOL: Final = "virnuc-runs"
+
+# What each is for, and runs at once over all hosts. A GPU worker takes one lane at a time, so their pool needs no
+# limit; a run holds its place while its lanes wait for a GPU.
+POOLS: Final[Mapping[str, tuple[str, int | None]]] = {
+    GPU_POOL: ("Lanes and plans: one worker for each GPU, one run at a time", None),
+    RUNS_POOL: ("Whole runs, which wait for their lanes and put the results together", 16),
+}
+
+
+_RUNS_A_REQUEST: Final = 200  # the most that a server gives at once
+
+_log = logging.getLogger(__name__)
+
+
+def server_url() -> str:
+    """The address of the server in Prefect's settings.
+
+    Raises:
+        UsageError: none is named; a temporary server ends with the command and has no use for workers.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    url: str | None = PREFECT_API_URL.value()
+    if not url:
+        raise UsageError(
+            "no Prefect server is named: set PREFECT_API_URL, as in http://127.0.0.1:4200/api, or start one "
+            "with `virnuc up`."
+        )
+    return url
+
+
+def server_failure() -> Exception | None:
+    """Why the server does not answer; None when it does."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.api_healthcheck()
+
+
+def missing_pools() -> list[str]:
+    """The work pools that the server does not have yet."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        there = {pool.name for pool in client.read_work_pools()}
+    return [name for name in POOLS if name not in there]
+
+
+def workers_since(moment: datetime) -> set[str]:
+    """Names of the workers that the server has heard of since then."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        workers = [worker for pool in POOLS for worker in client.read_workers_for_work_pool(pool)]
+    heard = {worker.name: worker.last_heartbeat_time for worker in workers}
+    return {name for name, time in heard.items() if time is not None and time >= moment}
+
+
+def report_lost_runs(worker: str) -> None:
+    """Tells the server of runs of a worker of this host, which does not run now, whose process has ended as well.
+
+    A worker that is told to stop kills its runs and does not say so; only the missing heartbeat would tell, minutes
+    later. What is at work without its worker is left alone.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Cancelled, Crashed
+
+    message = f"Worker {worker} ended, and the process of this run with it."
+    try:
+        with get_client(sync_client=True) as client:
+            for run in _unfinished_runs(client):
+                if run.labels.get("prefect.worker.name") == worker and not _is_alive(run.infrastructure_pid):
+                    end = Cancelled if run.state_type == StateType.CANCELLING else Crashed
+                    client.set_flow_run_state(run.id, end(message=message), force=True)
+                    _log.info("%s: the run %s has ended with it", worker, run.name)
+    except httpx.HTTPError as error:
+        _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
+
+
+def _unfinished_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
+    """The runs that a worker of virnuc's pools has begun with."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    begun = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}})
+    pools = WorkPoolFilter.model_validate({"name": {"any_": list(POOLS)}})
+    found: list[FlowRun] = []
+    while True:
+        page = client.read_flow_runs(
+            flow_run_filter=begun, work_pool_filter=pools, limit=_RUNS_A_REQUEST, offset=len(found)
+        )
+        found += page
+        if len(page) < _RUNS_A_REQUEST:
+            return found
+
+
+def _is_alive(process_id: str | None) -> bool:
+    if process_id is None or not process_id.isdigit():
+        return False
+    try:
+        os.kill(int(process_id), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,211 @@
+"""The options of the command line, in groups: what commands share, and what makes one long."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Adds options to a command; --help lists them in the order given."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+
+DEBUG: Final = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+
+OUTPUT_OPTIONS: Final = (
+    click.option("--quiet", is_flag=True, help="Only warnings and errors."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines."),
+    DEBUG,
+)
+
+ENGINE_OPTIONS: Final = (
+    click.option(
+        "--repr-layer", type=int, metavar="N", help="Layer of the representation, 0 to num_layers [last]."
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        default="auto",
+        help="Arithmetic of the models [auto: fp16 on a GPU, fp32 on the CPU].",
+    ),
+    click.option("--devices", default="auto", metavar="auto|cpu|0,1,...", help="Where to compute [auto]."),
+    click.option(
+        "--token-budget", type=int, metavar="N", help="Most tokens in one packed batch [by the device]."
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["packed", "reference"]),
+        default="packed",
+        help="reference: one sequence at a time, fp32, plain attention [packed].",
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice(["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]),
+        default="auto",
+        help="Attention backend [auto].",
+    ),
+    click.option(
+        "--compile-mode",
+        type=click.Choice(["auto", "none", "default", "reduce-overhead", "max-autotune"]),
+        default="auto",
+        help="torch.compile of the layers [auto: in runs long enough to repay it].",
+    ),
+    click.option(
+        "--shard-seconds",
+        type=float,
+        metavar="S",
+        help="Work in a shard, which is what a killed run loses at most [60 on a GPU, 15 on the CPU].",
+    ),
+    click.option("--force", is_flag=True, help="Start over: keep nothing of an earlier run."),
+)
+
+LANE_OPTIONS: Final = (
+    click.option(
+        "--mode",
+        type=click.Choice(["local", "pool"]),
+        default="local",
+        help="pool: lanes wait for the workers of a Prefect work pool, on any host [local].",
+    ),
+    click.option(
+        "--lane-minutes",
+        type=float,
+        default=10.0,
+        metavar="M",
+        help="Estimated work of a lane in a pool, in minutes [10].",
+    ),
+)
+
+PREDICT_OPTIONS: Final = (
+    click.option(
+        "--out", required=True, metavar="DIR", help="Folder for the results; run again to continue."
+    ),
+    click.option("--chunk-length", type=int, metavar="K", help="Chunk length in bp [by the preset: 500]."),
+    click.option(
+        "--preset",
+        type=click.Choice(["tiny", "virnucpro-500", "virnucpro-300"]),
+        default="tiny",
+        help="Models and chunk length that belong together [tiny: the bundled small models].",
+    ),
+    click.option(
+        "--esm-model",
+        metavar="NAME|PATH",
+        help="ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a path.",
+    ),
+    click.option("--dnabert-model", metavar="NAME|PATH", help="DNABERT-S: tiny, a hub name or a path."),
+    click.option("--head", metavar="PATH", help="Classifier head that was trained on these models."),
+    click.option(
+        "--dnabert-precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        help="Arithmetic of DNABERT-S alone [as --precision].",
+    ),
+    click.option(
+        "--dnabert-engine",
+        type=click.Choice(["packed", "reference"]),
+        help="Engine of DNABERT-S alone [as --engine].",
+    ),
+    click.option(
+        "--embeddings",
+        type=click.Choice(["none", "float16", "float32"]),
+        default="float32",
+        help="How vectors are stored in embeddings.h5 [float32].",
+    ),
+)
+
+REPROCESS_OPTIONS: Final = (
+    click.option("--esm-model", metavar="NAME|PATH", help="Another ESM-2 model."),
+    click.option("--dnabert-model", metavar="NAME|PATH", help="Another DNABERT-S model."),
+    click.option("--head", metavar="PATH", help="Classifier head; must be given with another model."),
+    click.option(
+        "--repr-layer", type=int, metavar="N", help="Layer of the representation [last of another model]."
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        help="Arithmetic of both models.",
+    ),
+    click.option(
+        "--dnabert-precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        help="Arithmetic of DNABERT-S alone.",
+    ),
+    click.option("--token-budget", type=int, metavar="N", help="Most tokens in one packed batch."),
+    click.option("--engine", type=click.Choice(["packed", "reference"]), help="Engine of both models."),
+    click.option(
+        "--dnabert-engine", type=click.Choice(["packed", "reference"]), help="Engine of DNABERT-S alone."
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice(["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]),
+        help="Attention backend.",
+    ),
+    click.option(
+        "--compile-mode",
+        type=click.Choice(["auto", "none", "default", "reduce-overhead", "max-autotune"]),
+        help="torch.compile of the layers.",
+    ),
+    click.option(
+        "--embeddings",
+        type=click.Choice(["none", "float16", "float32"]),
+        help="How vectors are stored in embeddings.h5.",
+    ),
+    click.option("--devices", default="auto", metavar="auto|cpu|0,1,...", help="Where to compute [auto]."),
+    click.option("--force", is_flag=True, help="Throw away what was begun with other settings."),
+)
+
+EMBED_OPTIONS: Final = (
+    click.option(
+        "--out", required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
+    ),
+    click.option(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
+    ),
+    click.option(
+        "--embeddings",
+        type=click.Choice(["float16", "float32"]),
+        default="float32",
+        help="How vectors are stored [float32].",
+    ),
+)
+
+DEPLOY_OPTIONS: Final = (
+    click.option("--cron", metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
+    click.option("--timezone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
+    click.option("--inbox", metavar="DIR|GLOB", help="Where the nightly batch finds files."),
+    click.option("--out", metavar="DIR", help="Where the nightly batch puts its runs."),
+)
+
+_WORKER_OPTIONS: Final = (
+    click.option(
+        "--devices", default="auto", metavar="auto|cpu|0,1,...", help="GPUs that get a worker each [auto]."
+    ),
+    click.option("--workers", type=int, metavar="N", help="Workers on a host without GPUs [1]."),
+)
+
+WORKER_OPTIONS: Final = (
+    *_WORKER_OPTIONS,
+    click.option(
+        "--runs", type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
+    ),
+)
+
+UP_OPTIONS: Final = (
+    *_WORKER_OPTIONS,
+    click.option("--port", type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."),
+    click.option(
+        "--mlflow-port", type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
+    ),
+)

@@ -1,0 +1,90 @@
+"""A finished or unfinished run in, the same run with other models, head or settings out."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.lanes import choose_lanes, run_lanes
+from flows.naming import reprocess_name
+from flows.outputs import require_absolute, require_run
+from flows.settings import (
+    REPROCESS_DEFAULTS,
+    LaneMode,
+    PositiveTime,
+    ReprocessSettings,
+    reprocess_config,
+)
+from tasks.core_logs import show_core_logs
+from tasks.lane_tracking import LaneTracking
+from tasks.progress import StageClock
+from tasks.publishing import params_of, prefect_tags, publish
+from tasks.reporting import RunReport
+from tasks.reprocessing import drop_next, move_to_next, open_next
+from tasks.results import aggregate, classify, validate
+from tasks.run_folder import open_run_folder
+from tasks.tracking import tracked_run
+from virnuc_core.run_plan import read_plan
+
+
+@flow(name="reprocess", flow_run_name=reprocess_name, persist_result=False)
+def reprocess(
+    run: str,
+    settings: ReprocessSettings = REPROCESS_DEFAULTS,
+    force: bool = False,
+    mode: LaneMode = "local",
+    lane_minutes: PositiveTime = 10.0,
+) -> RunReport:
+    """Moves a run to other models, another head or other settings; called again, it goes on where it stopped.
+
+    What both runs have in common is kept. The old run stays as it is until the new one is whole.
+
+    Args:
+        run: folder of a predict run.
+        settings: what shall be other than it was.
+        force: throw away what was begun with other settings.
+        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
+        lane_minutes: estimated work of a lane in the pool, in minutes.
+
+    Raises:
+        VirnucError: what is wrong, where, and what to do.
+    """
+    show_core_logs()
+    require_absolute(run)
+    require_run(Path(run))
+    lanes = choose_lanes(mode, settings.devices, lane_minutes)
+    clock = StageClock()
+    with open_run_folder(Path(run), force=False) as folder:
+        with clock.stage("plan"):
+            old = read_plan(folder.plan)
+            following = open_next(folder, force=force)
+            planned = lanes.plan(following, reprocess_config(old, settings), "predict")
+            is_other = planned.fingerprint != old.fingerprint
+            target = following if is_other else folder
+            if not is_other:
+                drop_next(folder)
+        asked = {**lanes.settings, "lane_minutes": lane_minutes, "reprocessed_from": old.fingerprint}
+        params = params_of(planned, asked)
+        with tracked_run(reprocess_name(), params, prefect_tags(folder.root)) as tracked:
+            with clock.stage("embed"), LaneTracking(tracked) as lane_tracking:
+                reports = run_lanes(lanes, target, [lane_tracking])
+            with clock.stage("validate"):
+                validate(target)
+            with clock.stage("aggregate"):
+                work = aggregate(target, target.embeddings)
+            with clock.stage("classify"):
+                counts = classify(target)
+            if is_other:
+                with clock.stage("replace"):
+                    move_to_next(folder)
+            report = RunReport(
+                plan=planned,
+                out=run,
+                counts=counts,
+                work=work,
+                lanes=reports,
+                seconds=clock.seconds,
+                links=tracked.links,
+            )
+            with clock.stage("publish"):
+                publish(folder, report, tracked)
+    return report

@@ -1,0 +1,217 @@
+"""Pictures of finished runs for the documentation, taken with a headless Chromium.
+
+    python scripts/screenshots.py --prefect http://127.0.0.1:4200 --mlflow http://127.0.0.1:5000 --out docs/images
+
+The newest finished pipeline run is shown in Prefect; in MLflow the newest runs, and the two newest compared.
+Needs `playwright` and a Chromium.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+EXPERIMENT: Final = "virnuc"
+FLOWS: Final = ("predict", "embed")
+# The columns of the table of runs as MLflow calls them, and their widths in pixels.
+COLUMNS: Final = {
+    "attributes.`Run Name`": 290,
+    "runDateAndNestInfo": 140,
+    "duration": 80,
+    "attributes.`Dataset`": 130,
+    "metrics.`contigs_virus`": 110,
+    "metrics.`sequences`": 90,
+    "metrics.`sequences_per_second`": 170,
+    "params.`chunk_length`": 110,
+    "params.`mode`": 80,
+}
+WIDTH: Final = 1500
+HEIGHT: Final = 940
+TALL: Final = 2000
+SETTLE_MILLISECONDS: Final = 2500
+LOAD_MILLISECONDS: Final = 7000
+# Nothing but the pages themselves is asked of the network, and no sandbox of its own is needed in a container.
+ARGUMENTS: Final = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefectRun:
+    """A flow run, and the ids of its artifacts by key."""
+
+    id: str
+    artifacts: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlflowRuns:
+    """The experiment, and its newest finished runs that are not parts of others, the newest first."""
+
+    experiment_id: str
+    run_ids: tuple[str, ...]
+
+
+def find_prefect_run(server: str) -> PrefectRun:
+    """The newest finished run of a pipeline that was not started by another run.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    wanted = {
+        "flows": {"name": {"any_": list(FLOWS)}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}, "parent_task_run_id": {"is_null_": True}},
+        "sort": "END_TIME_DESC",
+        "limit": 1,
+    }
+    runs = _ask(f"{server}/api/flow_runs/filter", wanted)
+    if not runs:
+        raise SystemExit(f"{server} has no finished run of {' or '.join(FLOWS)}: run one first.")
+    run_id = runs[0]["id"]
+    artifacts = _ask(
+        f"{server}/api/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
+    )
+    return PrefectRun(
+        id=run_id,
+        artifacts={artifact["key"]: artifact["id"] for artifact in artifacts},
+    )
+
+
+def find_mlflow_runs(server: str) -> MlflowRuns:
+    """The experiment of virnuc and its finished runs.
+
+    Raises:
+        SystemExit: there are none.
+    """
+    interface = f"{server}/api/2.0/mlflow"
+    named = _ask(f"{interface}/experiments/get-by-name?experiment_name={EXPERIMENT}")
+    experiment_id = named["experiment"]["experiment_id"]
+    found = _ask(
+        f"{interface}/runs/search",
+        {
+            "experiment_ids": [experiment_id],
+            "filter": "attributes.status = 'FINISHED'",
+            "order_by": ["attributes.start_time DESC"],
+        },
+    )
+    whole = [
+        run["info"]["run_id"]
+        for run in found.get("runs", [])
+        if "mlflow.parentRunId" not in {tag["key"] for tag in run["data"].get("tags", [])}
+    ]
+    if not whole:
+        raise SystemExit(f"{server} has no finished run in experiment {EXPERIMENT}: run one first.")
+    return MlflowRuns(experiment_id=experiment_id, run_ids=tuple(whole))
+
+
+def picture_prefect(page: Page, server: str, run: PrefectRun, out: Path) -> None:
+    """The run with its lanes, its artifacts, and two of these: the verdict and the throughput."""
+    _open(page, f"{server}/runs/flow-run/{run.id}")
+    _save(page, out, "prefect-run")
+    page.get_by_text("Artifacts", exact=True).last.click()
+    page.mouse.wheel(0, TALL)
+    page.wait_for_timeout(SETTLE_MILLISECONDS)
+    _save(page, out, "prefect-artifacts")
+    for key, name in (("virnuc-summary", "prefect-verdict"), ("virnuc-lanes", "prefect-throughput")):
+        if key in run.artifacts:
+            _open(page, f"{server}/artifacts/artifact/{run.artifacts[key]}")
+            _save(page, out, name)
+
+
+def picture_mlflow(page: Page, server: str, runs: MlflowRuns, out: Path) -> None:
+    """The table of runs, the figures of one over time, and two of them compared."""
+    _prepare_mlflow(page, runs)
+    experiment = f"{server}/#/experiments/{runs.experiment_id}"
+    _open(page, f"{experiment}/runs")
+    _save(page, out, "mlflow-runs")
+    _open(page, f"{experiment}/runs/{runs.run_ids[0]}/model-metrics")
+    _save(page, out, "mlflow-progress")
+    if len(runs.run_ids) > 1:
+        # Its parts scroll inside the page, so the page is made as high as they are.
+        page.set_viewport_size({"width": WIDTH, "height": TALL})
+        chosen = quote(json.dumps(runs.run_ids[:2]))
+        experiments = quote(json.dumps([runs.experiment_id]))
+        _open(page, f"{server}/#/compare-runs?runs={chosen}&experiments={experiments}")
+        # Of the settings only those in which they differ.
+        page.get_by_text("Show diff only").first.click()
+        page.wait_for_timeout(SETTLE_MILLISECONDS)
+        _save(page, out, "mlflow-compare")
+
+
+def _prepare_mlflow(page: Page, runs: MlflowRuns) -> None:
+    """Sets what a person would click once: the pages for models, no assistant, these columns, the lanes unfolded."""
+    state = {
+        "selectedColumns": list(COLUMNS),
+        "columnOrder": list(COLUMNS),
+        "columnWidths": COLUMNS,
+        "runsExpanded": dict.fromkeys(runs.run_ids[:2], True),
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+    }
+    settings = {
+        "mlflow.workflowType_v1": "machine_learning",
+        "mlflow.assistant.panelOpen_v1": False,
+        "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
+        f'MLflowLocalStorage-1.1-ExperimentPage-["{runs.experiment_id}"]-ReactComponentState': state,
+    }
+    for key, value in settings.items():
+        page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(value))});")
+
+
+def _open(page: Page, url: str) -> None:
+    page.goto(url)
+    # Both servers' pages ask for news for ever, so there is no moment at which they are done.
+    page.wait_for_timeout(LOAD_MILLISECONDS)
+
+
+def _save(page: Page, out: Path, name: str) -> None:
+    path = out / f"{name}.png"
+    page.screenshot(path=path)
+    print(path)
+
+
+def _new_page(browser: Browser) -> Page:
+    return browser.new_page(
+        viewport={"width": WIDTH, "height": HEIGHT}, timezone_id="UTC", locale="en-GB", color_scheme="light"
+    )
+
+
+def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    request = Request(url, headers={"Content-Type": "application/json"})
+    if body is not None:
+        request.data = json.dumps(body).encode()
+    with urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def main() -> None:
+    """Takes all pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--prefect", default="http://127.0.0.1:4200", help="address of the Prefect server")
+    parser.add_argument("--mlflow", default="http://127.0.0.1:5000", help="address of the MLflow server")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
+    parser.add_argument("--chromium", help="path of a Chromium; playwright's own by default")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    run, runs = find_prefect_run(arguments.prefect), find_mlflow_runs(arguments.mlflow)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=list(ARGUMENTS))
+        picture_prefect(_new_page(browser), arguments.prefect, run, out)
+        picture_mlflow(_new_page(browser), arguments.mlflow, runs, out)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

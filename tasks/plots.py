@@ -1,0 +1,92 @@
+"""Plots of a run, drawn without a display and without any state between them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from virnuc_core.prediction.tables import NOT_AVAILABLE, PREDICTION_COLUMNS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Seconds (Unix time) and value.
+Curve = Sequence[tuple[float, float]]
+
+_BINS: Final = 50
+_BLOCK_ROWS: Final = 1 << 16
+_MAX_NAMED_CURVES: Final = 10
+_MANY_SECONDS: Final = 180.0
+_VIRUS_COLOUR: Final = "#c8553d"
+_OTHER_COLOUR: Final = "#588b8b"
+
+
+def p_virus_figure(predictions: Path) -> "Figure":
+    """How sure the calls are: scored chunks by their probability of being viral.
+
+    Args:
+        predictions: a predictions.tsv, read a block of rows at a time.
+    """
+    edges = np.linspace(0.0, 1.0, _BINS + 1)
+    counts = np.zeros(_BINS, dtype=np.int64)
+    values = _p_virus(predictions)
+    while block := list(islice(values, _BLOCK_ROWS)):
+        counts += np.histogram(block, edges)[0]
+    figure, axes = _new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
+    colours = [_VIRUS_COLOUR if left >= 0.5 else _OTHER_COLOUR for left in edges[:-1]]
+    axes.bar(
+        edges[:-1], counts, width=1 / _BINS, align="edge", color=colours, edgecolor="white", linewidth=0.4
+    )
+    axes.axvline(0.5, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, 1)
+    for x, what, number in ((0.25, "other", counts[: _BINS // 2]), (0.75, "virus", counts[_BINS // 2 :])):
+        axes.text(x, 1.01, f"{what}: {number.sum():,}", ha="center", transform=axes.get_xaxis_transform())
+    return figure
+
+
+def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
+    """Sequences a second over time, a line a lane; many lanes have no names.
+
+    Args:
+        lanes: the name of each, the moments at which its shards were done, and its speed in them.
+    """
+    moments = [moment for _, curve in lanes for moment, _ in curve]
+    begin, end = min(moments, default=0.0), max(moments, default=0.0)
+    unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
+    figure, axes = _new_figure("Throughput of the lanes", unit, "sequences/s")
+    is_named = len(lanes) <= _MAX_NAMED_CURVES
+    style = {"marker": "o", "markersize": 3} if is_named else {"linewidth": 0.6, "alpha": 0.6}
+    for name, curve in lanes:
+        times = [(moment - begin) / seconds for moment, _ in curve]
+        axes.plot(times, [value for _, value in curve], label=name, **style)
+    axes.set_ylim(bottom=0)
+    if is_named and lanes:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _p_virus(predictions: Path) -> Iterator[float]:
+    column = PREDICTION_COLUMNS.index("p_virus")
+    with predictions.open(encoding="utf-8") as lines:
+        next(lines, None)
+        for line in lines:
+            value = line.split("\t", column + 1)[column]
+            if value != NOT_AVAILABLE:
+                yield float(value)
+
+
+def _new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+    from matplotlib.figure import Figure  # takes a second, and not every process draws
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", pad=18)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", linewidth=0.4)
+    axes.set_axisbelow(True)
+    return figure, axes

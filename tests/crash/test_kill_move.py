@@ -1,0 +1,163 @@
+"""SIGKILL before every single change to the file system while a run is put in the place of another one."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.run_folder import open_run_folder
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
+from tests.made_moves import begin_move, content, write_results
+from virnuc_core.run_folder import RunFolder
+
+# Forks a child for each line of its input.
+MOVER = """
+import os, signal, sys
+from pathlib import Path
+from tasks.reprocessing import move_to_next
+from tasks.run_folder import open_run_folder
+from virnuc_core.run_folder import RunFolder
+
+def work(what, root):
+    if what == "move":
+        move_to_next.fn(RunFolder(root))
+    else:
+        with open_run_folder(root, force=False):
+            pass
+
+for line in sys.stdin:
+    what, left, root = line.split(maxsplit=2)
+    left = int(left)
+    child = os.fork()
+    if child:
+        status = os.waitpid(child, 0)[1]
+        print("done" if status == 0 else "killed" if os.WIFSIGNALED(status) else "failed", flush=True)
+        continue
+
+    def count(event, arguments):
+        global left
+        if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir"):
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+
+    sys.addaudithook(count)
+    try:
+        work(what, Path(root.strip()))
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun:
+    """A finished run with a whole one beside it that it is moved to; tests work on copies."""
+    folder = tmp_path_factory.mktemp("run")
+    contigs = write_contigs(folder / "in.fa", 16)
+    made = plan_run(folder / "run", contigs, models.config(), shard_seconds=0.02)
+    other = make_head(folder / "other.safetensors", 2 * WIDTH, seed=7)
+    made.compute()
+    write_results(made)
+    made.folder.report.write_text("{}")
+    moved = begin_move(made, models.config(head=str(other)))
+    moved.compute()
+    write_results(moved)
+    for number, folder_of in enumerate((made.folder, moved.folder)):
+        folder_of.lanes.mkdir()
+        folder_of.lane_journal(f"lane-0000-{number}").write_text("{}\n")
+    return made
+
+
+def copy_of(run: MadeRun, root: Path) -> RunFolder:
+    shutil.copytree(run.folder.root, root, symlinks=True)
+    return RunFolder(root)
+
+
+class Mover:
+    """A process that moves runs in children of its own, which are killed before one of their changes to files."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", MOVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def is_killed(self, folder: RunFolder, what: str, after: int) -> bool:
+        """Whether it was killed after so many changes, and not done by then.
+
+        Args:
+            folder: the run that is moved.
+            what: "move" a run to its next one, or "open" it, as the next command does.
+            after: changes that are still made.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(what, after, folder.root, file=self._process.stdin, flush=True)
+        return {"killed": True, "done": False}[self._process.stdout.readline().strip()]
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def mover() -> Iterator[Mover]:
+    mover = Mover()
+    yield mover
+    mover.stop()
+
+
+def test_at_every_step_the_next_command_goes_on(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
+    old, new = content(run.folder), content(run.folder.next)
+    assert old.keys() - {"run.json"} == new.keys()
+    steps = 0
+    while True:
+        folder = copy_of(run, tmp_path / f"run_{steps}")
+        if not mover.is_killed(folder, "move", steps):
+            break
+        if folder.next.root.exists():
+            assert content(folder) == old, "the old run is whole until all is decided"
+            assert content(folder.next) == new
+        else:
+            with open_run_folder(folder.root, force=False):
+                pass
+            assert content(folder) == new
+            assert not folder.incoming.root.exists()
+            assert len(list(folder.lanes.iterdir())) == 2
+        steps += 1
+    assert content(folder) == new
+    assert steps > len(new)
+
+
+def test_it_may_be_killed_again_and_again(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
+    new = content(run.folder.next)
+    folder = copy_of(run, tmp_path / "run")
+    assert mover.is_killed(folder, "move", 2)
+    times = 0
+    while mover.is_killed(folder, "open", 5):
+        times += 1
+        assert times < 50
+    assert times > 3
+    assert content(folder) == new
+
+
+def test_starting_over_throws_both_away(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
+    for number, after in enumerate((0, 5)):
+        folder = copy_of(run, tmp_path / f"run_{number}")
+        assert mover.is_killed(folder, "move", after)
+        (folder.root / "mine.txt").touch()
+        with open_run_folder(folder.root, force=True):
+            names = {path.name for path in folder.root.iterdir()}
+        assert names == {"mine.txt", ".virnuc.lock"}

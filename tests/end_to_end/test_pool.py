@@ -1,0 +1,246 @@
+"""Lanes in a work pool: a real server, and workers that are threads of this process."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.flow_engine import run_flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed, Running, Scheduled
+
+from deployments.register import NightlyChoice, register
+from flows import pool, pool_runs
+from flows.lanes import LocalLanes, choose_lanes, embed_lane, plan_run, run_lanes
+from flows.pool import PoolLanes
+from tasks.indexing import index
+from tests.end_to_end.conftest import Checkpoints, CommandLine
+from virnuc_core.errors import CheckpointError, LaneError, MismatchError, UsageError
+from virnuc_core.inference import sharding
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
+from virnuc_core.specs import RunConfig
+
+pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
+
+SCHEDULED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
+A_SHARD_A_LANE = 1e-9  # minutes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deployed(prefect_server: None) -> None:
+    register(NightlyChoice())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
+    monkeypatch.setattr(pool, "RETRY_DELAYS_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 9)  # seventeen frames in two shards
+
+
+@pytest.fixture
+def config(checkpoints: Checkpoints) -> RunConfig:
+    return RunConfig(
+        esm_model=str(checkpoints.esm), dnabert_model=str(checkpoints.dnabert), head=str(checkpoints.head)
+    )
+
+
+@pytest.fixture
+def client() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@flow
+def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
+    Path(root).mkdir()
+    folder = RunFolder(Path(root))
+    index(folder, [contigs], config.chunk_length, "dna")
+    lanes = PoolLanes(("auto",), 10.0) if mode == "pool" else LocalLanes(("cpu",))
+    lanes.plan(folder, config, "predict")
+
+
+@flow
+def computed(root: str, mode: str) -> list[LaneReport]:
+    lanes = PoolLanes(("auto",), A_SHARD_A_LANE) if mode == "pool" else LocalLanes(("cpu",))
+    return run_lanes(lanes, RunFolder(Path(root)))
+
+
+def work_on(run: FlowRun) -> None:
+    """What the process of a worker does."""
+    run_flow(plan_run if run.name.startswith("plan ") else embed_lane, flow_run=run, return_type="state")
+
+
+class Worker(threading.Thread):
+    """Does one run after another, until the block ends."""
+
+    def __init__(self, do: Callable[[FlowRun], None] = work_on) -> None:
+        super().__init__(daemon=True)
+        self.done: list[FlowRun] = []
+        self._do = do
+        self._over = threading.Event()
+
+    def __enter__(self) -> "Worker":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        with get_client(sync_client=True) as client:
+            while not self._over.wait(0.1):
+                for run in client.read_flow_runs(flow_run_filter=SCHEDULED):
+                    if run.next_scheduled_start_time and run.next_scheduled_start_time <= datetime.now(UTC):
+                        self.done.append(run)
+                        self._do(run)
+                        break
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "shards").iterdir())}
+
+
+def test_pool_gives_the_bytes_of_local_lanes(contigs: Path, config: RunConfig, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    planned(str(here), str(contigs), config, "local")
+    computed(str(here), "local")
+    with Worker() as worker:
+        planned(str(there), str(contigs), config, "pool")
+        reports = computed(str(there), "pool")
+    assert contents(here) == contents(there)
+    assert (here / "plan.json").read_bytes() == (there / "plan.json").read_bytes()
+    assert [report.lane for report in reports] == [0, 1]
+    assert {run.name for run in worker.done} == {"plan there", "lane-0 1 shards", "lane-1 1 shards"}
+    assert all(run.parent_task_run_id for run in worker.done)
+    assert computed(str(there), "pool") == []
+
+
+def test_errors_come_back_as_what_they_are(
+    contigs: Path, config: RunConfig, checkpoints: Checkpoints, tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    root = tmp_path / "run"
+    (tmp_path / "empty").mkdir()
+    bad = RunConfig(esm_model=str(tmp_path / "empty"), dnabert_model=config.dnabert_model, head=config.head)
+    with Worker(), pytest.raises(CheckpointError, match="empty"):
+        planned(str(root), str(contigs), bad, "pool")
+    root.rename(tmp_path / "other")
+    planned(str(root), str(contigs), config, "local")
+    plan = root / "plan.json"
+    plan.write_text(plan.read_text().replace(str(checkpoints.head), str(checkpoints.other_head)))
+    with Worker() as worker, pytest.raises((CheckpointError, MismatchError), match="head"):
+        computed(str(root), "pool")
+    assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
+    assert 1 <= len(worker.done) <= 2
+
+
+def test_lane_that_crashes_is_asked_for_again(
+    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    root = tmp_path / "run"
+    planned(str(root), str(contigs), config, "local")
+    crashes: list[UUID] = []
+
+    def crash_twice(run: FlowRun) -> None:
+        if len(crashes) == 2:
+            work_on(run)
+        else:
+            crashes.append(run.id)
+            client.set_flow_run_state(run.id, Crashed(message="Process exited with -9"), force=True)
+
+    with Worker(crash_twice) as worker:
+        reports = computed(str(root), "pool")
+    assert len(contents(root)) == len(reports) == 2
+    assert len(worker.done) == 4
+
+
+def test_lane_that_always_crashes_ends_the_run(
+    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    root = tmp_path / "run"
+    planned(str(root), str(contigs), config, "local")
+
+    def crash(run: FlowRun) -> None:
+        client.set_flow_run_state(run.id, Crashed(message="Process exited with -9"), force=True)
+
+    with Worker(crash), pytest.raises(LaneError, match=r"lane \d ended in state Crashed \(Process exited"):
+        computed(str(root), "pool")
+    assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
+
+
+def test_lanes_of_an_earlier_run_are_taken_over_or_stopped(
+    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    root = tmp_path / "run"
+    planned(str(root), str(contigs), config, "local")
+    folder = RunFolder(root)
+    tags = [pool._run_tag(folder), pool._plan_tag(read_plan(folder.plan))]
+    deployment = client.read_deployment_by_name(pool.LANE_DEPLOYMENT)
+    at_work, waiting = (
+        client.create_flow_run_from_deployment(
+            deployment.id,
+            parameters={"folder": str(root), "shards": [shard], "lane": shard},
+            name=f"lane-{shard} 1 shards",
+            tags=tags,
+            state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(days=shard)),
+        )
+        for shard in (0, 1)
+    )
+    client.set_flow_run_state(at_work.id, Running(), force=True)
+    elsewhere = threading.Timer(2.0, work_on, [at_work])
+    elsewhere.start()
+    with Worker() as worker:
+        reports = computed(str(root), "pool")
+    elsewhere.join()
+    state = client.read_flow_run(waiting.id).state
+    assert state is not None
+    assert state.is_cancelled()
+    assert [run.parameters["shards"] for run in worker.done] == [[1]]
+    assert [[shard.shard for shard in report.shards] for report in reports] == [[0], [1]]
+
+
+def test_waiting_for_nobody_is_said(
+    contigs: Path,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pool_runs, "_SECONDS_TO_FIRST_NOTICE", 0.0)
+    root = tmp_path / "run"
+    planned(str(root), str(contigs), config, "local")
+
+    def late(run: FlowRun) -> None:
+        while "no worker is online in the work pool virnuc-gpu: start `virnuc worker`" not in caplog.text:
+            time.sleep(0.1)
+        work_on(run)
+
+    with caplog.at_level(logging.INFO, "flows"), Worker(late):
+        computed(str(root), "pool")
+    assert "work pool virnuc-gpu: 2 scheduled" in caplog.text
+
+
+def test_what_the_pool_needs_is_asked_for_first(
+    contigs: Path, tmp_path: Path, virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"--devices 0,1 cannot be chosen in mode pool"):
+        choose_lanes("pool", ("0", "1"), 10.0)
+    monkeypatch.setattr(pool, "LANE_DEPLOYMENT", "embed-lane/absent")
+    with pytest.raises(UsageError, match=r"has no deployment embed-lane/absent: run `virnuc deploy`"):
+        choose_lanes("pool", ("auto",), 10.0)
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        result = virnuc("predict", contigs, "--out", tmp_path / "run", "--mode", "pool")
+    assert result.code == 2
+    assert "mode pool needs a Prefect server that outlives this run" in result.err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,43 @@
+"""Runs that are moved to other settings, and the runs from nothing that they must equal."""
+
+from pathlib import Path
+
+from tests.made_models import MadeRun
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.tables import write_tables
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import write_plan
+from virnuc_core.specs import RunConfig
+
+
+def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:
+    """Plans the run that another one is moved to, beside it."""
+    following = run.folder.next
+    following.root.mkdir()
+    following.link_frames()
+    plan = open_plan(config, run.store, "predict", ("cpu",), following)
+    return MadeRun(following, run.store, plan)
+
+
+def from_nothing(run: MadeRun, root: Path) -> MadeRun:
+    """A run of the same plan that has nothing to keep."""
+    folder = RunFolder(root)
+    root.mkdir()
+    folder.frames.symlink_to(run.folder.frames.resolve())
+    write_plan(folder.plan, run.plan)
+    fresh = MadeRun(folder, run.store, run.plan)
+    fresh.compute()
+    return fresh
+
+
+def write_results(run: MadeRun) -> None:
+    """All files of a computed run but its report."""
+    aggregate(run.folder, run.plan, run.store)
+    write_tables(run.folder, run.store)
+
+
+def content(folder: RunFolder) -> dict[str, bytes]:
+    """The bytes of the plan, the shards and the results."""
+    files = [folder.plan, *folder.shards.iterdir(), *(path for path in folder.results if path.exists())]
+    return {str(path.relative_to(folder.root)): path.read_bytes() for path in files}

@@ -1,0 +1,45 @@
+"""A plan of a predict run with two shards, made by hand."""
+
+from dataclasses import replace
+
+from virnuc_core.run_plan import PlannedHead, PlannedModel, RunPlan, Shard
+from virnuc_core.specs import Family, InputFile, ModelSpec
+
+
+def model(family: Family, **changes: object) -> PlannedModel:
+    spec = ModelSpec(
+        family=family,
+        num_layers=4,
+        embedding_dim=8,
+        num_heads=2,
+        ffn_dim=32,
+        vocab_size=33,
+        layer_norm_eps=1e-5,
+    )
+    planned = PlannedModel(
+        name="tiny",
+        family=family,
+        spec=spec,
+        repr_layer=4,
+        weights_fingerprint="a" * 64,
+        precision="fp32",
+        engine="packed",
+        attention="sdpa",
+        compile_mode="none",
+        token_budget=4096,
+        location="/models/tiny",
+    )
+    return replace(planned, **changes)
+
+
+PLAN = RunPlan(
+    kind="predict",
+    inputs=(InputFile(name="in.fa", size=10, sha256="b" * 64),),
+    input_digest="c" * 64,
+    chunk_length=500,
+    models=(model("dnabert_s"), model("esm2")),
+    head=PlannedHead(name="tiny-500", fingerprint="d" * 64, location="/heads/tiny-500"),
+    embeddings="float32",
+    shards=(Shard(index=0, begin=0, end=7, cost=1.5), Shard(index=1, begin=7, end=9, cost=0.5)),
+    virnuc_version="1.0",
+)

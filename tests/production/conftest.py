@@ -1,0 +1,219 @@
+"""One `virnuc up` for all tests here: a real server, MLflow and workers, on ports and in a home of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psutil
+import pytest
+import torch
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
+
+from tests.end_to_end.conftest import random_dna
+from virnuc_core.inference.events import LaneStarted, ShardDone
+from virnuc_core.inference.lane_journal import JournalEntry, JournalTail
+from virnuc_core.run_folder import RunFolder
+
+# A dozen shards for two lanes.
+# Where there are two GPUs, each has a worker, and the small models go slowly, so that there is time to kill something.
+ON_GPUS = torch.cuda.device_count() > 1
+SETTINGS = {
+    "devices": ["auto" if ON_GPUS else "cpu"],
+    "engine": "reference" if ON_GPUS else "packed",
+    "shard_seconds": 0.4 if ON_GPUS else 1.0,
+    "embeddings": "float16",
+}
+LANE_MINUTES = 0.06 if ON_GPUS else 0.12
+NUM_GENOMES = 120 if ON_GPUS else 30
+WORKERS = ("--devices", "0,1") if ON_GPUS else ("--devices", "cpu", "--workers", "2")
+RESULTS = ("predictions.tsv", "contigs.tsv", "embeddings.h5")
+
+Value = TypeVar("Value")
+
+
+def wait_until(find: Callable[[], Value], what: str, seconds: float = 60.0) -> Value:
+    """Waits until something is there, or true, and gives it."""
+    deadline = time.monotonic() + seconds
+    while not (found := find()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """A running `virnuc up`, and what a person would do beside it."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    port: int
+    mlflow_port: int
+    client: SyncPrefectClient
+
+    def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a module's command line in another shell, in which the address of the server is set."""
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def ask(self, **parameters: Any) -> UUID:
+        """Asks for a run of predict/on-demand."""
+        deployment = self.client.read_deployment_by_name("predict/on-demand")
+        asked = {"settings": SETTINGS, "lane_minutes": LANE_MINUTES, **parameters}
+        return self.client.create_flow_run_from_deployment(deployment.id, parameters=asked).id
+
+    def state(self, run_id: UUID) -> str:
+        """The name of a run's state."""
+        return self.client.read_flow_run(run_id).state_name or ""
+
+    def states(self, run_id: UUID) -> list[State[Any]]:
+        """All states that a run has been in."""
+        return self.client.read_flow_run_states(run_id)
+
+    def wait_for(self, run_id: UUID, state: str, seconds: float = 200.0) -> FlowRun:
+        """Waits until a run is in a state, or has ended in another one."""
+        ended = {"Completed", "Failed", "Crashed", "Cancelled", state}
+        wait_until(lambda: self.state(run_id) in ended, f"{run_id} is {state}", seconds)
+        run = self.client.read_flow_run(run_id)
+        assert run.state_name == state, run.state
+        return run
+
+    def children(self, run_id: UUID) -> dict[UUID, FlowRun]:
+        """The plan and the lanes that a run has asked for."""
+        asked_by = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run_id]}})
+        return {run.id: run for run in self.client.read_flow_runs(flow_run_filter=asked_by)}
+
+    def process_of(self, run_id: UUID) -> psutil.Process:
+        """The process that a flow run is in."""
+        return psutil.Process(int(self.client.read_flow_run(run_id).infrastructure_pid or ""))
+
+    def program(self, word: str) -> psutil.Process | None:
+        """The program that `virnuc up` keeps running with this word in its command, if it does."""
+        children = psutil.Process(self.process.pid).children()
+        return next((child for child in children if word in child.cmdline()), None)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that has the home folder of this stack, but for the tests themselves."""
+        all_processes = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+        return [
+            process for process in all_processes if _environment(process).get("VIRNUC_HOME") == str(self.home)
+        ]
+
+
+def same_results(one: Path, other: Path) -> bool:
+    """Whether two runs have the same shards and results, byte for byte."""
+    shards = [sorted(path.name for path in RunFolder(root).shards.iterdir()) for root in (one, other)]
+    names = [*RESULTS, *(f"shards/{name}" for name in shards[0])]
+    return shards[0] == shards[1] and all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in names
+    )
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return dict(process.environ())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return {}
+
+
+def lane_entries(out: Path) -> list[JournalEntry]:
+    """What all lanes of a run have written down, in the order of time."""
+    journals = RunFolder(out).lanes.glob("lane-*.jsonl")
+    return sorted(
+        (entry for path in journals for entry in JournalTail(path).read_new()), key=lambda entry: entry.time
+    )
+
+
+def shards_done(out: Path) -> list[int]:
+    """The shards that lanes have computed, once for each time."""
+    return [entry.event.shard for entry in lane_entries(out) if isinstance(entry.event, ShardDone)]
+
+
+def lanes_started(out: Path) -> list[LaneStarted]:
+    """The lane processes that have begun to work."""
+    return [entry.event for entry in lane_entries(out) if isinstance(entry.event, LaneStarted)]
+
+
+def wait_for_mid_run(out: Path) -> LaneStarted:
+    """Waits until a lane has done some of its shards and not all, and gives that lane."""
+
+    def find() -> LaneStarted | None:
+        done = set(shards_done(out))
+        for lane in lanes_started(out):
+            if 0 < len(done & set(lane.shards)) < len(lane.shards):
+                return lane
+        return None
+
+    return wait_until(find, f"a lane in {out} is in mid-run", 90)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("home")
+    port, mlflow_port = free_port(), free_port()
+    unset = ("PREFECT_", "MLFLOW_", "VIRNUC_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    with (home / "up.log").open("w") as log, SyncPrefectClient(f"http://127.0.0.1:{port}/api") as client:
+        ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "up", *ports, *WORKERS],
+            env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2"},
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+        stack = Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
+        try:
+            wait_until(
+                lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text(),
+                "up is up",
+                120,
+            )
+            assert process.poll() is None, (home / "up.log").read_text()
+            yield stack
+        finally:
+            process.send_signal(signal.SIGINT)
+            code = process.wait(60)
+        assert code == 0, (home / "up.log").read_text()
+        wait_until(lambda: stack.processes() == [], "nothing is left of it", 10)
+
+
+@pytest.fixture(scope="session")
+def genomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough sequence for about ten seconds of work."""
+    path = tmp_path_factory.mktemp("genomes") / "genomes.fa"
+    path.write_text("".join(f">genome_{i}\n{random_dna(4200, seed=100 + i)}\n" for i in range(NUM_GENOMES)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def local_run(stack: Stack, genomes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, undisturbed and in local mode."""
+    out = tmp_path_factory.mktemp("local") / "run"
+    flags = {name.replace("_", "-"): value for name, value in SETTINGS.items() if name != "devices"}
+    settings = [f"--{name}={value}" for name, value in flags.items()]
+    devices = "auto" if ON_GPUS else "cpu"
+    done = stack.shell("flows.cli", "predict", genomes, "--out", out, *settings, "--devices", devices)
+    assert done.returncode == 0, done.stderr
+    return out

@@ -1,0 +1,112 @@
+"""Runs from a plain shell: what a person asks for, sees, and gets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.exceptions import PrefectHTTPStatusError
+
+from tests.production.conftest import (
+    LANE_MINUTES,
+    ON_GPUS,
+    SETTINGS,
+    Stack,
+    lanes_started,
+    same_results,
+    shards_done,
+)
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
+
+pytestmark = pytest.mark.xdist_group("production")
+
+
+def num_runs(stack: Stack) -> int:
+    asked_for = stack.client.read_deployment_by_name("predict/on-demand").id
+    return len(
+        stack.client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"deployment_id": {"any_": [asked_for]}})
+        )
+    )
+
+
+def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
+    stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    values = {"inputs": [str(genomes)], "settings": SETTINGS, "lane_minutes": LANE_MINUTES, "out": str(out)}
+    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
+    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params, "--watch")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+
+    assert same_results(local_run, out)
+    assert sorted(shards_done(out)) == list(range(len(read_plan(RunFolder(out).plan).shards)))
+    lanes = lanes_started(out)
+    assert sorted(lane.lane for lane in lanes) == [0, 1]
+    assert {lane.device for lane in lanes} == ({"cuda:0", "cuda:1"} if ON_GPUS else {"cpu"})
+
+    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("out") == str(out)]
+    assert run.name.startswith("predict genomes.fa tiny ")
+    children = stack.children(run.id).values()
+    assert sorted(child.name.partition(" ")[0][:6] for child in children) == ["lane-0", "lane-1", "plan"]
+    workers = {child.labels["prefect.worker.name"] for child in children if child.name.startswith("lane")}
+    assert len(workers) == 2
+    assert {"virnuc-lanes", "virnuc-summary"} <= artifacts(stack, run.id)
+    assert all(artifacts(stack, child.id) for child in children if child.name.startswith("lane"))
+
+    mlflow = MlflowClient(f"http://127.0.0.1:{stack.mlflow_port}")
+    experiment = mlflow.get_experiment_by_name("virnuc")
+    assert experiment is not None
+
+    def tracked_with(tag: str, value: object) -> list[Any]:
+        return list(mlflow.search_runs([experiment.experiment_id], f"tags.`{tag}` = '{value}'"))
+
+    [tracked] = tracked_with("prefect.flow_run_id", run.id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params["mode"] == "pool"
+    assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == 2
+
+
+def artifacts(stack: Stack, run_id: object) -> set[str]:
+    of_run = ArtifactFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
+    return {artifact.key or "" for artifact in stack.client.read_artifacts(artifact_filter=of_run)}
+
+
+def test_wrong_parameter_is_refused_in_the_shell(stack: Stack, genomes: Path, tmp_path: Path) -> None:
+    before = num_runs(stack)
+    params = [f'--param=inputs=["{genomes}"]', f"--param=out={tmp_path}/run", "--param=mode=pol"]
+    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params)
+    assert asked.returncode == 1
+    assert "'mode'" in asked.stdout + asked.stderr
+    assert num_runs(stack) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"lane_minutes": -1}, "lane_minutes"),
+        ({"inputs": 7}, "inputs"),
+        ({"settings": {"precision": "fp17"}}, "settings.precision"),
+        ({"settings": {"no_such": 1}}, "settings"),
+        ({"no_such": 1}, "no_such"),
+    ],
+    ids=str,
+)
+def test_wrong_parameter_is_refused_by_the_server(
+    stack: Stack, genomes: Path, tmp_path: Path, wrong: dict[str, Any], field: str
+) -> None:
+    before = num_runs(stack)
+    with pytest.raises(PrefectHTTPStatusError) as caught:
+        stack.ask(**{"inputs": [str(genomes)], "out": str(tmp_path / "run"), **wrong})
+    assert field in caught.value.response.text
+    assert num_runs(stack) == before
+
+
+def test_relative_paths_are_refused_by_the_run(stack: Stack, genomes: Path) -> None:
+    run_id = stack.ask(inputs=[str(genomes)], out="run")
+    failed = stack.wait_for(run_id, "Failed")
+    assert failed.state is not None
+    assert "absolute" in (failed.state.message or "")

@@ -1,0 +1,147 @@
+"""No code runs from a weight file, whatever it is made of."""
+
+import io
+import pickle
+import struct
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.reliability.crafted import compressed_archive, module_of_modules, torch_files
+from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
+from virnuc_core.errors import CheckpointError
+from virnuc_core.models.classifier import load_classifier
+from virnuc_core.models.pickle_check import require_inert
+from virnuc_core.models.tensor_files import read_pickle, read_tensors
+
+NAMES = sorted(malicious_files(Path("ran")))
+
+
+def malicious(name: str, marker: Path) -> bytes:
+    payload, _, container = name.rpartition(", ")
+    return CONTAINERS[container](payloads(marker)[payload])
+
+
+HEARD: list[str] = []
+FORBIDDEN = (
+    "os.system",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "os.exec",
+    "pickle.find_class",
+    "socket.connect",
+)
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in FORBIDDEN:
+        HEARD.append(event)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _listening() -> None:
+    sys.addaudithook(_hear)
+
+
+@pytest.fixture
+def heard() -> list[str]:
+    """What the interpreter was asked to do meanwhile."""
+    HEARD.clear()
+    return HEARD
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_payloads_are_no_blanks(name: str, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    pickle.loads(payloads(marker)[name])
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_code_runs(name: str, tmp_path: Path, heard: list[str]) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "evil.pth"
+    path.write_bytes(malicious(name, marker))
+    with pytest.raises(CheckpointError, match=r"evil\.pth"):
+        load_classifier(path)
+    with pytest.raises(CheckpointError, match=r"evil\.pth"):
+        read_tensors(path)
+    with pytest.raises(CheckpointError, match=r"evil\.pth"):
+        read_pickle(path)
+    assert not marker.exists()
+    assert heard == []
+
+
+@pytest.mark.parametrize("name", ["GLOBAL posix.system", "INST", "REDUCE inside a state dict"])
+def test_the_message_names_what_would_run(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "evil.pth"
+    path.write_bytes(malicious(f"{name}, torch archive", tmp_path / "ran"))
+    with pytest.raises(CheckpointError, match=r"holds a pickled posix\.system, which could run code"):
+        require_inert(path, ())
+
+
+@pytest.mark.parametrize("name", sorted(torch_files(["hidden_layer.weight"])))
+def test_small_files_stay_small(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "head.pth"
+    path.write_bytes(torch_files(["hidden_layer.weight", "output_layer.weight", "bn1.weight"])[name])
+    with pytest.raises(CheckpointError, match=r"head\.pth"):
+        load_classifier(path)
+
+
+def test_repeated_values_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(1000, 1000)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="declares tensors of 4,000,000 bytes"):
+        read_tensors(tmp_path / "a.pt")
+
+
+def test_tied_weights_are_read(tmp_path: Path) -> None:
+    tied = torch.randn(500, 16)
+    torch.save({"embedding": tied, "output": tied}, tmp_path / "a.pt")
+    tensors, _ = read_tensors(tmp_path / "a.pt")
+    assert torch.equal(tensors["embedding"], tensors["output"])
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(compressed_archive())
+    with pytest.raises(CheckpointError, match="larger in memory than on the disk"):
+        read_tensors(tmp_path / "a.pt")
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.zeros(1000)}, buffer)
+    with (
+        zipfile.ZipFile(buffer) as stored,
+        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(CheckpointError, match="larger in memory than on the disk"):
+        read_tensors(tmp_path / "a.pt")
+
+
+@pytest.mark.timeout(20)
+def test_nothing_takes_for_ever(tmp_path: Path) -> None:
+    key = b"X\x01\x00\x00\x00aq\x00h\x00h\x00\x86q\x01" + b"".join(
+        b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(1, 60)
+    )
+    tuples = archive({"data.pkl": b"\x80\x02}(" + key + b"K\x01u.", "version": b"3\n"})
+    numbers = archive({"data.pkl": b"\x80\x02](" + b"K\x01" * 4_000_000 + b"e.", "version": b"3\n"})
+    long_name = b"\x80\x02c" + b"a" * 1_000_000 + b"\n" + struct.pack("<Q", 0) + b"\n."
+    contents = {
+        "tuples": tuples,
+        "numbers": numbers,
+        "modules": module_of_modules(),
+        "name": archive({"data.pkl": long_name}),
+    }
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        begin = time.process_time()
+        with pytest.raises(CheckpointError):
+            load_classifier(path)
+        assert time.process_time() - begin < 5, name

@@ -1,0 +1,50 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tasks.reporting import RunReport, lane_row, write_report
+from tests.made_lanes import counters, report
+from tests.made_plans import PLAN
+from virnuc_core.inference.events import LaneReport
+
+
+def run_of(lanes: Sequence[LaneReport]) -> RunReport:
+    return RunReport(
+        plan=PLAN, out="/out", counts=None, work=counters(40), lanes=lanes, seconds={"embed": 9.0}, links={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("lanes", "speed"),
+    [
+        ([report()], 20 / 10),
+        ([report(lane=0), report(lane=1)], 40 / 10),  # side by side
+        ([report(lane=0), report(lane=1, begin=12.0)], 40 / 22),  # one after the other on one device
+        (
+            [report(lane=0), report(lane=1, shards=0, seconds=3.0)],
+            20 / 10,
+        ),  # one that failed at its beginning
+        ([], 0.0),
+    ],
+)
+def test_throughput_is_over_the_time_in_which_lanes_worked(lanes: list[LaneReport], speed: float) -> None:
+    assert run_of(lanes).throughput["sequences_per_second"] == round(speed, 1)
+
+
+def test_lane_tells_where_it_was_and_how_fast() -> None:
+    row = lane_row(report())
+    assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
+    assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
+
+
+def test_lane_without_a_shard_has_no_speed() -> None:
+    assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
+
+
+def test_document_can_be_read_back(tmp_path: Path) -> None:
+    write_report(tmp_path / "run.json", run_of([report()]))
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert document["lanes"][0]["host"] == "box"
+    assert document["packing_efficiency"] == {"esm2": 0.5}

@@ -1,0 +1,76 @@
+"""Names and messages from foreign files do no harm, and ordinary ones are left alone."""
+
+import csv
+import io
+
+import pytest
+
+from virnuc_core.errors import InputError
+from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name, visible
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "contig_1",
+            "k141_7",
+            "NODE_1_length_5/2",
+            "sp|P12345|X_HUMAN",
+            "read#0/1",
+            "a=b",
+            "x-1",
+            "5'UTR",
+            'a"b',
+        ),
+        *("C:\\x", "../x", "gène", "配列", "100%", "%1B", "_=1", "#1", "<b>", ""),
+    ],
+)
+def test_ordinary_names_stay(name: str) -> None:
+    assert plain_name(name) == name
+    assert cell_text(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("=1+1", "%3D1+1"),
+        ("+1", "%2B1"),
+        ("-1", "%2D1"),
+        ("@SUM(A1)", "%40SUM(A1)"),
+        ('"a', "%22a"),
+        ("'a", "%27a"),
+        ("\uff1d1", "%EF%BC%9D1"),
+        ("\x1b[2Jx", "%1B[2Jx"),
+        ("a\0b\x7f", "a%00b%7F"),
+        ("a\x9bm", "a%C2%9Bm"),
+        ("a\u202eb", "a%E2%80%AEb"),
+        ("a\ud800", "a%ED%A0%80"),
+        ("a\tb\nc\r", "a%09b%0Ac%0D"),
+    ],
+)
+def test_what_could_do_harm_is_written_in_hex(name: str, written: str) -> None:
+    assert plain_name(name) == written
+    assert cell_text(name) == written
+    assert written.isprintable()
+
+
+def test_long_names_are_cut_at_a_whole_letter() -> None:
+    assert plain_name("a" * 5000) == "a" * LONGEST_NAME
+    assert plain_name("x" + "\U0001f9ec" * 5000) == "x" + "\U0001f9ec" * ((LONGEST_NAME - 1) // 4)
+    assert plain_name("a" * LONGEST_NAME) == "a" * LONGEST_NAME
+
+
+@pytest.mark.parametrize("first", ['"x', "'x", "=x", "-x"])
+def test_a_table_has_as_many_rows_as_names(first: str) -> None:
+    lines = "".join(f"{plain_name(name)}\t1\n" for name in (first, "b", 'c"', "d"))
+    assert [row[1] for row in csv.reader(io.StringIO(lines), delimiter="\t")] == ["1"] * 4
+
+
+def test_a_message_keeps_its_line_ends() -> None:
+    assert visible("a\n\x1b[2Jb\r") == "a\n%1B[2Jb%0D"
+
+
+def test_errors_can_be_printed() -> None:
+    error = InputError("\x1b]0;owned\x07.fa is missing\nhere")
+    assert str(error) == "%1B]0;owned%07.fa is missing\nhere"

@@ -1,0 +1,172 @@
+"""HDF5 files that tell when a byte of them is not as it was written: checksums over attributes and datasets."""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil, prod
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
+
+SCHEMA_VERSION: Final = 2
+# A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
+HDF5_VERSION: Final = ("v110", "v110")
+# What h5py raises on a file that is not whole, depending on which byte is wrong.
+HDF5_ERRORS: Final = (
+    *(
+        OSError,
+        RuntimeError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+    ),
+)
+_MOST_PIECE_BYTES: Final = 1 << 22
+_MOST_ROW_BYTES: Final = 1 << 16
+_CHECKSUM: Final = "attributes_sha256"
+
+
+@contextmanager
+def new_hdf5(path: Path) -> Iterator[h5py.File]:
+    """A new HDF5 file, whole when the block ends without an error.
+
+    Raises:
+        OSError: it could not be written, whatever else HDF5 or the block has made of that.
+    """
+    with _Sink(path) as sink:
+        try:
+            with h5py.File(sink, "w", libver=HDF5_VERSION) as file:
+                yield file
+        finally:
+            if sink.error is not None:
+                raise sink.error
+
+
+class _Sink(io.FileIO):
+    """Takes what HDF5 writes, and keeps from it that this fails: HDF5 may end the process over that, even later.
+
+    Attributes:
+        error: the first failure; nothing is written any more after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]  # what h5py gives it
+        left = memoryview(data)
+        try:
+            while left and self.error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size) if self.error is None else 0
+        except OSError as error:
+            self.error = error
+            return 0
+
+
+def stored_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """A dataset of numbers or fixed strings that lies in the file itself, all of it.
+
+    Raises:
+        ValueError: it is none: a link, of another type, or with a shape that little or nothing stands behind.
+    """
+    # A link may lead to another file, so it is not followed.
+    dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiS" or dataset.ndim not in (1, 2):
+        raise ValueError(f"{name!r} is not a table of numbers or names")
+    pieces = dataset.chunks or dataset.shape
+    is_whole = not dataset.size or dataset.id.get_storage_size() >= dataset.nbytes
+    if dataset.chunks and dataset.size:
+        is_whole = dataset.id.get_num_chunks() == prod(map(ceil, np.divide(dataset.shape, pieces)))
+    row_bytes = prod(dataset.shape[1:]) * dataset.dtype.itemsize
+    is_bounded = not dataset.chunks or prod(pieces) * dataset.dtype.itemsize <= _MOST_PIECE_BYTES
+    if (
+        dataset.external
+        or dataset.is_virtual
+        or not is_whole
+        or not is_bounded
+        or row_bytes > _MOST_ROW_BYTES
+    ):
+        raise ValueError(f"{name!r} is larger in memory than in the file")
+    return dataset
+
+
+def recognise_hdf5(path: Path) -> Hdf5Kind:
+    """What an HDF5 file is, by the names of its attributes alone."""
+    try:
+        with h5py.File(path, "r") as file:
+            names = set(file.attrs)
+    except HDF5_ERRORS:
+        return "damaged HDF5 file"
+    if not {_CHECKSUM, "schema_version"} & names:
+        return "HDF5 file that virnuc did not write"
+    return "shard" if "begin" in names else "embeddings file"
+
+
+class ArrayDigest:
+    """SHA-256 over type, shape and values of an array that comes in parts, so that none of them can change unnoticed.
+
+    Args:
+        dtype: of the array.
+        shape: of the whole array; the parts follow one another along its first dimension.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        self._digest = hashlib.sha256(f"{np.dtype(dtype).str} {shape}".encode())
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        """Takes in the next rows."""
+        self._digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
+
+    @property
+    def value(self) -> str:
+        """In hexadecimal."""
+        return self._digest.hexdigest()
+
+
+def array_sha256(array: npt.NDArray[Any]) -> str:
+    """The digest of a whole array."""
+    digest = ArrayDigest(array.dtype, array.shape)
+    digest.add(array)
+    return digest.value
+
+
+def write_attributes(file: h5py.File, attributes: dict[str, str | int]) -> None:
+    """Writes attributes to the root of a file, and a checksum over them."""
+    for name in sorted(attributes):
+        file.attrs[name] = attributes[name]
+    file.attrs[_CHECKSUM] = _attributes_sha256(attributes)
+
+
+def read_attributes(file: h5py.File) -> dict[str, Any]:
+    """Reads the attributes of a file's root.
+
+    Raises:
+        ValueError: the checksum over them is missing or wrong, or the schema is another one.
+    """
+    attributes = {n: v if isinstance(v, str) else v.item() for n, v in file.attrs.items()}
+    if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
+        raise ValueError("the checksum over its attributes is wrong")
+    if attributes["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {attributes['schema_version']}, this virnuc reads {SCHEMA_VERSION}")
+    return attributes
+
+
+def _attributes_sha256(attributes: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(attributes, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,87 @@
+"""What a run that is made from another one takes over: vectors that it would compute to the same bytes."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import torch
+from torch import Tensor
+
+from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.shards import identity_of
+from virnuc_core.plan_comparison import kept_families
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan, Shard, read_plan
+from virnuc_core.shard_file import ModelCounters, read_shard
+from virnuc_core.specs import Family
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptVectors:
+    """What a shard of the run before has of one model.
+
+    Attributes:
+        vectors: fp32 (n, D) on the host, rows in row order.
+        counters: the work that they took.
+        letters: residues or bases over all n rows.
+    """
+
+    vectors: Tensor
+    counters: ModelCounters
+    letters: int
+
+
+class KeptShards:
+    """The shards of the run that another one is made from.
+
+    Args:
+        folder: of the run before.
+        old: its plan.
+        new: the plan of the run that is made from it.
+
+    Attributes:
+        families: the models whose vectors are taken over.
+    """
+
+    def __init__(self, folder: RunFolder, old: RunPlan, new: RunPlan) -> None:
+        self.families: Final = kept_families(old, new)
+        self._folder = folder
+        self._old = old
+        self._new = new
+
+    @classmethod
+    def open(cls, folder: RunFolder, plan: RunPlan) -> Self | None:
+        """Those for the run in a folder; None when it is made from nothing, or has nothing in common with it.
+
+        Raises:
+            DamagedFileError: the plan of the run before cannot be read.
+        """
+        if folder.previous is None:
+            return None
+        kept = cls(folder.previous, read_plan(folder.previous.plan), plan)
+        return kept if kept.families else None
+
+    def read(self, shard: Shard) -> Mapping[Family, KeptVectors]:
+        """What can be taken over of one shard: nothing when its old file is missing or not whole."""
+        path = self._folder.shard(shard.index)
+        try:
+            result = read_shard(path, identity_of(self._old, self._old.shards[shard.index]))
+        except (DamagedFileError, MismatchError) as error:
+            _log.warning("nothing can be kept of shard %d, all of it is computed: %s", shard.index, error)
+            return {}
+        arrays = {"dnabert_s": result.dna, "esm2": result.protein}
+        letters = {"dnabert_s": result.counters.bases, "esm2": result.counters.residues}
+        kept: dict[Family, KeptVectors] = {}
+        for counters in result.counters.models:
+            family = counters.family
+            model, vectors = self._new.model(family), arrays[family]
+            if family in self.families and model is not None and vectors is not None:
+                kept[family] = KeptVectors(
+                    vectors=torch.from_numpy(vectors),
+                    counters=replace(counters, name=model.name),
+                    letters=letters[family],
+                )
+        return kept

@@ -1,0 +1,160 @@
+"""The journal of a lane: one JSON line an event, for whoever watches a run from another process or machine.
+
+A journal is a record and never state: what is done is what is a valid shard file. So whoever reads one passes over
+lines that make no sense, and a lane goes on when its journal cannot be written.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NoReturn, Self, get_args
+
+from virnuc_core.errors import VirnucError, is_retryable
+from virnuc_core.inference.events import (
+    LaneEvent,
+    LaneFailed,
+    LaneReport,
+    LaneStarted,
+    ModelsLoaded,
+    ShardDone,
+)
+from virnuc_core.json_records import parse_object, record_of
+
+_EVENTS: Final[dict[str, type[LaneEvent]]] = {kind.__name__: kind for kind in get_args(LaneEvent)}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalEntry:
+    """An event, and when it was told, in Unix seconds."""
+
+    time: float
+    event: LaneEvent
+
+
+class LaneJournal:
+    """A journal to write to; several threads may do so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._turn = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(exist_ok=True)
+        # Each line goes out whole, so that lines of two writers would not mix either.
+        self._file = self._path.open("ab", buffering=0)
+        if self._file.tell():  # whoever wrote before may have been killed in the middle of a line
+            self._file.write(b"\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @contextmanager
+    def recording_failure(self, lane: int) -> Iterator[None]:
+        """Writes down what the block raises, so that it can be raised again where the journal is read."""
+        try:
+            yield
+        except (VirnucError, OSError, MemoryError) as error:
+            name, message = type(error).__name__, str(error)
+            self.write(LaneFailed(lane=lane, error=name, message=message, retryable=is_retryable(error)))
+            raise
+
+    def write(self, event: LaneEvent) -> None:
+        """Adds an event; other machines can read it when this returns."""
+        values = {"time": time.time(), "event": type(event).__name__, **asdict(event)}
+        try:
+            with self._turn:
+                self._file.write(json.dumps(values).encode() + b"\n")
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            _log.warning("journal %s cannot be written: %s", self._path, error)
+
+
+class JournalTail:
+    """A journal to read from while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read_new(self) -> list[JournalEntry]:
+        """The entries that are new since the last call; none as long as there is no file."""
+        entries = map(_entry_from_line, self._read_whole_lines())
+        return [entry for entry in entries if entry is not None]
+
+    def skip(self) -> None:
+        """Passes over what is there by now."""
+        self._read_whole_lines()
+
+    def _read_whole_lines(self) -> list[bytes]:
+        try:
+            # Opened anew each time: only then does a network file system ask its server for what is new.
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                lines, newline, _ = file.read().rpartition(b"\n")
+        except OSError as error:
+            _log.debug("journal %s cannot be read: %s", self._path, error)
+            return []
+        self._offset += len(lines) + len(newline)
+        return [line for line in lines.split(b"\n") if line]
+
+
+def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
+    """The work of one lane, from the entries of its journal since a `LaneStarted`."""
+    entries = list(entries)
+    events = [entry.event for entry in entries]
+    starts = [event for event in events if isinstance(event, LaneStarted)]
+    loads = [event for event in events if isinstance(event, ModelsLoaded)]
+    return LaneReport(
+        lane=starts[-1].lane,
+        host=starts[-1].host,
+        device=starts[-1].device,
+        device_name=loads[-1].device_name if loads else "",
+        started=entries[0].time,
+        load_seconds=sum(load.seconds for load in loads),
+        # All but the time between the end of one process and the start of the next.
+        seconds=sum(
+            after.time - before.time
+            for before, after in pairwise(entries)
+            if not isinstance(after.event, LaneStarted)
+        ),
+        shards=tuple(event for event in events if isinstance(event, ShardDone)),
+    )
+
+
+def raise_failure(failure: LaneFailed) -> NoReturn:
+    """Raises what stopped a lane again, in this process.
+
+    Raises:
+        VirnucError: of the class that it had there; the base class for an error that is not virnuc's own.
+    """
+    own = {kind.__name__: kind for kind in _kinds_of(VirnucError)}
+    if failure.error in own:
+        raise own[failure.error](failure.message)
+    raise VirnucError(f"lane {failure.lane}: {failure.error}: {failure.message}")
+
+
+def _kinds_of(kind: type[VirnucError]) -> Iterable[type[VirnucError]]:
+    """An error class and all below it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds_of(below)
+
+
+def _entry_from_line(line: bytes) -> JournalEntry | None:
+    try:
+        values = parse_object(line)
+        moment, kind = float(values.pop("time")), _EVENTS[values.pop("event")]
+        return JournalEntry(time=moment, event=record_of(kind, values))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        _log.debug("passing over a line of a journal (%r): %r", error, line[:200])
+        return None

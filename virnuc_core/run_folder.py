@@ -1,0 +1,115 @@
+"""The names inside the folder of a run.
+
+A run that is reprocessed has a folder `next` in its own, of the same form: the run with the new settings, up to
+wherever it has come. It reads the frame store of the run around it through a link, and that link is what makes it
+one. When all of it is whole it is renamed `incoming`, and its files are moved over those of the run around it.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+EMBED_SUFFIX: Final = ".run"
+_SHARED_FRAMES: Final = "../frames"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The names inside a run's folder; nothing else in the product spells them."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        """The plan, `plan.json`."""
+        return self.root / "plan.json"
+
+    @property
+    def frames(self) -> Path:
+        """The frame store."""
+        return self.root / "frames"
+
+    @property
+    def shards(self) -> Path:
+        """The folder of finished shards."""
+        return self.root / "shards"
+
+    def shard(self, index: int) -> Path:
+        """The file of one shard."""
+        return self.shards / f"shard_{index:05d}.h5"
+
+    @property
+    def lanes(self) -> Path:
+        """The folder of journals: what lanes told while they worked."""
+        return self.root / "lanes"
+
+    def lane_journal(self, name: str) -> Path:
+        """The journal of one lane."""
+        return self.lanes / f"{name}.jsonl"
+
+    @property
+    def embeddings(self) -> Path:
+        """Vectors and scores of every frame, in input order."""
+        return self.root / "embeddings.h5"
+
+    @property
+    def predictions(self) -> Path:
+        """One row a chunk."""
+        return self.root / "predictions.tsv"
+
+    @property
+    def contigs(self) -> Path:
+        """One row a contig."""
+        return self.root / "contigs.tsv"
+
+    @property
+    def prediction_results(self) -> Path:
+        """One row a frame, in VirNucPro's format."""
+        return self.root / "prediction_results.txt"
+
+    @property
+    def highest_score(self) -> Path:
+        """One row a scored chunk, in VirNucPro's format."""
+        return self.root / "prediction_results_highestscore.csv"
+
+    @property
+    def rejected(self) -> Path:
+        """The records that could not be used."""
+        return self.root / "rejected.tsv"
+
+    @property
+    def report(self) -> Path:
+        """What was run, how fast, and with what, `run.json`."""
+        return self.root / "run.json"
+
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """What a finished predict run leaves for its user, the report of it last."""
+        tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
+        return (*tables, self.embeddings, self.rejected, self.report)
+
+    @property
+    def next(self) -> "RunFolder":
+        """The run that this one is being reprocessed to, while it is not whole."""
+        return RunFolder(self.root / "next")
+
+    @property
+    def incoming(self) -> "RunFolder":
+        """The same when it is whole, while its files are moved over those of this run."""
+        return RunFolder(self.root / "incoming")
+
+    @property
+    def previous(self) -> "RunFolder | None":
+        """The run that is being reprocessed to this one; None for any other run."""
+        is_next = self.frames.is_symlink() and os.readlink(self.frames) == _SHARED_FRAMES
+        return RunFolder(self.root.parent) if is_next else None
+
+    def link_frames(self) -> None:
+        """Makes this the `next` of the run whose folder it lies in."""
+        self.frames.symlink_to(_SHARED_FRAMES, target_is_directory=True)
+
+    @property
+    def embedded(self) -> Path:
+        """The file that an embed run makes: its folder is `FILE.run` beside it."""
+        return self.root.with_name(self.root.name.removesuffix(EMBED_SUFFIX))
