@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from deployments.server import POOLS, server_failure, server_url
+from deployments.server import GPU_POOL, PLAN_QUEUE, POOLS, server_failure, server_url
 from virnuc_core.errors import UsageError, VirnucError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def register(
     with get_client(sync_client=True) as client:
         try:
             done = [_make_pool(client, name) for name in POOLS]
+            done.append(_make_plan_queue(client))
             done += [_make_deployment(client, item, nightly) for item in items]
             done.append(_make_automation(client))
         except PrefectHTTPStatusError as error:
@@ -134,6 +135,18 @@ def _make_pool(client: "SyncPrefectClient", name: str) -> Registered:
     return Registered(kind="work pool", name=name, is_new=is_new)
 
 
+def _make_plan_queue(client: "SyncPrefectClient") -> Registered:
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        client.read_work_queue_by_name(PLAN_QUEUE, work_pool_name=GPU_POOL)
+        is_new = False
+    except ObjectNotFound:
+        client.create_work_queue(PLAN_QUEUE, work_pool_name=GPU_POOL, priority=1)
+        is_new = True
+    return Registered(kind="work queue", name=f"{GPU_POOL}/{PLAN_QUEUE}", is_new=is_new)
+
+
 def _make_deployment(
     client: "SyncPrefectClient", item: Mapping[str, Any], nightly: NightlyChoice
 ) -> Registered:
@@ -171,6 +184,7 @@ def _make_deployment(
         tags=item["tags"],
         description=item["description"],
         work_pool_name=item["work_pool"]["name"],
+        work_queue_name=item["work_pool"].get("work_queue_name"),
         job_variables=item["work_pool"]["job_variables"],
     )
     return Registered(kind="deployment", name=name, is_new=existing is None, note=note)

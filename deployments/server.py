@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 GPU_POOL: Final = "virnuc-gpu"
 RUNS_POOL: Final = "virnuc-runs"
+# Of the GPU pool, served before its lanes: a run that waits to be planned should not wait for the lanes of others.
+PLAN_QUEUE: Final = "plans"
 
 # What each is for, and runs at once over all hosts. A GPU worker takes one lane at a time, so their pool needs no
 # limit; a run holds its place while its lanes wait for a GPU.

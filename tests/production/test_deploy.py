@@ -16,7 +16,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Running
 
 from deployments.register import AUTOMATION, NIGHTLY, NightlyChoice, register
-from deployments.server import missing_pools, report_lost_runs, workers_since
+from deployments.server import GPU_POOL, missing_pools, report_lost_runs, workers_since
+from flows.pool import PLAN_DEPLOYMENT
 from tests.production.conftest import Stack, wait_until
 from virnuc_core.errors import UsageError
 
@@ -48,6 +49,9 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
     names = {deployment.name for deployment in stack.client.read_deployments()}
     assert names == {"on-demand", "nightly", "gpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
+    queues = stack.client.read_work_queues(work_pool_name=GPU_POOL)
+    assert [queue.name for queue in sorted(queues, key=lambda queue: queue.priority)] == ["plans", "default"]
+    assert stack.client.read_deployment_by_name(PLAN_DEPLOYMENT).work_queue_name == "plans"
     [automation] = stack.client.read_automations_by_name(AUTOMATION)
     assert automation.enabled
 
@@ -56,7 +60,7 @@ def test_registering_again_keeps_everything(stack: Stack) -> None:
     before = {deployment.id for deployment in stack.client.read_deployments()}
     again = stack.shell("deployments.register")
     assert again.returncode == 0, again.stderr
-    assert len(again.stdout.splitlines()) == len(before) + 3
+    assert len(again.stdout.splitlines()) == len(before) + 4
     assert all(line.startswith("updated ") for line in again.stdout.splitlines())
     assert {deployment.id for deployment in stack.client.read_deployments()} == before
     assert len(stack.client.read_automations_by_name(AUTOMATION)) == 1
