@@ -1,6 +1,7 @@
 # make demo    install into .venv, then find the viral contigs of examples/
 # make test    install with the test tools, then run all tests
-# make check   formatting, lint, types, layers and the architecture test
+# make check   formatting, lint, security lint, types, layers and the architecture test
+# make audit   known vulnerabilities of the versions in constraints.txt; asks the Python Package Index
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
 # PIP_ARGS="..."                 further arguments for pip install
@@ -11,7 +12,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test check clean
+.PHONY: demo test check audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
@@ -25,6 +26,10 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+audit: .venv/installed-dev
+	$(INSTALL) pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf .venv demo

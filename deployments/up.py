@@ -4,13 +4,13 @@ import os
 import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
+
+import httpx
 
 from deployments.processes import Program, Supervisor, only_one
 from deployments.register import NightlyChoice, register
@@ -147,9 +147,8 @@ def _require_free(option: str, port: int) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
         return False
 
 

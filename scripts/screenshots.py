@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
+import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 EXPERIMENT: Final = "virnuc"
@@ -188,11 +188,8 @@ def _new_page(browser: Browser) -> Page:
 
 
 def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    request = Request(url, headers={"Content-Type": "application/json"})
-    if body is not None:
-        request.data = json.dumps(body).encode()
-    with urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+    answer = httpx.get(url, timeout=30) if body is None else httpx.post(url, json=body, timeout=30)
+    return answer.raise_for_status().json()
 
 
 def main() -> None:

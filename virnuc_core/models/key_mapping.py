@@ -8,7 +8,7 @@ from typing import Final
 from virnuc_core.specs import Family, ModelSpec
 
 # The one parameter that is a row of a published table instead of a whole tensor.
-TOKEN_TYPE: Final = "token_type_embedding"
+TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
