@@ -153,6 +153,19 @@ def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
 
 
 @cli.command()
+@with_options(click.argument("path"), *OUTPUT_OPTIONS)
+def fsck(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
+    """Checks a run's folder, or one file, byte by byte, and says what is not whole and what to do.
+
+    inspect compares each file with its own checksums; fsck also compares every row of the vectors with the shards, and
+    the tables with what follows from these.
+    """
+    from flows.commands import run_fsck
+
+    return run_fsck(path, output=_output_mode(quiet, as_json))
+
+
+@cli.command()
 @with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
 def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""

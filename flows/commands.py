@@ -155,6 +155,16 @@ def run_inspect(path: str, *, output: OutputMode) -> int:
     return 0 if found.is_whole else DamagedFileError.exit_code
 
 
+def run_fsck(path: str, *, output: OutputMode) -> int:
+    """`virnuc fsck`; gives the exit code, that of a damaged file when something is not whole."""
+    from virnuc_core.prediction.fsck import check_path  # imports torch
+
+    with terminal(output):
+        found = check_path(Path(path))
+    show(output, found.document, found.summary)
+    return 0 if found.is_whole else DamagedFileError.exit_code
+
+
 def _require_models_and_head(config: RunConfig) -> None:
     """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
 

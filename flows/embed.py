@@ -18,6 +18,7 @@ from tasks.results import aggregate, validate
 from tasks.run_folder import open_run_folder
 from tasks.tracking import tracked_run
 from virnuc_core.models.checkpoints import family_of
+from virnuc_core.run_folder import EMBED_SUFFIX
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)
@@ -52,7 +53,7 @@ def embed(
     lanes = choose_lanes(mode, config.devices, lane_minutes)
     asked = {**lanes.settings, "lane_minutes": lane_minutes, "shard_seconds": settings.shard_seconds}
     clock = StageClock()
-    with open_run_folder(Path(f"{out}.run"), force=force) as folder:
+    with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
             Path(out).unlink(missing_ok=True)
         with clock.stage("index"):

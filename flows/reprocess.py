@@ -58,13 +58,11 @@ def reprocess(
             old = read_plan(folder.plan)
             following = open_next(folder, force=force)
             planned = lanes.plan(following, reprocess_config(old, settings), "predict")
-            is_other = planned.fingerprint != old.fingerprint
-            target = following if is_other else folder
-            if not is_other:
+            target = following if planned.fingerprint != old.fingerprint else folder
+            if target is folder:
                 drop_next(folder)
         asked = {**lanes.settings, "lane_minutes": lane_minutes, "reprocessed_from": old.fingerprint}
-        params = params_of(planned, asked)
-        with tracked_run(reprocess_name(), params, prefect_tags(folder.root)) as tracked:
+        with tracked_run(reprocess_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:
             with clock.stage("embed"), LaneTracking(tracked) as lane_tracking:
                 reports = run_lanes(lanes, target, [lane_tracking])
             with clock.stage("validate"):
@@ -73,7 +71,7 @@ def reprocess(
                 work = aggregate(target, target.embeddings)
             with clock.stage("classify"):
                 counts = classify(target)
-            if is_other:
+            if target is following:
                 with clock.stage("replace"):
                     move_to_next(folder)
             report = RunReport(

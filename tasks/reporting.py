@@ -12,7 +12,9 @@ from typing import Any, Final
 from virnuc_core.atomic_write import write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.prediction.result_files import records_of
 from virnuc_core.prediction.tables import TableCounts
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.shard_file import ShardCounters, sum_counters
 
@@ -142,8 +144,11 @@ class RunReport:
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Writes run.json atomically."""
-    write_text(path, json.dumps(report.document, indent=1) + "\n")
+    """Writes run.json atomically, with what identifies each of the result files."""
+    results = RunFolder(path.parent).results if report.counts else (Path(report.out),)
+    written = [result for result in results if result != path and result.exists()]
+    document = {**report.document, "files": records_of(written)}
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def _installed_versions(packages: Sequence[str]) -> dict[str, str]:

@@ -55,9 +55,10 @@ def move_to_next(folder: RunFolder) -> None:
 
     The first rename decides: whoever opens the folder after it goes on with the others.
     """
-    sync_folder(folder.next.root)
-    folder.next.root.rename(folder.incoming.root)
-    sync_folder(folder.root)
+    if folder.next.previous is not None:
+        sync_folder(folder.next.root)
+        folder.next.root.rename(folder.incoming.root)
+        sync_folder(folder.root)
     take_in(folder)
 
 

@@ -75,6 +75,7 @@ def _work(case: Callable[[], object], writer: int) -> NoReturn:
         os.write(writer, json.dumps(asdict(outcome)).encode())
         os.close(writer)
         ctypes.CDLL(None).exit(0)
+        os.abort()  # not reached: the line above does not return
 
 
 def _outcome_of(error: BaseException) -> Outcome:
@@ -90,7 +91,7 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 def _read_until(descriptor: int, deadline: float) -> bytes | None:
     """What a pipe gives until it ends; None when it does not in time."""
-    blocks = []
+    blocks: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:

@@ -216,8 +216,11 @@ ssize_t copy_file_range(int from, off64_t *from_offset, int to, off64_t *to_offs
 }
 
 int ftruncate64(int file, off64_t size) {
-    if (write_struck(file) < 0) return -1;
-    return syscall(SYS_ftruncate, file, size);
+    int outcome = write_struck(file);
+    if (outcome < 0) return -1;
+    int done = syscall(SYS_ftruncate, file, size);
+    if (outcome) die();
+    return done;
 }
 
 int ftruncate(int file, off_t size) { return ftruncate64(file, size); }

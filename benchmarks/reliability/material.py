@@ -7,6 +7,7 @@ import json
 import lzma
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -93,6 +94,9 @@ def bgzip(data: bytes) -> bytes:
         size = 18 + len(body) - 1
         blocks.append(bytes.fromhex("1f8b08040000000000ff060042430200") + size.to_bytes(2, "little") + body)
     return b"".join(blocks) + _BGZF_END
+
+
+COMPRESSIONS: Final = (partial(gzip.compress, mtime=0), bgzip, zstd.compress, lzma.compress, bz2.compress)
 
 
 def compressed() -> dict[str, bytes]:

@@ -58,6 +58,15 @@ def _mutate_lines(data: bytes, rng: Random) -> bytes:
     return b"\n".join(lines) + rng.choice((b"\n", b""))
 
 
+def _mutate_compressed(data: bytes, rng: Random) -> bytes:
+    """Changes compressed bytes, of which most are found by the format's own checks, or what they hold."""
+    if rng.random() < 0.5:
+        return mutate_bytes(data, rng)
+    return rng.choice(material.COMPRESSIONS)(
+        mutate_bytes(rng.choice((material.fasta(), material.fastq())), rng)
+    )
+
+
 def _json_or_bytes(data: bytes, rng: Random) -> bytes:
     return mutate_json(data, rng) if rng.random() < 0.75 else mutate_bytes(data, rng)
 
@@ -103,6 +112,7 @@ READERS: Final[tuple[Reader, ...]] = (
     Reader(
         name="compressed streams",
         targets=tuple(material.compressed()),
+        mutate=_mutate_compressed,
         read=reading.read_dna,
         crafted=lambda _: crafted.bombs(),
     ),

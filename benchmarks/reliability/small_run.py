@@ -7,6 +7,7 @@ works like `virnuc predict --out FOLDER` on what `make_material` has left in MAT
 
 import hashlib
 import logging
+import multiprocessing
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from tasks.planning import plan
 from tasks.reporting import RunReport, write_report
 from tasks.results import aggregate, classify, validate
 from tasks.run_folder import open_run_folder
+from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards, run_lane
@@ -28,7 +30,9 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import RunConfig
 
-_CONTIGS: Final = "contigs.fa"
+CONTIGS: Final = "contigs.fa"
+# Small enough for several shards.
+SHARD_SECONDS: Final = 0.003
 # Files that say when and where a run was made.
 _UNLIKE: Final = ("run.json", ".virnuc.lock")
 
@@ -38,7 +42,7 @@ def make_material(folder: Path, records: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     material.make_models(folder)
     rng = Random(0)
-    with (folder / _CONTIGS).open("w") as file:
+    with (folder / CONTIGS).open("w") as file:
         for number in range(records):
             sequence = "".join(rng.choices("ACGT", k=rng.choice((30, 60, 150, 400))))
             if number % 7 == 3:
@@ -46,7 +50,7 @@ def make_material(folder: Path, records: int) -> None:
             file.write(f">contig{number % 37}\n{sequence}\n")
 
 
-def config_of(made: Path, shard_seconds: float = 0.02) -> RunConfig:
+def config_of(made: Path, shard_seconds: float = SHARD_SECONDS) -> RunConfig:
     """Settings for the models of `make_material`."""
     return RunConfig(
         chunk_length=material.CHUNK_LENGTH,
@@ -58,20 +62,23 @@ def config_of(made: Path, shard_seconds: float = 0.02) -> RunConfig:
     )
 
 
-def run(root: Path, made: Path, *, lanes: int = 0, shard_seconds: float = 0.02) -> None:
+def run(
+    root: Path, made: Path, *, lanes: int = 0, forked: bool = False, shard_seconds: float = SHARD_SECONDS
+) -> None:
     """Makes a run, or goes on with it.
 
     Args:
         root: the run's folder.
         made: what `make_material` has made.
         lanes: processes that compute; 0 computes in this one.
+        forked: whether these are forks of this process, which start at once, and not as a run starts them.
         shard_seconds: estimated work in a shard.
     """
     config = config_of(made, shard_seconds)
     with open_run_folder(root, force=False) as folder:
-        index.fn(folder, [str(made / _CONTIGS)], config.chunk_length, "dna")
+        index.fn(folder, [str(made / CONTIGS)], config.chunk_length, "dna")
         planned = plan.fn(folder, config, "predict", ("cpu",))
-        reports = _compute(folder, planned, find_pending.fn(folder), lanes)
+        reports = _compute(folder, planned, find_pending.fn(folder), lanes, forked)
         validate.fn(folder)
         work = aggregate.fn(folder, folder.embeddings)
         counts = classify.fn(folder)
@@ -81,15 +88,19 @@ def run(root: Path, made: Path, *, lanes: int = 0, shard_seconds: float = 0.02) 
         write_report(folder.report, report)
 
 
-def _compute(folder: RunFolder, planned: RunPlan, pending: tuple[int, ...], lanes: int) -> list[LaneReport]:
+def _compute(
+    folder: RunFolder, planned: RunPlan, pending: tuple[int, ...], lanes: int, forked: bool
+) -> list[LaneReport]:
     """Computes the shards that are missing, as the flow `embed-lane` does."""
     if not pending:
         return []
     if not lanes:
-        with LaneJournal(folder.lane_journal("lane-0000")) as journal, journal.recording_failure(0):
-            run_shards(folder, pending, "cpu", 0, journal.write)
+        _compute_here(folder, pending, 0)
         return []
     hands = deal_shards(planned, pending, lanes)
+    if forked:
+        _compute_in_forks(folder, hands)
+        return []
 
     def work(lane: int) -> LaneReport:
         name = f"lane-{lane:04d}"
@@ -100,6 +111,25 @@ def _compute(folder: RunFolder, planned: RunPlan, pending: tuple[int, ...], lane
 
     with ThreadPoolExecutor(len(hands)) as threads:
         return list(threads.map(work, range(len(hands))))
+
+
+def _compute_here(folder: RunFolder, shards: tuple[int, ...], lane: int) -> None:
+    with LaneJournal(folder.lane_journal(f"lane-{lane:04d}")) as journal, journal.recording_failure(lane):
+        run_shards(folder, shards, "cpu", lane, journal.write)
+
+
+def _compute_in_forks(folder: RunFolder, hands: tuple[tuple[int, ...], ...]) -> None:
+    """Raises LaneError when one of them does not end as it should."""
+    fork = multiprocessing.get_context("fork")
+    forks = [
+        fork.Process(target=_compute_here, args=(folder, shards, lane)) for lane, shards in enumerate(hands)
+    ]
+    for process in forks:
+        process.start()
+    for process in forks:
+        process.join()
+    if any(process.exitcode for process in forks):
+        raise LaneError(f"the forks of the lanes ended with {[process.exitcode for process in forks]}.")
 
 
 def final_files(root: Path) -> dict[str, str]:

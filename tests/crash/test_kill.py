@@ -15,7 +15,7 @@ from virnuc_core.atomic_write import temporary_name
 from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.tables import write_tables
 
@@ -61,6 +61,7 @@ def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
 def finish(run: MadeRun) -> dict[str, bytes]:
     """Does what the same command does when it is given again; the bytes of every file then."""
     run_lane(run.folder, pending_shards(run.folder, run.plan), "cpu")
+    remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
     aggregate(run.folder, run.plan, run.store)
     write_tables(run.folder, run.store)
     files = [path for path in run.folder.root.rglob("*") if path.is_file() and "damaged" not in path.name]

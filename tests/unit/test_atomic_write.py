@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.atomic_write import atomic_path, temporary_name, write_text
+from virnuc_core.atomic_write import (
+    atomic_path,
+    iter_temporaries,
+    remove_temporaries,
+    temporary_name,
+    write_text,
+)
 
 
 def test_the_file_appears_at_the_end(tmp_path: Path) -> None:
@@ -42,3 +48,32 @@ def test_what_a_killed_process_left_is_overwritten(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         write_text(tmp_path / "missing" / "table.tsv", "")
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    with atomic_path(path, shared=True) as first:
+        first.write_text("of the first")
+        with atomic_path(path, shared=True) as second:
+            assert second != first
+            second.write_text("of the second")
+        assert path.read_text() == "of the second"
+    assert path.read_text() == "of the first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_left_is_removed_by_name(tmp_path: Path) -> None:
+    names = [
+        ".shard_1.h5.0123456789abcdef.tmp",
+        ".shard_1.h5.fedcba9876543210.tmp",
+        ".shard_1.h5.tmp",
+        ".shard_2.h5.0123456789abcdef.tmp",
+        ".mine.tmp",
+        "shard_1.h5",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [name for _, name in iter_temporaries(tmp_path)] == ["mine", *["shard_1.h5"] * 3, "shard_2.h5"]
+    remove_temporaries(tmp_path, {"shard_1.h5"})
+    assert {path.name for path in tmp_path.iterdir()} == {*names[3:]}
+    remove_temporaries(tmp_path / "absent", {"shard_1.h5"})

@@ -11,13 +11,12 @@ import h5py
 
 from virnuc_core.checked_hdf5 import Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
-from virnuc_core.inference.shards import identity_of
-from virnuc_core.json_records import parse_object
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
 from virnuc_core.plain_text import visible
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
+from virnuc_core.prediction.run_check import check_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
@@ -27,7 +26,6 @@ from virnuc_core.shard_file import read_identity, read_shard
 InspectedKind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 Facts = list[tuple[str, str]]
 
-_BYTES_AT_ONCE: Final = 1 << 20
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _PICKLE_BEGIN: Final = b"\x80"
 
@@ -113,66 +111,10 @@ def _run_folder(path: Path, facts: Facts) -> list[str]:
     folder = RunFolder(path)
     plan = read_plan(folder.plan)
     facts += _plan_facts(plan)
-    problems = []
-    whole = 0
-    for shard in plan.shards:
-        try:
-            read_shard(folder.shard(shard.index), identity_of(plan, shard))
-            whole += 1
-        except (DamagedFileError, MismatchError) as error:
-            if folder.shard(shard.index).exists():
-                problems.append(str(error))
+    findings = list(check_run(folder, thorough=False))
+    whole = sum(found.state == "whole" and found.path.parent == folder.shards for found in findings)
     facts.append(("shards", f"{whole} of {len(plan.shards)} whole"))
-    if whole < len(plan.shards):
-        problems.append(
-            f"{len(plan.shards) - whole} shards are still to be computed: run the same command again."
-        )
-    return problems + _parts(folder, plan)
-
-
-def _parts(folder: RunFolder, plan: RunPlan) -> list[str]:
-    """Problems of the frame store and of the final files of a run."""
-    found = _inspected("frame store", folder.frames, _frame_store)
-    problems = list(found.problems)
-    if plan.kind == "predict":
-        finals = [folder.predictions, folder.contigs, folder.prediction_results, folder.highest_score]
-        finals += [folder.rejected, folder.report]
-        missing = [file for file in finals if not file.exists()]
-        empty = [file for file in finals if file.exists() and not file.stat().st_size]
-        problems += [f"{file} is missing: run the same command again." for file in missing]
-        problems += [f"{file} is empty: run the same command again." for file in empty]
-        if folder.report not in missing + empty:
-            problems += _miscounted(folder, missing + empty)
-        problems += _inspected("embeddings file", folder.embeddings, _embeddings).problems
-    return problems
-
-
-def _miscounted(folder: RunFolder, left_out: list[Path]) -> list[str]:
-    """Problems of tables whose rows are not as many as run.json says."""
-    counted = {
-        folder.predictions: "chunks",
-        folder.contigs: "records",
-        folder.prediction_results: "frames",
-        folder.highest_score: "scored_chunks",
-        folder.rejected: "rejected",
-    }
-    try:
-        counts = parse_object(folder.report.read_bytes())["counts"]
-        wanted = {table: counts[name] for table, name in counted.items()}
-    except (OSError, ValueError, LookupError, TypeError):
-        return [f"{folder.report} does not have the counts of a run: run the same command again."]
-    rows = {table: _num_lines(table) - 1 for table in wanted if table not in left_out}
-    return [
-        f"{table} has {found} rows and {folder.report.name} says {wanted[table]!s:.40}: run the same command again."
-        for table, found in rows.items()
-        if found != wanted[table]
-    ]
-
-
-def _num_lines(path: Path) -> int:
-    """Whole lines of a text file."""
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BYTES_AT_ONCE), b""))
+    return [found.message for found in findings if found.is_bad]
 
 
 def _plan_facts(plan: RunPlan) -> Facts:

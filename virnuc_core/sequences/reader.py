@@ -38,7 +38,8 @@ _DAMAGE: tuple[type[Exception], ...] = (BadGzipFile, cast(type[Exception], IsalE
 _BUFFER_BYTES = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f"
-_UPPER = bytes(range(256)).upper()
+# Control characters become "?", as letters outside ASCII do: a sequence is written to tables, too.
+_UPPER = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper())
 _UPPER_DNA = _UPPER.replace(b"U", b"T")
 _NUCLEOTIDE_CODES = b"ACGTUNRYSWKMBDHV"
 _AMINO_ACID_CODES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ*-."

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name, run_name
+from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name, reprocess_name, run_name
 from flows.settings import PredictSettings
 
 
@@ -45,3 +45,8 @@ def test_plan_is_named_by_its_folder(set_parameters: SetParameters) -> None:
     set_parameters("plan-run", {"folder": "/data/results"})
     assert plan_name() == "plan results"
     assert plan_journal_name("0123abcd-4567") == "plan-0123abcd"
+
+
+def test_a_move_is_named_by_its_folder(set_parameters: SetParameters) -> None:
+    set_parameters("reprocess", {"run": "/data/results"})
+    assert reprocess_name() == "reprocess results"

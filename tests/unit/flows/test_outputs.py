@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.outputs import folder_of, require_absolute, require_no_input
-from virnuc_core.errors import UsageError
+from flows.outputs import folder_of, require_absolute, require_no_input, require_run
+from virnuc_core.errors import InputError, UsageError
 
 
 def test_output_needs_a_folder(tmp_path: Path) -> None:
@@ -30,3 +30,10 @@ def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) ->
     require_absolute("/data/b.fa", "/out")
     with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
         require_absolute("a.fa", "/data/b.fa", "out")
+
+
+def test_a_run_has_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no folder of a run"):
+        require_run(tmp_path)
+    (tmp_path / "plan.json").touch()
+    require_run(tmp_path)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from flows.settings import (
@@ -5,10 +7,13 @@ from flows.settings import (
     EngineSettings,
     LaneSettings,
     PredictSettings,
+    ReprocessSettings,
     embed_config,
     predict_config,
     read_settings,
+    reprocess_config,
 )
+from tests.made_plans import PLAN, model
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import RunConfig
 
@@ -97,3 +102,65 @@ def test_embed_runs_one_model_over_whole_sequences() -> None:
     assert (config.chunk_length, config.esm_model, config.dnabert_model) == (None, None, "tiny")
     assert config.repr_layer == 2
     assert embed_config("esm2", "8M", EmbedSettings()).esm_model == "8M"
+
+
+OLD = replace(
+    PLAN,
+    models=(
+        model("dnabert_s", precision="fp32", engine="packed", attention="triton", location="/models/dnabert"),
+        model("esm2", precision="fp16", repr_layer=3, attention="triton", location="/models/esm2"),
+    ),
+)
+
+
+def reprocessed(**given: object) -> RunConfig:
+    return reprocess_config(OLD, read_settings(ReprocessSettings, given))
+
+
+def test_what_is_not_given_is_as_it_was() -> None:
+    assert reprocessed() == RunConfig(
+        chunk_length=500,
+        esm_model="/models/esm2",
+        dnabert_model="/models/dnabert",
+        head="/heads/tiny-500",
+        repr_layer=3,
+        precision="fp16",
+        dnabert_precision="fp32",
+        engine="packed",
+        dnabert_engine="packed",
+        attention="triton",
+    )
+
+
+def test_what_goes_with_something_that_is_given_is_found_again() -> None:
+    other_model = reprocessed(esm_model="650M")
+    assert (other_model.head, other_model.repr_layer, other_model.precision) == (None, None, "fp16")
+    assert reprocessed(esm_model="650M", head="a.pth", repr_layer=2).head == "a.pth"
+    engine = reprocessed(engine="reference")
+    assert (engine.precision, engine.dnabert_precision, engine.dnabert_engine) == ("auto", None, None)
+    assert engine.attention == "auto"
+    precision = reprocessed(precision="bf16")
+    assert (precision.precision, precision.dnabert_precision, precision.attention) == ("bf16", None, "auto")
+    assert reprocessed(dnabert_precision="bf16").precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("attentions", "expected"),
+    [
+        (("padded", "padded"), "auto"),
+        (("triton", "varlen"), "auto"),
+        (("reference", "reference"), "reference"),
+    ],
+)
+def test_attention_that_cannot_be_asked_for_is_found_again(
+    attentions: tuple[str, str], expected: str
+) -> None:
+    models = tuple(
+        replace(one, attention=attention) for one, attention in zip(OLD.models, attentions, strict=True)
+    )
+    assert reprocess_config(replace(OLD, models=models), ReprocessSettings()).attention == expected
+
+
+def test_a_run_without_a_head_cannot_be_reprocessed() -> None:
+    with pytest.raises(UsageError, match="can be reprocessed"):
+        reprocess_config(replace(OLD, head=None), ReprocessSettings())

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.made_models import MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference.engine import ComputedShard, Embedder
+from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.streams import HostStreams
@@ -175,10 +176,41 @@ def test_what_overflows_in_fp16_is_done_again_in_fp32(
     assert "done again in fp32" in caplog.text
 
 
-def test_a_model_that_gives_nan_is_an_error_not_a_score(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> None:
     models = make_models(tmp_path)
-    change_bias(models, torch.nan)
+    change_bias(models, value)
     run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
-    with pytest.raises(CheckpointError, match=r"dnabert gives vectors that are not finite .*_chunk_1[FR]\d"):
-        run.compute([0])
-    assert not run.folder.shard(0).exists()
+    with pytest.raises(CheckpointError, match=r"dnabert is broken: layers\.1\.ffn_out\.bias holds"):
+        run_all(run)
+
+
+def test_weights_that_overflow_are_an_error_that_names_layer_and_sequence(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    change_bias(models, 3e38)
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
+    message = r"dnabert gives vectors that are not finite .*_chunk_1[FR]\d, from layer 2 of \d on"
+    with pytest.raises(CheckpointError, match=message):
+        run_all(run)
+
+
+def test_vectors_that_float16_cannot_hold_are_an_error(finished_run: MadeRun) -> None:
+    large = ComputedShard(
+        shard=Shard(index=0, begin=3, end=5, cost=1.0),
+        names=("protein",),
+        download=HostStreams("cpu").download(torch.full((2, 4), 1e5).half()),
+        counters=run_all(finished_run).counters,
+        seconds=StageSeconds(),
+    )
+    with pytest.raises(CheckpointError, match=r"protein vectors of rows 3 to 5 .* --embeddings float32"):
+        large.result()
+
+
+def test_a_head_that_overflows_is_an_error_not_a_score(tmp_path: Path) -> None:
+    models = make_models(tmp_path)
+    weights = load_file(models.head)
+    weights["output_layer.weight"][:] = 3e38
+    save_file(weights, models.head)
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
+    with pytest.raises(CheckpointError, match=r"the head gives scores that are not finite for rows 0 to \d+"):
+        run_all(run)

@@ -54,7 +54,7 @@ def embed_proteins(run: MadeRun, made_models: MadeModels, most_tokens: int) -> t
     small = SmallMemory(model, most_tokens)
     resident = ResidentModel(planned, small, STREAMS, "fp32", "sdpa")
     runner = ModelRunner(planned, STREAMS, resident, lambda: resident)
-    embedder = Embedder(run.plan, STREAMS, (runner,), None)
+    embedder = Embedder(replace(run.plan, models=(planned,)), STREAMS, (runner,), None)
     shard = Shard(index=0, begin=0, end=run.store.num_frames, cost=1.0)
     preparer = Preparer(run.store, ((planned, Esm2Tokenizer()),), STREAMS)
     [computed] = embedder.run([preparer.prepare(shard)])

@@ -137,3 +137,33 @@ def test_half_a_plan_is_not_merged(finished_run: MadeRun, tmp_path: Path) -> Non
     plan = replace(finished_run.plan, shards=finished_run.plan.shards[:-1])
     with pytest.raises(MismatchError):
         aggregate(finished_run.folder, plan, finished_run.store, tmp_path / "out.h5")
+
+
+def test_each_dataset_has_a_checksum_over_all_its_values(finished_run: MadeRun, tmp_path: Path) -> None:
+    path = tmp_path / "embeddings.h5"
+    path.write_bytes(finished_run.folder.embeddings.read_bytes())
+    with EmbeddingsFile(path) as embeddings:
+        embeddings.verify()
+        assert all(f"{name}_sha256" in embeddings.attributes for name in embeddings.names)
+    with h5py.File(path, "r+") as file:  # with checksums of its pieces that are right
+        file["dna"][7] = file["dna"][8]
+    with (
+        EmbeddingsFile(path) as embeddings,
+        pytest.raises(DamagedFileError, match="the checksum of 'dna' is wrong"),
+    ):
+        embeddings.verify()
+
+
+def test_it_is_compared_with_a_plan(finished_run: MadeRun) -> None:
+    plan = finished_run.plan
+    with EmbeddingsFile(finished_run.folder.embeddings) as embeddings:
+        embeddings.require_plan(plan)
+        other = replace(
+            plan, models=(plan.models[0], replace(plan.models[1], precision="fp16", token_budget=7))
+        )
+        with pytest.raises(
+            MismatchError, match=r"protein_precision is fp32 in the file and fp16 in the plan; protein_token"
+        ):
+            embeddings.require_plan(other)
+        with pytest.raises(MismatchError, match="plan_fingerprint is"):
+            embeddings.require_plan(replace(plan, shards=plan.shards[:-1]))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.sequences.reader import iter_records
 
 NAMES = ["=1+1", "\x1b[2J", "../../x", "a/b", '"q', "contig_1", "\u202ex", "+1", "%2B1", "=1+1"]
 WRITTEN = [
@@ -47,6 +48,13 @@ def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
     path.write_text(">a\n!!!!\n>ok\nACGTACGT\n")
     build_frame_store([path], tmp_path / "frames", 60, rejected_copy=tmp_path / "rejected.tsv")
     assert "gen%ED%B3%A8me.fa" in (tmp_path / "rejected.tsv").read_text(encoding="utf-8")
+
+
+def test_control_characters_in_a_sequence(tmp_path: Path) -> None:
+    path = tmp_path / "in.fa"
+    path.write_bytes(b">a\nACG\x1c\x1bACGACGACGACGACGACGACGACG\0\nACG\x7f\n")
+    (record,) = iter_records([path], "dna")
+    assert record.sequence == b"ACG??ACGACGACGACGACGACGACGACG?ACG?"
 
 
 def test_long_names_are_cut_and_stay_unique(tmp_path: Path) -> None:

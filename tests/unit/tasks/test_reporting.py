@@ -1,5 +1,7 @@
+import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def test_document_can_be_read_back(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["lanes"][0]["host"] == "box"
     assert document["packing_efficiency"] == {"esm2": 0.5}
+
+
+def test_result_files_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "vectors.h5").write_bytes(b"vectors")
+    write_report(tmp_path / "run.json", replace(run_of([]), out=str(tmp_path / "vectors.h5")))
+    [record] = json.loads((tmp_path / "run.json").read_text())["files"]
+    assert (record["name"], record["size"]) == ("vectors.h5", 7)
+    assert record["sha256"] == hashlib.sha256(b"vectors").hexdigest()

@@ -83,3 +83,30 @@ def test_file_is_not_a_folder(tmp_path: Path) -> None:
     for root in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(UsageError, match="not a folder"), open_run_folder(root, force=False):
             pass
+
+
+def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
+    names = [
+        ".embeddings.h5.tmp",
+        ".contigs.tsv.tmp",
+        ".plan.json.0123456789abcdef.tmp",
+        ".mine.tmp",
+        "mine.tmp",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    for name in (".sort-abc", ".next.tmp", ".incoming.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0").touch()
+    with open_run_folder(tmp_path, force=False):
+        assert {path.name for path in tmp_path.iterdir()} == {".mine.tmp", "mine.tmp", ".virnuc.lock"}
+
+
+def test_folders_that_only_have_the_names_of_a_moved_run_stay(tmp_path: Path) -> None:
+    for name in ("next", "incoming"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").touch()
+    for force in (False, True):
+        with open_run_folder(tmp_path, force=force) as folder:
+            assert folder.next.plan.exists()
+            assert folder.incoming.plan.exists()

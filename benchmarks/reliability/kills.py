@@ -1,0 +1,198 @@
+"""Ends the whole process tree of a run with SIGKILL at random moments, continues the run, and compares its outputs.
+
+    python -m benchmarks.reliability.kills [--number 300]
+
+A run is a process with two lanes, each of which has a process of its own: most are forks, which start at once, every fifth
+run has the processes that virnuc starts, and every thirtieth is `virnuc predict` with Prefect and all. A run is killed one to
+three times, each time after so many files have appeared in its folder and so much time has passed after that, as was drawn;
+then it is left to end. What it leaves must be byte for byte what an undisturbed run leaves, no more and no less.
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from random import Random
+from typing import Any, Final, Literal
+
+from benchmarks.reliability.faults import load_shim
+from benchmarks.reliability.laboratory import command_line
+from benchmarks.reliability.small_run import final_files, make_material, run
+from benchmarks.reports import print_and_write
+from virnuc_core.run_folder import RunFolder
+
+Way = Literal["forks", "lanes", "command line"]
+
+_RECORDS: Final = 400
+_MOST_SECONDS: Final = 300.0
+# Where a run is, by what is in its folder; the last that holds.
+_STAGES: Final = ("started", "indexing", "planning", "embedding", "aggregating", "writing tables", "ended")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kill:
+    """When to end a run: at once when so many files are there and so many seconds have passed after that."""
+
+    files: int
+    seconds: float
+
+
+class Laboratory:
+    """The material of a run, and what an undisturbed one makes of it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._made = scratch / "made"
+        self.root: Final = scratch / "run"
+        make_material(self._made, _RECORDS)
+        # In this process, so that its forks find everything imported.
+        run(self.root, self._made)
+        self.expected: Final = final_files(self.root)
+        self.num_files: Final = self.count_files()
+
+    def start(self, way: Way) -> ForkProcess:
+        """Begins the run, or goes on with it, in a session of its own."""
+        process = ForkProcess(target=_lead_session, args=(way, self.root, self._made))
+        process.start()
+        while process.is_alive() and os.getpgid(process.pid or 0) != process.pid:
+            time.sleep(0.001)
+        return process
+
+    def kill(self, kill: Kill, way: Way) -> str | None:
+        """Begins the run and ends it; the stage that it was at, or None when it had ended before."""
+        process = self.start(way)
+        deadline = time.monotonic() + _MOST_SECONDS
+        while self.count_files() < kill.files and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.join(kill.seconds)
+        if not process.is_alive():
+            return None
+        stage = self.stage()
+        _kill_tree(process)
+        return stage
+
+    def stage(self) -> str:
+        """Where the run is."""
+        folder = RunFolder(self.root)
+        shards = len(list(folder.shards.glob("shard_*.h5"))) if folder.shards.exists() else 0
+        whole = sum(name.startswith("shards/") for name in self.expected)
+        has = (
+            *(True, any(self.root.glob(".frames*")), folder.frames.exists(), folder.plan.exists()),
+            *(shards == whole, folder.embeddings.exists(), folder.report.exists()),
+        )
+        return [name for name, is_so in zip(_STAGES, has, strict=True) if is_so][-1]
+
+    def problem_with_continuing(self, way: Way) -> str:
+        """Lets the run end; what is wrong with that, "" if nothing is."""
+        process = self.start(way)
+        process.join(_MOST_SECONDS)
+        if process.is_alive():
+            _kill_tree(process)
+            return f"hangs for {_MOST_SECONDS:.0f} s"
+        if process.exitcode:
+            return f"ends with {process.exitcode}"
+        found = final_files(self.root)
+        names = sorted({*found, *self.expected})
+        return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
+
+    def count_files(self) -> int:
+        """Files of the run, half-written ones too."""
+        return sum(len(files) for _, _, files in os.walk(self.root))
+
+
+def _lead_session(way: Way, root: Path, made: Path) -> None:
+    """The life of the process that leads a run."""
+    os.setsid()
+    silent = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(silent, descriptor)
+    if way == "forks":
+        run(root, made, lanes=2, forked=True)
+    else:
+        program = [sys.executable, "-m", "benchmarks.reliability.small_run", str(root), str(made), "2"]
+        command = command_line(root, made) if way == "command line" else program
+        os.execv(command[0], command)  # noqa: S606 - a program of our own, and no shell
+
+
+def _kill_tree(leader: ForkProcess) -> None:
+    """Ends every process of a session, and waits until none is left."""
+    os.killpg(leader.pid or 0, signal.SIGKILL)
+    leader.join()
+    while any(_session_of(entry) == leader.pid for entry in Path("/proc").iterdir()):
+        time.sleep(0.01)
+
+
+def _session_of(entry: Path) -> int | None:
+    """The session of a process that is not yet dead."""
+    try:
+        state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+    except (OSError, ValueError):
+        return None
+    return int(session) if state != "Z" else None
+
+
+def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
+    """Kills by stage, runs that were continued to the same outputs, and what went wrong."""
+    draw = Random(0)
+    stages: Counter[str] = Counter()
+    ways: Counter[str] = Counter()
+    failures = []
+    while stages.total() < number:
+        shutil.rmtree(laboratory.root, ignore_errors=True)
+        way = _way(ways.total())
+        ways[way] += 1
+        kills: list[str] = []
+        for _ in range(draw.randint(1, 3)):
+            files = draw.randint(laboratory.count_files(), laboratory.num_files)
+            stage = laboratory.kill(Kill(files=files, seconds=draw.random() ** 2 * 0.4), way)
+            if stage is None:
+                break
+            kills.append(stage)
+        stages.update(kills)
+        if problem := laboratory.problem_with_continuing(way):
+            failures.append({"run": ways.total(), "way": way, "killed_while": kills, "problem": problem})
+            print(failures[-1], file=sys.stderr, flush=True)
+        print(f"{stages.total()} kills, {dict(ways)}: {dict(stages)}", file=sys.stderr, flush=True)
+    return {
+        "kind": "kills",
+        "kills": stages.total(),
+        "runs": ways.total(),
+        "runs_by_way": dict(ways),
+        "identical": ways.total() - len(failures),
+        "kills_by_stage": {stage: stages[stage] for stage in _STAGES if stages[stage]},
+        "failures": failures,
+    }
+
+
+def _way(number: int) -> Way:
+    """How the run of this number is made: the slow ways seldom."""
+    return "command line" if number % 30 == 29 else "lanes" if number % 5 == 4 else "forks"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kills, prints and writes the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--number", type=int, default=300, help="kills")
+    out = Path(__file__).parents[1] / "results" / "reliability_kills.json"
+    parser.add_argument("--out", type=Path, default=out)
+    arguments = parser.parse_args(argv)
+    load_shim("benchmarks.reliability.kills")
+    logging.disable()
+    with tempfile.TemporaryDirectory(prefix="virnuc-kills-") as scratch:
+        report = measure(Laboratory(Path(scratch)), arguments.number)
+    print_and_write(report, arguments.out)
+    return 1 if report["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Many runs one after another in one process, and one run over many chunks: does anything grow?
+
+    python -m benchmarks.reliability.soak [--number 1000] [--chunks 5000000]
+
+The stages of small runs follow one another without an end of the process, as in a worker; one in fifty has a process for its
+lane. Counted are memory, open files, threads, processes and forgotten files. Then one run each over a hundredth, a tenth and
+all of `--chunks`, with models of two layers, tells how memory grows with the number of chunks: memory of the process's own,
+without pages of files that the system may drop at any time.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.reliability import material
+from benchmarks.reliability.small_run import CONTIGS, final_files, make_material, run
+from benchmarks.reports import print_and_write
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
+from virnuc_core.sequences.store_meta import StoreMeta
+
+_RECORDS: Final = 40
+_WITH_A_LANE: Final = 50
+_SAMPLES: Final = 20
+_CONTIG_CHUNKS: Final = 2000
+# About one chunk in three has an open frame then.
+_LETTER_SHARES: Final = {"A": 0.45, "C": 0.05, "G": 0.05, "T": 0.45}
+_LARGE_SHARD_SECONDS: Final = 1.0
+
+
+def own_memory() -> int:
+    """Bytes of this process that are not pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def state() -> dict[str, int]:
+    """What could leak."""
+    gc.collect()
+    return {
+        "memory_bytes": own_memory(),
+        "open_files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "processes": len(multiprocessing.active_children()),
+    }
+
+
+def soak(number: int, scratch: Path) -> dict[str, Any]:
+    """Runs one after another; the state after each twentieth part of them, and what they have left behind."""
+    made, root = scratch / "made", scratch / "run"
+    make_material(made, _RECORDS)
+    samples: list[dict[str, int]] = []
+    expected: dict[str, str] = {}
+    num_other = 0
+    begun = time.monotonic()
+    for done in range(1, number + 1):
+        shutil.rmtree(root, ignore_errors=True)
+        run(root, made, lanes=int(done % _WITH_A_LANE == 0))
+        found = final_files(root)
+        expected = expected or found
+        num_other += found != expected
+        if done % max(1, number // _SAMPLES) == 0:
+            samples.append({"runs": done, **state()})
+            print(samples[-1], file=sys.stderr, flush=True)
+    later = samples[len(samples) // 4 :]
+    memory = [sample["memory_bytes"] for sample in later]
+    runs = [sample["runs"] for sample in later]
+    slope = statistics.linear_regression(runs, memory).slope if len(later) > 1 else 0.0
+    return {
+        "runs": number,
+        "seconds": round(time.monotonic() - begun, 1),
+        "with_other_outputs": num_other,
+        # Over the last three quarters: caches fill up in the first.
+        "bytes_more_each_run": round(slope),
+        "open_files_more": later[-1]["open_files"] - later[0]["open_files"],
+        "threads_more": later[-1]["threads"] - later[0]["threads"],
+        "processes_left": samples[-1]["processes"],
+        "files_left": sorted(str(path.relative_to(scratch)) for path in (scratch / "tmp").rglob("*")),
+        "samples": samples,
+    }
+
+
+def write_long_contigs(path: Path, chunks: int) -> None:
+    """A FASTA file of random contigs with so many chunks in all."""
+    draw = np.random.default_rng(0)
+    letters = np.frombuffer("".join(_LETTER_SHARES).encode(), np.uint8)
+    with path.open("wb") as file:
+        for number, begin in enumerate(range(0, chunks, _CONTIG_CHUNKS)):
+            length = min(_CONTIG_CHUNKS, chunks - begin) * material.CHUNK_LENGTH
+            sequence = letters[draw.choice(len(letters), length, p=list(_LETTER_SHARES.values()))]
+            file.write(b">contig%d\n%s\n" % (number, sequence.tobytes()))
+
+
+@contextmanager
+def peak_of(find: dict[str, int]) -> Iterator[None]:
+    """Puts the largest memory during the block under "peak_bytes"."""
+    done = threading.Event()
+    find["peak_bytes"] = own_memory()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            find["peak_bytes"] = max(find["peak_bytes"], own_memory())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _run_large(made: Path, root: Path, answer: Path) -> None:
+    """In a process of its own: a run, and the memory that it took."""
+    memory: dict[str, int] = {"before_bytes": own_memory()}
+    begun = time.monotonic()
+    with peak_of(memory):
+        run(root, made, shard_seconds=_LARGE_SHARD_SECONDS)
+    folder = RunFolder(root)
+    meta = StoreMeta.read(folder.frames)
+    answer.write_text(
+        json.dumps(
+            {
+                "chunks": meta.num_chunks,
+                "frames": meta.num_frames,
+                "shards": len(read_plan(folder.plan).shards),
+                "seconds": round(time.monotonic() - begun, 1),
+                **memory,
+            }
+        )
+    )
+
+
+def large_runs(chunks: int, scratch: Path) -> list[dict[str, Any]]:
+    """Memory of runs over a hundredth, a tenth and all of the chunks."""
+    made, root, answer = scratch / "made", scratch / "run", scratch / "answer.json"
+    fork = multiprocessing.get_context("fork")
+    found = []
+    for size in (chunks // 100, chunks // 10, chunks):
+        write_long_contigs(made / CONTIGS, size)
+        shutil.rmtree(root, ignore_errors=True)
+        process = fork.Process(target=_run_large, args=(made, root, answer))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"the run over {size} chunks ended with {process.exitcode}")
+        found.append(json.loads(answer.read_text()))
+        print(found[-1], file=sys.stderr, flush=True)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soaks, prints and writes the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--number", type=int, default=1000, help="runs one after another")
+    parser.add_argument("--chunks", type=int, default=5_000_000, help="chunks of the largest run")
+    out = Path(__file__).parents[1] / "results" / "reliability_soak.json"
+    parser.add_argument("--out", type=Path, default=out)
+    arguments = parser.parse_args(argv)
+    logging.disable()
+    with tempfile.TemporaryDirectory(prefix="virnuc-soak-") as folder:
+        scratch = Path(folder)
+        (scratch / "tmp").mkdir()
+        # Where forgotten files would lie.
+        tempfile.tempdir = os.environ["TMPDIR"] = str(scratch / "tmp")
+        report = {
+            "kind": "soak",
+            "soak": soak(arguments.number, scratch),
+            "large": large_runs(arguments.chunks, scratch),
+        }
+    print_and_write(report, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
