@@ -127,6 +127,7 @@ def peak_of(find: dict[str, int]) -> Iterator[None]:
 
 def _run_large(made: Path, root: Path, answer: Path) -> None:
     """In a process of its own: a run, and the memory that it took."""
+    logging.disable()
     memory: dict[str, int] = {"before_bytes": own_memory()}
     begun = time.monotonic()
     with peak_of(memory):
@@ -149,12 +150,12 @@ def _run_large(made: Path, root: Path, answer: Path) -> None:
 def large_runs(chunks: int, scratch: Path) -> list[dict[str, Any]]:
     """Memory of runs over a hundredth, a tenth and all of the chunks."""
     made, root, answer = scratch / "made", scratch / "run", scratch / "answer.json"
-    fork = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")
     found = []
     for size in (chunks // 100, chunks // 10, chunks):
         write_long_contigs(made / CONTIGS, size)
         shutil.rmtree(root, ignore_errors=True)
-        process = fork.Process(target=_run_large, args=(made, root, answer))
+        process = spawn.Process(target=_run_large, args=(made, root, answer))
         process.start()
         process.join()
         if process.exitcode:

@@ -7,9 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
+from flows.cli import cli
 from tests.end_to_end.conftest import Checkpoints, CommandLine, rows
 
 
@@ -152,11 +154,28 @@ def test_inspect_nothing(virnuc: CommandLine, tmp_path: Path) -> None:
 
 
 def test_unexpected_error_is_one_line_unless_debugging(
+    virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    @click.option("--debug", is_flag=True)
+    def broken(debug: bool) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setitem(cli.commands, "broken", broken)
+    result = virnuc("broken")
+    assert result.code == 1
+    assert result.err.splitlines() == [
+        "virnuc: error: unexpected RuntimeError: nobody thought of this. Run it with --debug and report what that shows."
+    ]
+    assert "Traceback" in virnuc("broken", "--debug").err
+
+
+def test_error_of_the_disk_is_one_line_unless_debugging(
     virnuc: CommandLine, contigs: Path, tmp_path: Path
 ) -> None:
     command = ("frames", contigs, "--chunk-length", "500", "--out", tmp_path / ("x" * 300))
     result = virnuc(*command)
-    assert result.code == 1
+    assert result.code == 6
     assert len(result.err.splitlines()) == 1
     assert "File name too long" in result.err
     assert "Traceback" in virnuc(*command, "--debug").err

@@ -23,6 +23,7 @@ def test_the_deployments_and_their_pools() -> None:
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         "predict/on-demand": RUNS_POOL,
         "embed/on-demand": RUNS_POOL,
+        "reprocess/on-demand": RUNS_POOL,
         NIGHTLY: RUNS_POOL,
         LANE_DEPLOYMENT: GPU_POOL,
         PLAN_DEPLOYMENT: GPU_POOL,
