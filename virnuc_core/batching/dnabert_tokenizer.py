@@ -93,6 +93,8 @@ def _read(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        # Each sequence is a word that hardly comes again. What is remembered of them stays when the tokenizer is gone.
+        tokenizer.model._resize_cache(0)
         specials = [tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")]
         around_nothing = tokenizer.encode("").ids
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
