@@ -1,6 +1,7 @@
 """The frame store of a run, from its sequence files."""
 
 import hashlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,13 @@ from virnuc_core.errors import DamagedFileError
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.store_meta import StoreMeta, content_digest
 from virnuc_core.specs import Alphabet, InputFile
+
+_log = logging.getLogger(__name__)
 
 
 @stage
@@ -58,9 +62,16 @@ def _is_store_of(
     if not path.exists():
         return False
     try:
-        meta = StoreMeta.read(path)
-    except DamagedFileError:
+        meta = FrameStore.open(path).meta
+    except DamagedFileError as error:
+        _log.warning("%s It is made again.", error)
         return False
     digests = [file.sha256 for file in files]
     same_files = [file.sha256 for file in meta.inputs] == digests
-    return same_files and (meta.chunk_length, meta.alphabet) == (chunk_length, alphabet)
+    if not same_files or (meta.chunk_length, meta.alphabet) != (chunk_length, alphabet):
+        return False
+    # Read whole, as the inputs have been: every row would be computed from a byte that is not as it was.
+    if content_digest(path) != meta.content_sha256:
+        _log.warning("frame store %s is not as it was written: it is made again", path)
+        return False
+    return True

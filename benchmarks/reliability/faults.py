@@ -11,15 +11,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 _SOURCE: Final = Path(__file__).with_name("fault_shim.c")
 _VARIABLE: Final = "VIRNUC_FAULTS"
+# A run in this program gives the same bytes then as one with processes for its lanes.
+LANE_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO"}
 # As struct faults in the C source.
 _HEAD: Final = struct.Struct("=iiiiiiqqq1024s1024s")
 _PASS: Final = 0
@@ -129,30 +131,43 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
+def shim_environment(folder: Path) -> dict[str, str]:
+    """Builds the shim in a folder; the environment of a program that is to have it.
+
+    Raises:
+        FileNotFoundError: there is no C compiler.
+    """
+    program = compiler()
+    if program is None:
+        raise FileNotFoundError("there is no C compiler (cc, gcc, clang), which faults are injected with")
+    shim, control = folder / "fault_shim.so", folder / "control"
+    subprocess.run([program, "-O2", "-shared", "-fPIC", "-o", str(shim), str(_SOURCE)], check=True)
+    control.write_bytes(bytes(_HEAD.size))
+    homes = {"PREFECT_HOME": f"{folder}/prefect", "VIRNUC_HOME": f"{folder}/home"}
+    return {**LANE_ENVIRONMENT, **homes, "LD_PRELOAD": str(shim), _VARIABLE: str(control)}
+
+
 def load_shim(module: str) -> None:
-    """Starts this program over with the shim, unless it has it; its own folder for both is left behind by then.
+    """Starts this program over with the shim, unless it has it.
 
     Args:
         module: what was started with `python -m`.
     """
-    if _VARIABLE in os.environ:
-        return
-    program = compiler()
-    if program is None:
-        sys.exit("there is no C compiler (cc, gcc, clang), which faults are injected with: install one.")
-    with tempfile.TemporaryDirectory(prefix="virnuc-faults-") as folder:
-        shim, control = Path(folder) / "fault_shim.so", Path(folder) / "control"
-        command = [program, "-O2", "-shared", "-fPIC", "-o", str(shim), str(_SOURCE)]
-        subprocess.run(command, check=True)
-        control.write_bytes(bytes(_HEAD.size))
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": str(shim),
-            _VARIABLE: str(control),
-            # As in the process of a lane, so that a run in this process gives the same bytes.
-            "OMP_NUM_THREADS": "1",
-            "MKL_CBWR": "AUTO",
-            "PREFECT_HOME": f"{folder}/prefect",
-            "VIRNUC_HOME": f"{folder}/home",
-        }
-        sys.exit(subprocess.run([sys.executable, "-m", module, *sys.argv[1:]], env=environment).returncode)
+    if _VARIABLE not in os.environ:
+        with tempfile.TemporaryDirectory(prefix="virnuc-faults-") as folder:
+            _start_over(module, shim_environment(Path(folder)))
+
+
+def start_as_a_lane(module: str) -> None:
+    """Starts this program over in the environment of a lane, unless it has it.
+
+    Args:
+        module: what was started with `python -m`.
+    """
+    if not LANE_ENVIRONMENT.items() <= os.environ.items():
+        _start_over(module, LANE_ENVIRONMENT)
+
+
+def _start_over(module: str, environment: Mapping[str, str]) -> NoReturn:
+    command = [sys.executable, "-m", module, *sys.argv[1:]]
+    sys.exit(subprocess.run(command, env={**os.environ, **environment}).returncode)

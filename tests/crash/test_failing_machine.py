@@ -1,0 +1,100 @@
+"""Folders that vanish, disks that are full and files that are cut while a run works with them."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from tasks.indexing import index
+from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from virnuc_core.errors import LaneError, StorageError, storage_error
+from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.shards import pending_shards
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def contigs(tmp_path: Path) -> Path:
+    return write_contigs(tmp_path / "contigs.fa")
+
+
+@pytest.fixture
+def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
+    return plan_run(tmp_path / "run", contigs, models.config(), shard_seconds=0.02)
+
+
+@contextmanager
+def no_file_larger_than(limit: int) -> Iterator[None]:
+    """What a full disk is to a process, but for the number of the error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_in_the_middle_of_a_shard(run: MadeRun) -> None:
+    with no_file_larger_than(3000), pytest.raises(OSError, match="shard_00000") as caught:
+        run.compute()
+    assert list(run.folder.shards.iterdir()) == []
+    assert isinstance(storage_error(caught.value), StorageError)
+    run.compute()
+    assert pending_shards(run.folder, run.plan) == ()
+
+
+def test_a_command_on_a_full_disk_says_so(
+    tmp_path: Path, contigs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "frames.tsv"
+    with no_file_larger_than(1000):
+        code = main(["frames", str(contigs), "--chunk-length", "60", "--out", str(out)])
+    assert code == StorageError.exit_code == 6
+    assert "virnuc: error: " in (said := capsys.readouterr().err)
+    assert "Make room there" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["contigs.fa"]
+
+
+def test_a_folder_that_vanishes(run: MadeRun) -> None:
+    def remove(event: LaneEvent) -> None:
+        if isinstance(event, ShardDone):
+            shutil.rmtree(run.folder.root, ignore_errors=True)
+
+    with pytest.raises(OSError, match="shard_") as caught:
+        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=remove)
+    assert "It was taken away while it was in use" in str(storage_error(caught.value))
+
+
+def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path) -> None:
+    column = run.folder.frames / "protein.bin"
+    whole = column.read_bytes()
+
+    def cut(event: LaneEvent) -> None:
+        if isinstance(event, ModelsLoaded):
+            os.truncate(column, 0)
+
+    with pytest.raises(LaneError, match=r"SIGBUS .*a file of the run was cut short"):
+        run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=cut)
+    index.fn(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
+    assert column.read_bytes() == whole
+
+
+def test_a_byte_of_the_frame_store_that_changed_is_noticed_when_a_run_goes_on(
+    run: MadeRun, contigs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    column = run.folder.frames / "dna.bin"
+    whole = column.read_bytes()
+    column.write_bytes(b"A" + whole[1:] if whole[:1] != b"A" else b"C" + whole[1:])
+    index.fn(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
+    assert "is not as it was written: it is made again" in caplog.text
+    assert column.read_bytes() == whole
