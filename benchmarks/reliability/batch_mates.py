@@ -1,6 +1,6 @@
 """Whether the vector of a sequence depends on what else is in its batch, to the last bit.
 
-    python -m benchmarks.reliability.batch_mates [--model random:8M ...] [--precision fp32,...] [--device cpu] [--number 300]
+    python -m benchmarks.reliability.batch_mates [--model esm2:tiny ...] [--precision fp32,...] [--device cpu] [--number 300]
 
 The same sequences are embedded packed as a run packs them, in the opposite order, without every other one, a few of them one
 at a time, and some in small batches; then the vectors are compared bit by bit.
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", action="append", help="several are measured in turn [random:8M, random:DNABERT-S]"
+        "--model", action="append", help="several are measured in turn [the two that are bundled]"
     )
     parser.add_argument("--precision", default="fp32", metavar="P,P,...")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     cases = [
         measure(model, precision, arguments.device, arguments.number)
-        for model in arguments.model or ["random:8M", "random:DNABERT-S"]
+        for model in arguments.model or ["esm2:tiny", "dnabert:tiny"]
         for precision in arguments.precision.split(",")
     ]
     print_and_write({"kind": "batch_mates", "cases": cases}, arguments.out)
