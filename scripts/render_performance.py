@@ -1,26 +1,21 @@
-"""Fills the tables of docs/performance.md from benchmarks/results/*.json; no figure is written by hand.
+"""Fills the tables of docs/performance.md from benchmarks/results/*.json (scripts/result_pages.py).
 
-    python -m scripts.render_performance [--check]
-
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being one of `TABLES`. With --check nothing is
-written, and the exit code says whether the page is what the results give.
+python -m scripts.render_performance [--check]
 """
 
-import argparse
 import json
 import math
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+from scripts import result_pages
+from scripts.result_pages import RESULTS, ROOT, Json, ResultPage, count
+
 NOT_MEASURED: Final = "Not measured yet: `scripts/gpu_check.sh` measures it."
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,31 +157,6 @@ def runs_table(results: list[Result]) -> str:
     return markdown("file|command|machine", rows)
 
 
-TABLES: Final[dict[str, Callable[[list[Result]], str]]] = {
-    "forward": forward_table,
-    "precision": precision_table,
-    "end-to-end": end_to_end_table,
-    "peers": peers_table,
-    "accuracy": accuracy_table,
-    "runs": runs_table,
-}
-
-
-def render(page: str, results: list[Result]) -> str:
-    """The page with its tables filled in.
-
-    Raises:
-        ValueError: it lacks the place of a table.
-    """
-    for name, make in TABLES.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        match = place.search(page)
-        if match is None:
-            raise ValueError(f"the page has no place for the table {name!r}")
-        page = f"{page[: match.end(1)]}\n{make(results)}\n\n{page[match.start(2) :]}"
-    return page
-
-
 def of_kind(results: Iterable[Result], kind: str) -> Iterator[Result]:
     """The results of one kind."""
     return (result for result in results if result.document["kind"] == kind)
@@ -202,24 +172,14 @@ def over_case(case: Json, cases: list[Json], change: Json) -> float | None:
 
 
 def markdown(header: str, rows: Iterable[tuple[str, ...]]) -> str:
-    """A table; columns of the header are parted by `|`."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    if not lines:
-        return NOT_MEASURED
-    columns = header.split("|")
-    return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *lines])
+    """A table, or a line that says that there is none yet."""
+    measured = list(rows)
+    return result_pages.markdown(header, measured) if measured else NOT_MEASURED
 
 
 def plain(model: str) -> str:
     """A model's name without family and `random:`."""
     return model.rpartition(":")[2]
-
-
-def count(value: float | None) -> str:
-    """A large number, to three or four digits."""
-    if value is None:
-        return ""
-    return f"{round(value, -max(0, len(str(int(value))) - 4)):,.0f}"
 
 
 def ratio(value: float | None) -> str:
@@ -237,23 +197,21 @@ def spread(repeats: list[float]) -> str:
     return f"{100 * (max(repeats) - min(repeats)) / statistics.median(repeats):.1f} %"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Writes the page, or checks it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    arguments = parser.parse_args(argv)
-    page = arguments.page.read_text()
-    rendered = render(page, read_results(arguments.results))
-    if arguments.check and rendered != page:
-        print(f"{arguments.page.name} is not what the results give: run python -m scripts.render_performance")
-        return 1
-    arguments.page.write_text(rendered)
-    return 0
-
+TABLES: Final[dict[str, Callable[[list[Result]], str]]] = {
+    "forward": forward_table,
+    "precision": precision_table,
+    "end-to-end": end_to_end_table,
+    "peers": peers_table,
+    "accuracy": accuracy_table,
+    "runs": runs_table,
+}
+PAGE: Final = ResultPage(
+    path=ROOT / "docs" / "performance.md",
+    script="scripts.render_performance",
+    results=RESULTS,
+    read=read_results,
+    tables=TABLES,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PAGE.main())

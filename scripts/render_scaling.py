@@ -1,14 +1,9 @@
-"""Fills the tables of docs/scaling.md from benchmarks/results/lane_*.json; no figure is written by hand.
+"""Fills the tables of docs/scaling.md from benchmarks/results/lane_*.json (scripts/result_pages.py).
 
-    python -m scripts.render_scaling [--check]
-
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being one of `TABLES`. With --check nothing is
-written, and the exit code says whether the page is what the results give.
+python -m scripts.render_scaling [--check]
 """
 
-import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from scripts.render_performance import ROOT, Json, count, markdown
+from scripts.result_pages import RESULTS, ROOT, Json, ResultPage, count, markdown
 
 BILLION: Final = 10**9
 # What `lane_minutes` is by default.
@@ -240,37 +235,6 @@ def commands_table(results: Results) -> str:
     return markdown("file|command|machine", rows)
 
 
-TABLES: Final[dict[str, Callable[[Results], str]]] = {
-    "overhead": overhead_table,
-    "server": server_table,
-    "traffic": traffic_table,
-    "work": work_table,
-    "storage": storage_table,
-    "preparing": preparing_table,
-    "best": best_table,
-    "waste": lambda results: waste_table(results, results.fast),
-    "waste-sqlite": lambda results: waste_table(results, 1),
-    "parts": parts_table,
-    "failures": failures_table,
-    "assumptions": assumptions_table,
-    "commands": commands_table,
-}
-
-
-def render(page: str, results: Results) -> str:
-    """The page with its tables filled in.
-
-    Raises:
-        ValueError: it lacks the place of a table.
-    """
-    for name, make in TABLES.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if (match := place.search(page)) is None:
-            raise ValueError(f"the page has no place for the table {name!r}")
-        page = f"{page[: match.end(1)]}\n{make(results)}\n\n{page[match.start(2) :]}"
-    return page
-
-
 def by_gpus(cases: list[Json]) -> Iterator[tuple[int, list[Json]]]:
     """Cases of each number of GPUs, with lanes of every size."""
     return ((gpus, list(group)) for gpus, group in groupby(cases, key=lambda case: case["gpus"]))
@@ -298,23 +262,28 @@ def terabytes(size: float) -> str:
     return f"{size / 1e12:.2g}" if size < 1e12 else f"{size / 1e12:.1f}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Writes the page, or checks it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "scaling.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    arguments = parser.parse_args(argv)
-    page = arguments.page.read_text()
-    rendered = render(page, read_results(arguments.results))
-    if arguments.check and rendered != page:
-        print(f"{arguments.page.name} is not what the results give: run python -m scripts.render_scaling")
-        return 1
-    arguments.page.write_text(rendered)
-    return 0
-
+TABLES: Final[dict[str, Callable[[Results], str]]] = {
+    "overhead": overhead_table,
+    "server": server_table,
+    "traffic": traffic_table,
+    "work": work_table,
+    "storage": storage_table,
+    "preparing": preparing_table,
+    "best": best_table,
+    "waste": lambda results: waste_table(results, results.fast),
+    "waste-sqlite": lambda results: waste_table(results, 1),
+    "parts": parts_table,
+    "failures": failures_table,
+    "assumptions": assumptions_table,
+    "commands": commands_table,
+}
+PAGE: Final = ResultPage(
+    path=ROOT / "docs" / "scaling.md",
+    script="scripts.render_scaling",
+    results=RESULTS,
+    read=read_results,
+    tables=TABLES,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PAGE.main())

@@ -3,10 +3,12 @@
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
+from virnuc_core.plain_text import visible
+
 
 def cell(value: object) -> str:
     """Text in which nothing is taken for markup."""
-    escaped = html.escape(" ".join(str(value).split()), quote=False)
+    escaped = html.escape(_line(value), quote=False)
     for letter in "\\`*_[]|":
         escaped = escaped.replace(letter, f"\\{letter}")
     return escaped
@@ -14,7 +16,7 @@ def cell(value: object) -> str:
 
 def code(value: object) -> str:
     """A path or a number to copy."""
-    return f"`{' '.join(str(value).split()).replace('`', chr(0x2019))}`"
+    return f"`{_line(value).replace('`', chr(0x2019))}`"
 
 
 def link(target: str) -> str:
@@ -39,3 +41,8 @@ def size(num_bytes: int) -> str:
     while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
     return f"{amount:.3g} {units[0]}" if amount < 1000 else f"{amount:,.0f} {units[0]}"
+
+
+def _line(value: object) -> str:
+    """One line in which every character can be seen."""
+    return visible(" ".join(str(value).split()))

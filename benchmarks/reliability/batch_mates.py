@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", default="fp32", metavar="P,P,...")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
     parser.add_argument("--number", type=int, default=300, help="sequences")
-    out = Path(__file__).parents[1] / "results" / "reliability_batch_mates.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "batch_mates.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     cases = [

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--number", type=int, help="points to take; all by default")
-    out = Path(__file__).parents[1] / "results" / "reliability_commit_points.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "commit_points.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     load_shim("benchmarks.reliability.commit_points")

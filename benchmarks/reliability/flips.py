@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--number", type=int, default=1000, help="bytes to change")
-    out = Path(__file__).parents[1] / "results" / "reliability_flips.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "flips.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     logging.disable()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.reliability.fuzz [--inputs 10000] [--reader NAME] [--seed N]
 
-Prints the figures of each reader and writes them to benchmarks/results/fuzz.json; ends with 1 when anything else happened.
+Prints the figures of each reader and writes them to benchmarks/results/reliability/fuzz.json; ends with 1 when anything else happened.
 Each reader has a process of its own (benchmarks/reliability/child.py) with 2 GB of memory in all; an input may take 5 s of
 processor time. Weight files are read under an audit hook, which tells of every process, connection and name looked up for a
 pickle: "executed" counts the inputs that brought about any.
@@ -185,7 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--reader", action="append", choices=[reader.name for reader in READERS], metavar="NAME"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "fuzz.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "reliability" / "fuzz.json"
+    )
     arguments = parser.parse_args(argv)
     results: dict[str, Figures] = {}
     with tempfile.TemporaryDirectory(prefix="virnuc-fuzz-") as scratch:

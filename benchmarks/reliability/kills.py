@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--number", type=int, default=300, help="kills")
-    out = Path(__file__).parents[1] / "results" / "reliability_kills.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "kills.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     load_shim("benchmarks.reliability.kills")

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--number", type=int, help="cases to take in one process; all, and slow ones, by default"
     )
-    out = Path(__file__).parents[1] / "results" / "reliability_os_errors.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "os_errors.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     load_shim("benchmarks.reliability.os_errors")

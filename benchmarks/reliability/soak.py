@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--number", type=int, default=1000, help="runs one after another")
     parser.add_argument("--chunks", type=int, default=5_000_000, help="chunks of the largest run; 0 for none")
-    out = Path(__file__).parents[1] / "results" / "reliability_soak.json"
+    out = Path(__file__).parents[1] / "results" / "reliability" / "soak.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args(argv)
     start_as_a_lane("benchmarks.reliability.soak")

@@ -7,6 +7,8 @@ def test_foreign_names_are_shown_as_they_are() -> None:
     name = "<b>|a_b*`[x](http://y)\n\\"
     assert cell(name) == r"&lt;b&gt;\|a\_b\*\`\[x\](http://y) \\"
     assert code("a`b\nc") == "`a\u2019b c`"
+    assert cell("\x1b[2J\u202eb") == r"%1B\[2J%E2%80%AEb"
+    assert code("\x1b[2J\u202eb") == "`%1B[2J%E2%80%AEb`"
 
 
 def test_only_what_a_browser_can_follow_is_a_link() -> None:

@@ -1,0 +1,97 @@
+"""What is found about a contig is the same, bit by bit, whatever else is in the file, in any order and on any number of lanes."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import h5py
+import pytest
+
+from benchmarks.reliability.small_run import CONTIGS, make_material, run
+from virnuc_core.run_folder import RunFolder
+
+Records = list[tuple[str, str]]
+
+OTHERS: Records = [(f"other{n}", "".join(Random(n).choices("ACGT", k=40 + 9 * n))) for n in range(30)]
+WAYS: dict[str, Callable[[Records], Records]] = {
+    "in the opposite order": lambda records: records[::-1],
+    "without every other one": lambda records: records[1::2],
+    "alone": lambda records: records[17:18],
+    "after others": lambda records: OTHERS + records,
+    "among others": lambda records: [one for pair in zip(records, OTHERS, strict=False) for one in pair],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_material(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    rng = Random(5)
+    return [(f"contig{n}", "".join(rng.choices("ACGT", k=rng.randrange(20, 400)))) for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def expected(
+    made: Path, records: Records, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[bytes]]:
+    return computed(made, records, tmp_path_factory.mktemp("expected"))
+
+
+def computed(made: Path, records: Records, scratch: Path, **options: Any) -> dict[str, list[bytes]]:
+    """For each contig: its lines of the tables, and the vectors and scores of its frames."""
+    material = shutil.copytree(made, scratch / "made")
+    (material / CONTIGS).write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
+    folder = RunFolder(scratch / "run")
+    run(folder.root, material, **options)
+    found: dict[str, list[bytes]] = {name: [] for name, _ in records}
+    for line in folder.predictions.read_text().splitlines()[1:]:
+        found[line.split("\t")[0]].append(line.encode())
+    for line in folder.contigs.read_text().splitlines()[1:]:
+        name, _, *columns = line.split("\t")  # the second is the number of the record in the file
+        found[name].append("\t".join(columns).encode())
+    with h5py.File(folder.embeddings) as h5:
+        columns = [h5[name][:] for name in ("dna", "protein", "scores")]
+        for row, frame in enumerate(h5["frame_ids"].asstr()[:]):
+            values = b"".join(column[row].tobytes() for column in columns)
+            found[frame.split("_chunk_")[0]].append(frame.encode() + values)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_of_other_records_and_their_order(
+    way: str, made: Path, records: Records, expected: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    found = computed(made, WAYS[way](records), tmp_path)
+    of_both = found.keys() & expected.keys()
+    assert of_both
+    assert {name: found[name] for name in of_both} == {name: expected[name] for name in of_both}
+
+
+@pytest.mark.parametrize(
+    "options", [{"shard_seconds": 0.0005}, {"shard_seconds": 10.0}, {"lanes": 1}, {"lanes": 3}], ids=str
+)
+def test_of_shards_and_lanes(
+    options: dict[str, Any],
+    made: Path,
+    records: Records,
+    expected: dict[str, list[bytes]],
+    tmp_path: Path,
+) -> None:
+    assert computed(made, records, tmp_path, forked=True, **options) == expected
+
+
+def test_the_comparison_sees_a_difference(
+    made: Path, records: Records, expected: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    name, sequence = records[3]
+    changed = [*records[:3], (name, sequence[:-1] + ("A" if sequence[-1] != "A" else "C")), *records[4:]]
+    found = computed(made, changed, tmp_path)
+    assert found.pop(name) != expected[name]
+    assert found == {other: values for other, values in expected.items() if other != name}
