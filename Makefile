@@ -1,6 +1,7 @@
 # make demo    install into .venv, then find the viral contigs of examples/
 # make test    install with the test tools, then run all tests
 # make check   formatting, lint, security lint, types, layers and the architecture test
+# make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
 # make audit   known vulnerabilities of the versions in constraints.txt; asks the Python Package Index
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
@@ -10,9 +11,10 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
+RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test check audit clean
+.PHONY: demo test check soak audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
@@ -26,6 +28,10 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+soak: .venv/installed-dev
+	set -e; for program in $(RELIABILITY); do $(BIN)/python -m benchmarks.reliability.$$program; done
+	$(BIN)/python -m scripts.render_reliability
 
 audit: .venv/installed-dev
 	$(INSTALL) pip-audit

@@ -151,7 +151,8 @@ def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
         ways[way] += 1
         kills: list[str] = []
         for _ in range(draw.randint(1, 3)):
-            files = draw.randint(laboratory.count_files(), laboratory.num_files)
+            # What a killed process has left may be more than a whole run has.
+            files = draw.randint(min(laboratory.count_files(), laboratory.num_files), laboratory.num_files)
             stage = laboratory.kill(Kill(files=files, seconds=draw.random() ** 2 * 0.4), way)
             if stage is None:
                 break

@@ -186,13 +186,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         (scratch / "tmp").mkdir()
         # Where forgotten files would lie.
         tempfile.tempdir = os.environ["TMPDIR"] = str(scratch / "tmp")
-        report = {
+        report: dict[str, Any] = {
             "kind": "soak",
             "soak": soak(arguments.number, scratch),
             "large": large_runs(arguments.chunks, scratch) if arguments.chunks else [],
         }
     print_and_write(report, arguments.out)
-    return 0
+    return int(any(report["soak"][key] for key in ("with_other_outputs", "processes_left", "files_left")))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,14 @@ def test_flipped_bytes(measure: dict[str, Any]) -> None:
     assert measure["outcomes"]["embeddings.h5, verified"]["found"] > 10
 
 
+@pytest.mark.parametrize("measure", [("batch_mates", "--number", "40")], indirect=True)
+def test_batch_mates(measure: dict[str, Any]) -> None:
+    assert {case["model"] for case in measure["cases"]} == {"esm2:tiny", "dnabert:tiny"}
+    for case in measure["cases"]:
+        assert min(way["sequences"] for way in case["ways"].values()) >= 10
+        assert {name: way["other"] for name, way in case["ways"].items()} == dict.fromkeys(case["ways"], 0)
+
+
 @pytest.mark.parametrize("measure", [("soak", "--number", "10", "--chunks", "0")], indirect=True)
 def test_runs_one_after_another(measure: dict[str, Any]) -> None:
     found = measure["soak"]

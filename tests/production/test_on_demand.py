@@ -1,6 +1,7 @@
 """Runs from a plain shell: what a person asks for, sees, and gets."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.production.conftest import (
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.xdist_group("production")
 
@@ -68,6 +71,20 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["mode"] == "pool"
     assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == 2
+
+
+def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
+    in_pool, here = (shutil.copytree(local_run, tmp_path / name) for name in ("pool", "here"))
+    head = str(ROOT / "virnuc_core" / "models" / "bundled" / "heads" / "tiny_300.safetensors")
+    params = [f"--param=run={json.dumps(str(in_pool))}", f"--param=settings={json.dumps({'head': head})}"]
+    asked = stack.shell("prefect", "deployment", "run", "reprocess/on-demand", *params, "--watch")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    done = stack.shell("flows.cli", "reprocess", here, "--head", head, "--mode", "local")
+    assert done.returncode == 0, done.stderr
+    assert same_results(in_pool, here)
+    assert not same_results(in_pool, local_run)
+    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("run") == str(in_pool)]
+    assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
 
 
 def artifacts(stack: Stack, run_id: object) -> set[str]:
