@@ -15,12 +15,12 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 # What both targets have but for torch: a user without rights, and places for data and for what outlives a run.
 FROM python:3.12.12-slim-bookworm AS base
-RUN useradd --create-home --home-dir /home/virnuc --uid 10001 virnuc \
+RUN useradd --create-home --home-dir /var/lib/virnuc --uid 10001 virnuc \
  && mkdir /data \
- && chmod 1777 /home/virnuc /data
-ENV VIRNUC_HOME=/home/virnuc \
-    HF_HOME=/home/virnuc/huggingface \
-    HOME=/home/virnuc \
+ && chmod 1777 /var/lib/virnuc /data
+ENV VIRNUC_HOME=/var/lib/virnuc \
+    HF_HOME=/var/lib/virnuc/huggingface \
+    HOME=/var/lib/virnuc \
     PYTHONUNBUFFERED=1
 # As Ctrl-C: the run ends in order.
 STOPSIGNAL SIGINT
@@ -34,7 +34,7 @@ RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt ${TOR
  && rm -r /tmp/wheel /tmp/constraints.txt
 USER virnuc
 WORKDIR /data
-VOLUME ["/home/virnuc"]
+VOLUME ["/var/lib/virnuc"]
 ENTRYPOINT ["virnuc"]
 CMD ["--help"]
 
@@ -49,6 +49,6 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER virnuc
 WORKDIR /data
-VOLUME ["/home/virnuc"]
+VOLUME ["/var/lib/virnuc"]
 ENTRYPOINT ["virnuc"]
 CMD ["--help"]

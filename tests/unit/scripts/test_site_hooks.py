@@ -54,4 +54,4 @@ def test_every_command_is_listed_once() -> None:
     assert sorted(name for name, command in cli.commands.items() if not isinstance(command, click.Group)) == [
         name for name in sorted(headings) if " " not in name
     ]
-    assert "| `--devices auto\\|cpu\\|0,1,...` |" in page
+    assert "| `--devices` | auto&#124;cpu&#124;0,1,... | Where to compute [auto]. |" in page
