@@ -30,6 +30,19 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 _log = logging.getLogger(__name__)
 
 
+def require_main_process() -> None:
+    """Refuses to make a run in the process of a lane, which imports the script that has started it.
+
+    Raises:
+        UsageError: this is such a process.
+    """
+    if multiprocessing.current_process().name.startswith(LANE_PROCESS):
+        raise UsageError(
+            "this script is imported by the process of each GPU, and starts over there: put what it does under "
+            "`if __name__ == '__main__':`."
+        )
+
+
 def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
     """Computes the shards that are not on the disk: on the CPU in this process, on GPUs in a process for each.
 
@@ -39,10 +52,8 @@ def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) ->
         devices: "cpu" alone, or "cuda:0", "cuda:1", ...
 
     Raises:
-        UsageError: a script that uses GPUs does so again where a process for one of them imports it.
         VirnucError: what stopped a lane; finished shards are kept.
     """
-    _require_main_process()
     pending = pending_shards(folder, plan)
     remove_shard_temporaries(folder, pending)
     hands = deal_shards(plan, pending, len(devices))
@@ -63,15 +74,6 @@ def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) ->
         ):  # a lane has failed or this is interrupted, and the threads wait for their processes
             end_lane_processes()
             raise
-
-
-def _require_main_process() -> None:
-    """Refuses to start lanes from a lane's process, which imports the script that has started it."""
-    if multiprocessing.current_process().name.startswith(LANE_PROCESS):
-        raise UsageError(
-            "this script is imported by the process of each GPU, and starts over there: put what it does under "
-            "`if __name__ == '__main__':`."
-        )
 
 
 def _work_in_this_process(folder: RunFolder, shards: tuple[int, ...]) -> LaneReport:

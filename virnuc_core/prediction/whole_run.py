@@ -11,7 +11,7 @@ from typing import Final
 from virnuc_core.errors import storage_error
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.indexing import index_inputs
-from virnuc_core.inference.lanes_here import compute_missing
+from virnuc_core.inference.lanes_here import compute_missing, require_main_process
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shards import remove_shard_temporaries, require_all_shards
 from virnuc_core.prediction.aggregate import aggregate
@@ -57,6 +57,7 @@ def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport
 
 
 def _run(inputs: Sequence[str], root: Path, config: RunConfig, kind: Kind, *, force: bool) -> RunReport:
+    require_main_process()
     devices = resolve_devices(config.devices)
     clock = _Clock()
     with _in_own_words(), open_run_folder(root, force=force) as folder:

@@ -9,7 +9,7 @@ import torch
 from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.inference.lanes_here import compute_missing
+from virnuc_core.inference.lanes_here import compute_missing, require_main_process
 from virnuc_core.inference.launcher import LANE_PROCESS
 
 
@@ -40,10 +40,8 @@ def test_processes_give_the_same_bytes(
         assert ours == theirs
 
 
-def test_a_lane_starts_no_lanes(
-    made_models: MadeModels, contigs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config())
+def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_main_process()
     monkeypatch.setattr(multiprocessing.current_process(), "name", f"{LANE_PROCESS}-0")
     with pytest.raises(UsageError, match="__main__"):
-        compute_missing(run.folder, run.plan, ("cpu",))
+        require_main_process()
