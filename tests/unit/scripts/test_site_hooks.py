@@ -1,12 +1,14 @@
 """The site: it builds without a warning, asks nobody else for anything, and every command is in it."""
 
 import re
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from playwright.sync_api import sync_playwright
 
 from flows.cli import cli
 from scripts.site_hooks import ROOT, commands_page
@@ -31,6 +33,24 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert {page.name: found for page in pages if (found := FETCHED.findall(page.read_text()))} == {}
     for style in site.rglob("*.css"):
         assert not re.findall(r"url\((?:https?:)?//", style.read_text()), style
+
+
+def test_search_works_in_pages_opened_as_files(site: Path) -> None:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "faq.html").as_uri())
+        page.locator("input.md-search__input").click()
+        page.keyboard.type("reprocess")
+        page.get_by_text("matching documents").wait_for()
+        assert "virnuc reprocess" in page.locator(".md-search-result").inner_text()
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
 def test_files_of_the_repository_are_copied(site: Path) -> None:
