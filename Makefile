@@ -2,6 +2,8 @@
 # make test    install with the test tools, then run all tests
 # make check   formatting, lint, security lint, types, layers and the architecture test
 # make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
+# make docs    the documentation as a site, in site/, to be read without a network
+# make dist    the sdist and the wheel, in dist/
 # make audit   known vulnerabilities of the versions in constraints.txt; asks the Python Package Index
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
@@ -14,7 +16,7 @@ BIN := .venv/bin
 RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test check soak audit clean
+.PHONY: demo test check docs dist soak audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
@@ -33,12 +35,19 @@ soak: .venv/installed-dev
 	set -e; for program in $(RELIABILITY); do $(BIN)/python -m benchmarks.reliability.$$program; done
 	$(BIN)/python -m scripts.render_reliability
 
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: .venv/installed-dev
+	rm -rf build dist
+	$(BIN)/python -m build
+
 audit: .venv/installed-dev
 	$(INSTALL) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site build dist
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -52,3 +61,7 @@ $(BIN)/pip:
 .venv/installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ .venv/installed
+
+.venv/installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) --editable '.[docs]'
+	@touch $@

@@ -31,6 +31,7 @@ from flows.cli_options import (
     WORKER_OPTIONS,
     with_options,
 )
+from flows.export import EXPORT_OPTIONS, run_export
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
 from virnuc_core.errors import VirnucError, storage_error
@@ -141,6 +142,13 @@ def score(embeddings: str, head: str, out: str, quiet: bool, as_json: bool, debu
     from flows.commands import run_score
 
     run_score(embeddings, head=head, out=out, output=_output_mode(quiet, as_json))
+
+
+@cli.command()
+@with_options(*EXPORT_OPTIONS, *OUTPUT_OPTIONS)
+def export(embeddings: str, to: str, vectors: str, quiet: bool, as_json: bool, debug: bool) -> None:
+    """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
+    run_export(embeddings, to=to, vectors=vectors, output=_output_mode(quiet, as_json))
 
 
 @cli.command()

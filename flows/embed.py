@@ -13,11 +13,11 @@ from tasks.indexing import index
 from tasks.lane_tracking import LaneTracking
 from tasks.progress import StageClock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
-from tasks.reporting import RunReport
 from tasks.results import aggregate, validate
-from tasks.run_folder import open_run_folder
 from tasks.tracking import tracked_run
 from virnuc_core.models.checkpoints import family_of
+from virnuc_core.prediction.run_json import RunReport
+from virnuc_core.prediction.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
 
 

@@ -13,10 +13,10 @@ from tasks.indexing import index
 from tasks.lane_tracking import LaneTracking
 from tasks.progress import StageClock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
-from tasks.reporting import RunReport
 from tasks.results import aggregate, classify, validate
-from tasks.run_folder import open_run_folder
 from tasks.tracking import Value, tracked_run
+from virnuc_core.prediction.run_json import RunReport
+from virnuc_core.prediction.run_opening import open_run_folder
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)

@@ -18,11 +18,12 @@ from tasks.core_logs import show_core_logs
 from tasks.lane_tracking import LaneTracking
 from tasks.progress import StageClock
 from tasks.publishing import params_of, prefect_tags, publish
-from tasks.reporting import RunReport
-from tasks.reprocessing import drop_next, move_to_next, open_next
+from tasks.reprocessing import move_to_next
 from tasks.results import aggregate, classify, validate
-from tasks.run_folder import open_run_folder
 from tasks.tracking import tracked_run
+from virnuc_core.prediction.next_run import drop_next, open_next
+from virnuc_core.prediction.run_json import RunReport
+from virnuc_core.prediction.run_opening import open_run_folder
 from virnuc_core.run_plan import read_plan
 
 

@@ -1,14 +1,13 @@
 """The shards of a run: which are missing, and one lane's share of them."""
 
-import multiprocessing
 import socket
 from collections.abc import Collection
 
 from tasks.artifacts import ProgressArtifact
 from tasks.stage import stage, stopping
+from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.shards import missing_shards, pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
@@ -55,12 +54,10 @@ def compute_shards(
             done += rows[event.shard]
             shown.update(100 * done / total)
 
-    run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=tell)
+    launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=tell)
 
 
 def end_lane_processes() -> None:
-    """Ends every lane of this process, so that whoever waits for one goes on with its LaneError."""
+    """Ends every lane of this process, and has none of them tried again."""
     stopping.set()
-    for process in multiprocessing.active_children():
-        if process.name.startswith("virnuc-lane"):
-            process.terminate()
+    launcher.end_lane_processes()

@@ -1,22 +1,10 @@
 """The frame store of a run, from its sequence files."""
 
-import hashlib
-import logging
-from dataclasses import replace
-from pathlib import Path
-
 from tasks.stage import stage
-from virnuc_core.errors import DamagedFileError
-from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import input_digest
-from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.specs import Alphabet, InputFile
-
-_log = logging.getLogger(__name__)
+from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.specs import Alphabet
 
 
 @stage
@@ -27,51 +15,4 @@ def index(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphab
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
-    if not _has_store_of(folder, inputs, chunk_length, alphabet):
-        build_frame_store(inputs, folder.frames, chunk_length, alphabet, rejected_copy=folder.rejected)
-    return StoreMeta.read(folder.frames)
-
-
-def _has_store_of(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet) -> bool:
-    """Whether the store of these files is there; the files are read only when there is one to compare with.
-
-    Raises:
-        MismatchError: the folder holds a run over other files or chunks.
-    """
-    if not folder.plan.exists() and not folder.frames.exists():
-        return False
-    files = tuple(input_digest(path) for path in inputs)
-    if folder.plan.exists():
-        _require_same_input(folder, files, chunk_length)
-    return _is_store_of(folder.frames, files, chunk_length, alphabet)
-
-
-def _require_same_input(folder: RunFolder, files: tuple[InputFile, ...], chunk_length: int | None) -> None:
-    """Asks before the old frame store makes room for a new one."""
-    existing = read_plan(folder.plan)
-    digest = existing.input_digest
-    if [file.sha256 for file in files] != [file.sha256 for file in existing.inputs]:
-        digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
-    wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length)
-    require_same_plan(existing, wanted, folder)
-
-
-def _is_store_of(
-    path: Path, files: tuple[InputFile, ...], chunk_length: int | None, alphabet: Alphabet
-) -> bool:
-    if not path.exists():
-        return False
-    try:
-        meta = FrameStore.open(path).meta
-    except DamagedFileError as error:
-        _log.warning("%s It is made again.", error)
-        return False
-    digests = [file.sha256 for file in files]
-    same_files = [file.sha256 for file in meta.inputs] == digests
-    if not same_files or (meta.chunk_length, meta.alphabet) != (chunk_length, alphabet):
-        return False
-    # Read whole, as the inputs have been: every row would be computed from a byte that is not as it was.
-    if content_digest(path) != meta.content_sha256:
-        _log.warning("frame store %s is not as it was written: it is made again", path)
-        return False
-    return True
+    return index_inputs(folder, inputs, chunk_length, alphabet)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Final, Self
 
 from tasks.plots import throughput_figure
-from tasks.reporting import lane_row, speeds
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.inference.events import (
     GpuSample,
@@ -19,6 +18,7 @@ from virnuc_core.inference.events import (
     ShardDone,
 )
 from virnuc_core.inference.lane_journal import JournalEntry, lane_report
+from virnuc_core.prediction.run_json import lane_row, speeds
 from virnuc_core.shard_file import ShardCounters, sum_counters
 
 # Sets figures over time apart from the final ones, which runs are compared by.

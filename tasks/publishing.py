@@ -7,10 +7,10 @@ from prefect.runtime import flow_run
 
 from tasks.artifacts import add_run_tag, show_link, show_markdown, show_table
 from tasks.plots import p_virus_figure
-from tasks.reporting import RunReport, write_report
 from tasks.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.stage import stage
 from tasks.tracking import TrackedRun, Value
+from virnuc_core.prediction.run_json import RunReport, write_report
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import InputFile

@@ -1,5 +1,25 @@
-"""The library of virnuc: sequences, models, runs and results, without any orchestration."""
+"""The library of virnuc: sequences, models, runs and results, without any orchestration.
 
-from typing import Final
+What notebooks and scripts need is here by name; importing this package alone loads nothing else.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from virnuc_core.api import embed, export_embeddings, open_embeddings, predict
 
 __version__: Final = "0.1.0"
+
+__all__ = ["__version__", "embed", "export_embeddings", "open_embeddings", "predict"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the functions of `virnuc_core.api`, and with them torch, when one of them is asked for (PEP 562)."""
+    if name in __all__:
+        return getattr(import_module("virnuc_core.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

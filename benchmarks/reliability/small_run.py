@@ -18,14 +18,14 @@ from benchmarks.reliability import material
 from tasks.embedding import find_pending
 from tasks.indexing import index
 from tasks.planning import plan
-from tasks.reporting import RunReport, write_report
 from tasks.results import aggregate, classify, validate
-from tasks.run_folder import open_run_folder
 from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.worker import run_shards
+from virnuc_core.prediction.run_json import RunReport, write_report
+from virnuc_core.prediction.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import RunConfig

@@ -21,10 +21,10 @@ from flows.nightly import nightly
 from flows.settings import PredictSettings
 from tasks.night import lock_results
 from tasks.night_report import NightReport
-from tasks.run_folder import open_run_folder
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
+from virnuc_core.prediction.run_opening import open_run_folder
 
 pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
 

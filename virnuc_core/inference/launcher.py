@@ -35,6 +35,8 @@ from virnuc_core.inference.lane_journal import JournalEntry, lane_report
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 
+# How the names of lanes' processes begin.
+LANE_PROCESS: Final = "virnuc-lane"
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
 _SIGNAL_HINTS: Final = {
@@ -146,6 +148,13 @@ def run_lane(
     return lane_report(entries)
 
 
+def end_lane_processes() -> None:
+    """Ends every lane of this process, so that whoever waits for one goes on with its LaneError."""
+    for process in multiprocessing.active_children():
+        if process.name.startswith(LANE_PROCESS):
+            process.terminate()
+
+
 def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
     """Starts the process of a lane, and gives the end of the pipe that it reports through."""
     context = multiprocessing.get_context("spawn")
@@ -153,7 +162,7 @@ def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
     process = context.Process(
         target=_lane_main,
         args=(order, logging.getLogger("virnuc_core").getEffectiveLevel(), sender),
-        name=f"virnuc-lane-{order.lane}",
+        name=f"{LANE_PROCESS}-{order.lane}",
         daemon=True,
     )
     process.start()

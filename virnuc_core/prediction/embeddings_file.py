@@ -3,6 +3,7 @@
 docs/formats.md describes the layout.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,10 @@ from virnuc_core.checked_hdf5 import (
     SCHEMA_VERSION,
     ArrayDigest,
     read_attributes,
+    recognise_hdf5,
     stored_dataset,
 )
-from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.errors import DamagedFileError, InputError, MismatchError
 from virnuc_core.plain_text import cell_text
 from virnuc_core.run_plan import PlannedModel, RunPlan
 from virnuc_core.specs import Family
@@ -160,6 +162,21 @@ class EmbeddingsFile:
             values: npt.NDArray[Any] = self._datasets[name][begin:end]
         return values
 
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of a dataset."""
+        return self._datasets[name].shape, self._datasets[name].dtype
+
+    def pick(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows of a dataset, in any order and as often as they are named.
+
+        Raises:
+            DamagedFileError: they cannot be read, or there is no such dataset.
+        """
+        distinct, places = np.unique(rows, return_inverse=True)  # HDF5 takes them ascending, each once
+        with self._reading():
+            values: npt.NDArray[Any] = self._datasets[name][distinct][places]
+        return values
+
     def require_plan(self, plan: RunPlan) -> None:
         """Compares all that the file says of itself with a plan.
 
@@ -204,6 +221,23 @@ class EmbeddingsFile:
             raise DamagedFileError(
                 f"embeddings file {self.path} cannot be read ({error}): run the command that made it again."
             ) from error
+
+
+def require_embeddings(path: Path) -> None:
+    """Refuses what is not an embeddings file by saying what it is instead.
+
+    Raises:
+        InputError: there is no such file.
+        DamagedFileError: it is another kind of file, or not whole.
+    """
+    advice = "give the embeddings.h5 of a predict run, or the file of an embed run"
+    if not os.path.exists(path):
+        raise InputError(f"embeddings file {path} does not exist: {advice}.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: {advice}.")
+    kind = recognise_hdf5(path) if h5py.is_hdf5(path) else "file of another format than HDF5"
+    if kind != "embeddings file":
+        raise DamagedFileError(f"{path} is a {kind}, not a whole embeddings file: {advice}.")
 
 
 def _model_attributes(model: PlannedModel) -> dict[str, str | int]:

@@ -1,16 +1,12 @@
 """Scores of stored vectors by another head."""
 
-import os
 from pathlib import Path
 from typing import Final
 
-import h5py
-
-from virnuc_core.checked_hdf5 import recognise_hdf5
-from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.errors import UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
-from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile
+from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile, require_embeddings
 from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
 
 _BLOCK_ROWS: Final = 2048
@@ -36,7 +32,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         MismatchError: the head takes features of another width.
         UsageError: the file does not hold the vectors of both models.
     """
-    _require_embeddings(embeddings)
+    require_embeddings(embeddings)
     scorer = Scorer(resolve_head(head), "cpu")
     with EmbeddingsFile(embeddings) as file:
         missing = [name for name in VECTORS.values() if name not in file]
@@ -51,15 +47,3 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
                 dna, protein = (file.rows(VECTORS[family], begin, end) for family in ("dnabert_s", "esm2"))
                 table.writelines(frame_rows(file.ids(begin, end), scorer.score(dna, protein)))
         return file.num_rows
-
-
-def _require_embeddings(path: Path) -> None:
-    """Refuses what is not an embeddings file by saying what it is instead."""
-    advice = "give the embeddings.h5 of a predict run"
-    if not os.path.exists(path):
-        raise InputError(f"embeddings file {path} does not exist: {advice}.")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: {advice}.")
-    kind = recognise_hdf5(path) if h5py.is_hdf5(path) else "file of another format than HDF5"
-    if kind != "embeddings file":
-        raise DamagedFileError(f"{path} is a {kind}, not a whole embeddings file: {advice}.")

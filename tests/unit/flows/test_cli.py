@@ -55,6 +55,7 @@ FLAGS = {
     "embed": ["--out", "--model", "--embeddings", *ENGINE, *LANES, *OUTPUT],
     "frames": ["--chunk-length", "--out", *OUTPUT],
     "score": ["--head", "--out", *OUTPUT],
+    "export": ["--to", "--vectors", *OUTPUT],
     "inspect": OUTPUT,
     "fsck": OUTPUT,
     "bench": [

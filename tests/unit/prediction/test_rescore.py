@@ -71,6 +71,6 @@ def test_files_of_other_kinds_are_called_by_their_name(
         with pytest.raises(DamagedFileError) as caught:
             score_embeddings(path, head, out)
         assert str(caught.value) == (
-            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run."
+            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run, or the file of an embed run."
         )
     assert not out.exists()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.reporting import RunReport, lane_row, write_report
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.prediction.run_json import RunReport, lane_row, write_report
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:

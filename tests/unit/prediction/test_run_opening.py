@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.run_folder import open_run_folder
 from virnuc_core.errors import UsageError
+from virnuc_core.prediction.run_opening import open_run_folder
 
 
 def test_makes_the_folder_and_keeps_others_out(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.reprocessing import drop_next, remove_discarded, take_in
 from virnuc_core.atomic_write import remove_temporaries, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.prediction.next_run import drop_next, remove_discarded, take_in
 from virnuc_core.prediction.sorted_lines import SORTING_PREFIX
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.store_meta import StoreMeta
@@ -20,7 +20,7 @@ LOCK_NAME = ".virnuc.lock"
 def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
     """Makes the folder where needed and keeps every other run out of it.
 
-    What a killed run has left half-done is finished (the move to a new run, see `tasks.reprocessing`) or removed.
+    What a killed run has left half-done is finished (the move to a new run, see `next_run`) or removed.
 
     Args:
         root: the run's folder.

@@ -1,0 +1,38 @@
+"""The tutorial: its commands run as they stand there, and print what it says."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.render_tutorial import PAGE, in_folder_with_examples, run, stable, steps
+
+STEPS = list(steps(PAGE.read_text(encoding="utf-8")))
+_NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[dict[str, Any]]:
+    """What the blocks of Python leave behind; all blocks are run in one folder."""
+    with in_folder_with_examples():
+        yield {}
+
+
+def test_there_is_something_to_run() -> None:
+    assert {step.mark for step in STEPS} == {"bash", "python"}
+    assert sum("virnuc " in step.body for step in STEPS) >= 6
+
+
+@pytest.mark.parametrize("number", range(len(STEPS)))
+def test_step(number: int, names: dict[str, Any], prefect_server: None) -> None:
+    step = STEPS[number]
+    printed = run(step, names)
+    if step.shown is None:
+        return
+    shown = stable(step.shown)
+    assert _NUMBER.sub("#", stable(printed)) == _NUMBER.sub("#", shown)
+    # Another processor may round the last digits otherwise.
+    ours, theirs = (np.array(_NUMBER.findall(text), float) for text in (stable(printed), shown))
+    np.testing.assert_allclose(ours, theirs, atol=2e-3)

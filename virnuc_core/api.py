@@ -1,0 +1,273 @@
+"""virnuc for notebooks and scripts: a few functions over the same code as the commands.
+
+    from virnuc_core import embed, predict, open_embeddings
+
+docs/python-api.md shows them at work.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.json_records import record_of
+from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
+from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.models.weights import read_spec
+from virnuc_core.prediction.embeddings import Embeddings
+from virnuc_core.prediction.embeddings_file import EMBED_VECTORS, EmbeddingsFile
+from virnuc_core.prediction.export import export_embeddings
+from virnuc_core.prediction.tables import NOT_AVAILABLE
+from virnuc_core.prediction.whole_run import embed_run, predict_run
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.reader import rejection_reason
+from virnuc_core.specs import (
+    Alphabet,
+    AttentionChoice,
+    CompileMode,
+    EmbeddingsDtype,
+    Engine,
+    Precision,
+    RunConfig,
+)
+
+__all__ = [
+    "Embeddings",
+    "Options",
+    "PredictOptions",
+    "Predictions",
+    "embed",
+    "export_embeddings",
+    "open_embeddings",
+    "predict",
+]
+
+_LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
+# What is a name or a word, though it may look like a number or like nothing.
+_TEXT_COLUMNS: Final = ("contig", "call", "status", "best_frame", "id", "file", "reason")
+
+
+class Options(TypedDict, total=False):
+    """How models compute; each is the flag of the command line with the same name.
+
+    Attributes:
+        devices: "auto" (every GPU, or the CPU), "cpu", or GPU numbers such as "0,1".
+        precision: arithmetic of the models; "auto" is fp16 on a GPU and fp32 on the CPU.
+        repr_layer: layer of the representation, 0 to the number of layers; None is the last.
+        token_budget: most tokens in one packed batch; None is by model and device.
+        engine: "packed", or "reference": one sequence at a time, fp32, plain attention.
+        attention: attention backend.
+        compile_mode: how torch.compile treats the layers.
+        shard_seconds: estimated work in a shard, in seconds, which is what a killed run loses at most.
+    """
+
+    devices: str
+    precision: Precision
+    repr_layer: int | None
+    token_budget: int | None
+    engine: Engine
+    attention: AttentionChoice
+    compile_mode: CompileMode
+    shard_seconds: float | None
+
+
+class PredictOptions(Options, total=False):
+    """What `predict` takes besides.
+
+    Attributes:
+        dnabert_precision: arithmetic of DNABERT-S alone.
+        dnabert_engine: engine of DNABERT-S alone.
+        embeddings: how vectors are stored in `embeddings.h5`: "float32", "float16" or "none".
+    """
+
+    dnabert_precision: Precision | None
+    dnabert_engine: Engine | None
+    embeddings: EmbeddingsDtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictions:
+    """The results of `predict`; docs/formats.md describes every column.
+
+    Attributes:
+        contigs: one row a contig, as in `contigs.tsv`.
+        chunks: one row a chunk, as in `predictions.tsv`.
+        rejected: one row for each record that could not be used, and why.
+        report: what was run, counts, throughput: the content of `run.json`.
+        folder: the run's folder; None when it was not kept.
+    """
+
+    contigs: pd.DataFrame
+    chunks: pd.DataFrame
+    rejected: pd.DataFrame
+    report: Mapping[str, Any]
+    folder: Path | None
+
+
+def embed(sequences: Sequence[str], model: str, **options: Unpack[Options]) -> npt.NDArray[np.float32]:
+    """Embeds proteins or DNA: one mean vector a sequence.
+
+    Args:
+        sequences: letters, in any case; equal ones are computed once.
+        model: `esm2:NAME|PATH` for proteins, `dnabert:NAME|PATH` for DNA, or a path alone.
+        **options: how to compute, see `Options`.
+
+    Returns:
+        float32 (n, D), in the order of the sequences.
+
+    Raises:
+        InputError: a sequence cannot be embedded; it is named by its number, from 0.
+        VirnucError: what else is wrong, and what to do.
+    """
+    family, name = family_of(model)
+    require_known_model(name, family)
+    is_protein = family == "esm2"
+    models = {"esm_model": name if is_protein else None, "dnabert_model": None if is_protein else name}
+    config = _config({"chunk_length": None, **models, **options})
+    _require_usable(sequences, "protein" if is_protein else "dna")
+    if not sequences:
+        return np.empty((0, read_spec(resolve_checkpoint(name, family)).embedding_dim), np.float32)
+    with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
+        root = Path(scratch)
+        fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
+        folder = RunFolder(root / "run")
+        embed_run([fasta], folder.root, config)
+        with EmbeddingsFile(folder.embeddings) as file:
+            return file.rows(EMBED_VECTORS, 0, file.num_rows)
+
+
+def predict(
+    source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]],
+    *,
+    out: str | Path | None = None,
+    chunk_length: int = 500,
+    esm_model: str = "tiny",
+    dnabert_model: str = "tiny",
+    head: str | None = None,
+    force: bool = False,
+    **options: Unpack[PredictOptions],
+) -> Predictions:
+    """Calls contigs viral or not, as `virnuc predict` does.
+
+    Args:
+        source: a FASTA or FASTQ file, several of them, or pairs of id and sequence.
+        out: folder to keep the run in, with all files of the command; called again, it goes on where it stopped.
+            None works in a temporary folder.
+        chunk_length: chunk length in bp.
+        esm_model: ESM-2: catalogue name, hub name or path.
+        dnabert_model: DNABERT-S: the same.
+        head: classifier head that was trained on these models; None takes the bundled one of the bundled models.
+        force: keep nothing of an earlier run in `out`.
+        **options: how to compute, see `PredictOptions`.
+
+    Raises:
+        InputError: a file cannot be read, or nothing in it can be used.
+        MismatchError: `out` holds a run over other input, models or settings.
+        VirnucError: what else is wrong, and what to do.
+    """
+    names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
+    config = _config({"chunk_length": chunk_length, **names, **options})
+    resolve_head(head_of(config))  # at once, since reading the inputs takes its time
+    keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
+    with keeping as root, _files(source) as inputs:
+        folder = RunFolder(Path(root))
+        report = predict_run(inputs, folder.root, config, force=force)
+        return Predictions(
+            contigs=_read_table(folder.contigs),
+            chunks=_read_table(folder.predictions),
+            rejected=_read_table(folder.rejected),
+            report=report.document,
+            folder=folder.root if out is not None else None,
+        )
+
+
+def open_embeddings(path: str | Path) -> Embeddings:
+    """Opens the `embeddings.h5` of a predict run, or the file of an embed run; vectors are read when they are sliced.
+
+    Raises:
+        InputError: there is no such file.
+        DamagedFileError: it is no embeddings file, or not whole.
+    """
+    return Embeddings(path)
+
+
+def _config(values: Mapping[str, Any]) -> RunConfig:
+    """Checks plain values.
+
+    Raises:
+        UsageError: one is unknown, or of another type than it must be.
+    """
+    devices = str(values.get("devices", "auto"))
+    split = [part.strip() for part in devices.split(",")]
+    try:
+        return record_of(RunConfig, {**values, "devices": split})
+    except ValueError as error:
+        raise UsageError(f"this option cannot be used: {error}. See docs/python-api.md.") from error
+
+
+@contextmanager
+def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]) -> Iterator[list[str]]:
+    """The inputs as files; pairs are written to one first."""
+    if isinstance(source, str | Path):
+        yield [str(source)]
+        return
+    paths = [item for item in source if isinstance(item, str | Path)]
+    pairs = [item for item in source if not isinstance(item, str | Path)]
+    if paths and pairs:
+        raise UsageError("give files, or pairs of id and sequence, but not both.")
+    if not pairs:
+        yield [str(path) for path in paths]
+        return
+    with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
+        yield [_write_fasta(Path(scratch) / "sequences.fa", pairs)]
+
+
+def _require_usable(sequences: Sequence[str], alphabet: Alphabet) -> None:
+    """Makes sure that there will be a vector for each sequence.
+
+    Raises:
+        InputError: there will not.
+    """
+    for number, text in enumerate(sequences):
+        letters = "".join(text.split()).upper().encode("ascii", "replace")
+        if (reason := rejection_reason(letters, alphabet)) is not None:
+            raise InputError(f"sequence {number} cannot be embedded: {reason}. Leave it out.")
+
+
+def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
+    """Writes records that are read back as they are.
+
+    Raises:
+        InputError: a name or a sequence cannot stand in a FASTA file.
+    """
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for number, (name, text) in enumerate(records):
+            sequence = "".join(text.split())
+            if not _LETTERS.fullmatch(sequence):
+                raise InputError(f"sequence {number} holds what is no letter: give sequences, not headers.")
+            if " " in name or not name.isprintable():
+                raise InputError(f"the id of sequence {number} holds blanks or unseen characters: {name!r}.")
+            file.write(f">{name}\n{sequence}\n")
+    return str(path)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """A table of a run; NA in a column of numbers is NaN."""
+    columns = path.read_text(encoding="utf-8").partition("\n")[0].split("\t")
+    numbers = [name for name in columns if name not in _TEXT_COLUMNS]
+    return pd.read_csv(
+        path,
+        sep="\t",
+        quoting=3,
+        dtype=dict.fromkeys(set(columns) - set(numbers), str),
+        keep_default_na=False,
+        na_values={name: [NOT_AVAILABLE] for name in numbers},
+    )
