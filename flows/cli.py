@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import click
 
 from flows.bench import BENCH_OPTIONS, run_bench
+from flows.cli_config import config_group
 from flows.cli_options import (
     DEBUG,
     DEPLOY_OPTIONS,
@@ -31,6 +32,8 @@ from flows.cli_options import (
     WORKER_OPTIONS,
     with_options,
 )
+from flows.config_file import use_settings_files
+from flows.config_origin import in_words
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
 from virnuc_core.errors import VirnucError, storage_error
@@ -39,9 +42,37 @@ UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+HELP_FLAGS: Final = ("-h", "--help")
+
+
+class CommandLine(click.Group):
+    """All commands; the settings files are read once it is known which of them it is to be."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command, and takes its defaults from the settings files; help works without them."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and name != "doctor" and not {*HELP_FLAGS} & {*rest}:
+            use_settings_files(ctx, ctx.params["config"])
+        return name, command, rest
+
+
+@click.group(
+    cls=CommandLine,
+    context_settings={
+        "help_option_names": [*HELP_FLAGS],
+        "max_content_width": 110,
+        "auto_envvar_prefix": "VIRNUC",
+    },
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Settings file [virnuc.toml here, and config.toml in ~/.config/virnuc].",
+)
 @click.version_option(__version__, prog_name="virnuc")
-def cli() -> None:
+def cli(config: str | None) -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
@@ -199,6 +230,9 @@ def up(debug: bool, **settings: Any) -> None:
     run_up(**settings)
 
 
+cli.add_command(config_group)
+
+
 def _output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
     return "json" if as_json else "quiet" if quiet else "human"
 
@@ -211,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        return _report(error.format_message(), error.exit_code, arguments)
+        return _report(in_words(error), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)
     except OSError as error:

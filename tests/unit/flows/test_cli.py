@@ -4,6 +4,7 @@ import click
 import pytest
 
 from flows.cli import cli, main
+from flows.config_file import iter_commands
 from virnuc_core import __version__
 
 OUTPUT = ["--quiet", "--json", "--debug"]
@@ -75,17 +76,18 @@ FLAGS = {
     "deploy": ["--cron", "--timezone", "--inbox", "--out", *OUTPUT],
     "worker": ["--devices", "--workers", "--runs", "--debug"],
     "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
+    "config show": OUTPUT,
 }
 
 
 def test_commands_and_flags_are_frozen() -> None:
     found = {
-        name: [
+        " ".join(path): [
             option.opts[0]
             for option in command.params
             if isinstance(option, click.Option) and option.name != "help"
         ]
-        for name, command in cli.commands.items()
+        for path, command in iter_commands(cli)
     }
     assert found == FLAGS
 
@@ -109,7 +111,7 @@ def test_choices_are_frozen() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in FLAGS)])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([*name.split(), "--help"] for name in FLAGS)])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: virnuc" in capsys.readouterr().out
