@@ -18,6 +18,7 @@ import click
 
 from flows.bench import BENCH_OPTIONS, run_bench
 from flows.cli_config import config_group
+from flows.cli_models import models_group
 from flows.cli_options import (
     DEBUG,
     DEPLOY_OPTIONS,
@@ -230,6 +231,7 @@ def up(debug: bool, **settings: Any) -> None:
     run_up(**settings)
 
 
+cli.add_command(models_group)
 cli.add_command(config_group)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from flows.cli_options import OUTPUT_OPTIONS, with_options
+from flows.columns import aligned
 from flows.config_file import FileSettings, iter_commands
-from flows.config_origin import Origin, command_origins, environment_origins, split_command
+from flows.config_origin import command_origins, environment_origins, split_command
 
 
 @click.group(name="config")
@@ -45,13 +46,6 @@ def show(ctx: click.Context, command: tuple[str, ...], quiet: bool, as_json: boo
     }
     files = ", ".join(document["files"]) or "none"
     tables = {name: origins for name, origins in {**found, "environment": environment}.items() if origins}
-    text = [f"settings files: {files}", *(_table(name, origins) for name, origins in tables.items())]
+    text = [f"settings files: {files}"]
+    text += [f"{name}\n{aligned([origin.line for origin in origins])}" for name, origins in tables.items()]
     say("json" if as_json else "human", document, "\n\n".join(text))
-
-
-def _table(name: str, origins: list[Origin]) -> str:
-    """A heading and aligned columns."""
-    lines = [origin.line for origin in origins]
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    rows = (f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip() for key, value, source in lines)
-    return "\n".join([name, *rows])

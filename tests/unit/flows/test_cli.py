@@ -76,6 +76,10 @@ FLAGS = {
     "deploy": ["--cron", "--timezone", "--inbox", "--out", *OUTPUT],
     "worker": ["--devices", "--workers", "--runs", "--debug"],
     "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
+    "models list": OUTPUT,
+    "models pull": ["--to", *OUTPUT],
+    "models verify": OUTPUT,
+    "models convert": ["--out", *OUTPUT],
     "config show": OUTPUT,
 }
 
