@@ -18,6 +18,7 @@ import click
 
 from flows.bench import BENCH_OPTIONS, run_bench
 from flows.cli_config import config_group
+from flows.cli_doctor import doctor
 from flows.cli_models import models_group
 from flows.cli_options import (
     DEBUG,
@@ -37,7 +38,7 @@ from flows.config_file import use_settings_files
 from flows.config_origin import in_words
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
-from virnuc_core.errors import VirnucError, storage_error
+from virnuc_core.errors import UsageError, VirnucError, storage_error
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -52,10 +53,14 @@ class CommandLine(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command, and takes its defaults from the settings files; help works without them."""
+        """Finds the command, and takes its defaults from the settings files; help needs none of them."""
         name, command, rest = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing and name != "doctor" and not {*HELP_FLAGS} & {*rest}:
-            use_settings_files(ctx, ctx.params["config"])
+        if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
+            try:
+                use_settings_files(ctx, ctx.params["config"])
+            except UsageError:
+                if name != "doctor":  # which says it among the rest
+                    raise
         return name, command, rest
 
 
@@ -232,6 +237,7 @@ def up(debug: bool, **settings: Any) -> None:
 
 
 cli.add_command(models_group)
+cli.add_command(doctor)
 cli.add_command(config_group)
 
 

@@ -53,6 +53,11 @@ def variable_of(path: CommandPath, option: click.Option) -> str:
     return "_".join(["VIRNUC", *path, option.name or ""]).upper().replace("-", "_")
 
 
+def without_password(text: str) -> str:
+    """An address, or a message with addresses, without the users and passwords in them."""
+    return _PASSWORD.sub("//***@", text)
+
+
 def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
     """Where a command's option has its value from.
 
@@ -119,7 +124,7 @@ def environment_origins(settings: FileSettings) -> Iterator[Origin]:
         if value is None:
             yield Origin(setting=name, value=defaults.get(name), source="default")
             continue
-        value = _PASSWORD.sub("//***@", value)
+        value = without_password(value)
         if name in settings.environment:
             yield Origin(setting=name, value=value, source="file", where=settings.environment[name].origin)
         else:

@@ -80,6 +80,7 @@ FLAGS = {
     "models pull": ["--to", *OUTPUT],
     "models verify": OUTPUT,
     "models convert": ["--out", *OUTPUT],
+    "doctor": ["--quick", *OUTPUT],
     "config show": OUTPUT,
 }
 
