@@ -35,8 +35,9 @@ from flows.cli_options import (
     with_options,
 )
 from flows.config_file import use_settings_files
-from flows.config_origin import in_words
+from flows.config_origin import given_origins, in_words
 from flows.one_folder import require_one_folder
+from tasks.asked_with import asked_with
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 
@@ -90,15 +91,16 @@ def predict(
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
     from flows.commands import run_predict
 
-    run_predict(
-        inputs,
-        out=out,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_predict(
+            inputs,
+            out=out,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()
@@ -116,16 +118,17 @@ def embed(
     """Writes one mean vector for each sequence in INPUT."""
     from flows.commands import run_embed
 
-    run_embed(
-        inputs,
-        out=out,
-        model=model,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_embed(
+            inputs,
+            out=out,
+            model=model,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()
@@ -138,14 +141,15 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
     """
     from flows.commands import run_reprocess
 
-    run_reprocess(
-        run,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_reprocess(
+            run,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()

@@ -78,6 +78,16 @@ def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
     return "default", ""
 
 
+def given_origins(ctx: click.Context) -> dict[str, str]:
+    """Where the settings of a command were given, without those that hold by default."""
+    found = {key: origin_of(ctx, option) for key, option in settings_of(ctx.command).items()}
+    return {
+        key: where if source == "file" else f"{source} {where}"
+        for key, (source, where) in found.items()
+        if source != "default"
+    }
+
+
 def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[str]) -> Iterator[Origin]:
     """Every setting of a command, as it would be with these arguments.
 

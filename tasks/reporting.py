@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from tasks.asked_with import settings_from
 from virnuc_core.atomic_write import write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.models.catalogue import CATALOGUE
@@ -121,6 +122,7 @@ class RunReport:
             "packing_efficiency": self.packing_efficiency,
             "notes": list(self.notes),
             "links": dict(self.links),
+            "settings_from": settings_from(),
             "versions": {
                 "virnuc": self.plan.virnuc_version,
                 "python": platform.python_version(),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.asked_with import asked_with
 from tasks.reporting import RunReport, lane_row, write_report
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
@@ -50,6 +51,13 @@ def test_document_can_be_read_back(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["lanes"][0]["host"] == "box"
     assert document["packing_efficiency"] == {"esm2": 0.5}
+
+
+def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
+    assert run_of([]).document["settings_from"] is None
+    with asked_with({"precision": "flag --precision"}):
+        assert run_of([]).document["settings_from"] == {"precision": "flag --precision"}
+    assert run_of([]).document["settings_from"] is None
 
 
 def test_result_files_are_recorded(tmp_path: Path) -> None:
