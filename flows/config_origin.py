@@ -144,6 +144,8 @@ def environment_origins(settings: FileSettings) -> Iterator[Origin]:
 def in_words(error: click.ClickException) -> str:
     """What click says of a wrong value, with the variable or file that it stands in."""
     message = error.format_message()
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--config":
+        return "--config stands before the command: virnuc --config FILE COMMAND ..."
     if isinstance(error, click.BadParameter) and error.ctx and isinstance(error.param, click.Option):
         source, where = origin_of(error.ctx, error.param)
         if source in ("environment variable", "file"):

@@ -20,6 +20,7 @@ from flows.config_file import CommandPath, iter_commands, settings_of
 from flows.config_origin import variable_of
 from scripts.render_performance import markdown
 from virnuc_core.env_config import VARIABLES
+from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 # Help ends with what holds when nothing is given: "Where to compute [auto]."
@@ -37,13 +38,25 @@ def variables_part() -> str:
     return markdown("variable|meaning|default", rows)
 
 
+def versions_part() -> str:
+    """The versions that are known to work."""
+    rows = (
+        (known.package + (" (optional)" if known.is_optional else ""), known.in_words, known.newer, known.why)
+        for known in KNOWN_VERSIONS
+    )
+    drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())
+    table = markdown("package|known to work|a newer one is a|what is known of others", rows)
+    return f"{table}\n\nOn GPUs: {drivers}; triton is the one that the installed torch asks for."
+
+
 def render(page: str) -> str:
-    """The page with both parts filled.
+    """The page with its parts filled.
 
     Raises:
         ValueError: the page has no place for a part.
     """
-    for name, part in {"settings": settings_part(), "variables": variables_part()}.items():
+    parts = {"settings": settings_part(), "variables": variables_part(), "versions": versions_part()}
+    for name, part in parts.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not place.search(page):
             raise ValueError(f"the page has no <!-- {name} -->")

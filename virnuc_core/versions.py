@@ -45,7 +45,13 @@ class KnownVersions:
 _BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
 KNOWN_VERSIONS: Final = (
     KnownVersions(package="python", part="compute", since="3.11", before="3.14"),
-    KnownVersions(package="torch", part="compute", since="2.11", before="2.14"),
+    KnownVersions(
+        package="torch",
+        part="compute",
+        since="2.11",
+        before="2.14",
+        why="tested with 2.11 on GPUs and with 2.13",
+    ),
     KnownVersions(package="numpy", part="compute", since="2.0", before="3"),
     KnownVersions(
         package="triton",
@@ -60,7 +66,7 @@ KNOWN_VERSIONS: Final = (
         part="compute",
         since="2.6",
         before="3",
-        why="older ones lack what --attention flash-attn needs",
+        why="what --attention flash-attn uses came with 2.6",
         is_optional=True,
     ),
     KnownVersions(package="prefect", part="orchestration", since="3.8.8", before="4"),

@@ -90,6 +90,7 @@ def test_all_commands_are_shown(virnuc: CommandLine) -> None:
         (("config", "show", "config"), "config is a group: give one of show"),
         (("config", "show", "predict", "--no-such"), "No such option"),
         (("--config", "absent.toml", "config", "show"), "no settings file absent.toml"),
+        (("frames", "--config", "a.toml"), "--config stands before the command"),
     ],
 )
 def test_what_cannot_be_shown(arguments: tuple[str, ...], message: str, virnuc: CommandLine) -> None:

@@ -20,6 +20,7 @@ from virnuc_core.models.random_weights import published_spec, random_state_dict
 
 [SMALLEST] = find_entries("8M", "esm2")
 assert isinstance(SMALLEST.source, HubCommit)
+OTHER_REPO = "lab/mine"
 REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
 
 
@@ -55,15 +56,17 @@ class Hub(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         path = self.path.partition("?")[0].strip("/")
         name = path.rpartition("/")[2]
-        if path in (f"api/models/{REPO}/revision/{COMMIT}", f"api/models/{REPO}"):
+        repo = next((repo for repo in (REPO, OTHER_REPO) if repo in path), "absent/absent")
+        infos = [f"api/models/{repo}{at}" for at in ("", "/revision/main", f"/revision/{COMMIT}")]
+        if path in infos:
             siblings = [{"rfilename": name} for name in self.files]
             self.answer(
-                json.dumps({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings}).encode()
+                json.dumps({"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}).encode()
             )
-        elif path == f"api/models/{REPO}/tree/{COMMIT}":
+        elif path == f"api/models/{repo}/tree/{COMMIT}":
             tree = [{"type": "file", "path": n, "size": len(b), "oid": git(b)} for n, b in self.files.items()]
             self.answer(json.dumps(tree).encode())
-        elif path == f"{REPO}/resolve/{COMMIT}/{name}" and name in self.files:
+        elif path == f"{repo}/resolve/{COMMIT}/{name}" and name in self.files:
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{git(self.files[name])}"'}
             if name.endswith(".safetensors"):
                 digest = hashlib.sha256(self.files[name]).hexdigest()
@@ -130,8 +133,11 @@ def models(
 def test_a_model_is_pulled_carried_and_used(
     hub: str, tmp_path: Path, virnuc: CommandLine, repository: dict[str, bytes]
 ) -> None:
-    [(code, document)] = models(tmp_path / "hf", hub, ("pull", "8M", "--to", tmp_path / "carried"))
-    assert code == 0, document
+    commands = (("pull", "8M", "--to", tmp_path / "carried"), ("pull", f"esm2:{OTHER_REPO}"))
+    (code, document), (other_code, other) = models(tmp_path / "hf", hub, *commands)
+    assert (code, other_code) == (0, 0), (document, other)
+    assert other["pulled"][0]["fingerprint"] == document["pulled"][0]["fingerprint"]
+    assert other["pulled"][0]["revision"] == COMMIT
     [pulled] = document["pulled"]
     assert (pulled["revision"], pulled["hashes_from"]) == (COMMIT, "the model hub")
     copy = Path(pulled["copy"])
@@ -237,3 +243,20 @@ def test_what_is_not_whole(name: str, message: str, virnuc: CommandLine) -> None
     result = virnuc("models", "verify", name)
     assert result.code == 4
     assert message in result.out
+
+
+def test_what_is_converted_is_whole(virnuc: CommandLine, data_dir: Path, tmp_path: Path) -> None:
+    golden = data_dir / "golden"
+    for source, out, kind in (
+        (golden / "esm2" / "esm2_t4_made.pt", tmp_path / "esm2", "model"),
+        (golden / "classifier" / "pickled_module.pth", tmp_path / "head.safetensors", "head"),
+    ):
+        result = virnuc("models", "convert", source, "--out", out, "--json")
+        assert result.code == 0, result.err
+        done = json.loads(result.out)
+        assert done["kind"] == kind
+        [found] = json.loads(virnuc("models", "verify", out, "--json").out)["models"]
+        assert (found["whole"], found["fingerprint"]) == (True, done["fingerprint"])
+    result = virnuc("models", "convert", golden / "esm2" / "esm2_t4_made.pt", "--out", tmp_path / "esm2")
+    assert result.code == 2
+    assert "exists already" in result.err
