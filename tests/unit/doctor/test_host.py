@@ -6,6 +6,7 @@ import pytest
 
 from virnuc_core.doctor.host import bundled_findings, cache_findings, free_memory, host_findings
 from virnuc_core.env_config import reload
+from virnuc_core.models.catalogue import BUNDLED_HEADS
 
 
 def test_a_fit_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,5 +52,5 @@ def test_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_bundled_models_are_whole() -> None:
     findings = list(bundled_findings())
-    assert [finding.name for finding in findings] == ["esm2:tiny", "dnabert:tiny", "tiny-300", "tiny-500"]
+    assert [finding.name for finding in findings] == ["esm2:tiny", "dnabert:tiny", *BUNDLED_HEADS]
     assert all(finding.state == "ok" and "fingerprint" in finding.found for finding in findings)
