@@ -17,6 +17,9 @@ from typing import Any, Final, Literal
 import click
 
 from flows.bench import BENCH_OPTIONS, run_bench
+from flows.cli_config import config_group
+from flows.cli_doctor import doctor
+from flows.cli_models import models_group
 from flows.cli_options import (
     DEBUG,
     DEPLOY_OPTIONS,
@@ -31,18 +34,53 @@ from flows.cli_options import (
     WORKER_OPTIONS,
     with_options,
 )
+from flows.config_file import use_settings_files
+from flows.config_origin import given_origins, in_words
 from flows.export import EXPORT_OPTIONS, run_export
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
-from virnuc_core.errors import VirnucError, storage_error
+from virnuc_core.errors import UsageError, VirnucError, storage_error
+from virnuc_core.prediction.asked_with import asked_with
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+HELP_FLAGS: Final = ("-h", "--help")
+
+
+class CommandLine(click.Group):
+    """All commands; the settings files are read once it is known which of them it is to be."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command, and takes its defaults from the settings files; help needs none of them."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
+            try:
+                use_settings_files(ctx, ctx.params["config"])
+            except UsageError:
+                if name != "doctor":  # which says it among the rest
+                    raise
+        return name, command, rest
+
+
+@click.group(
+    cls=CommandLine,
+    context_settings={
+        "help_option_names": [*HELP_FLAGS],
+        "max_content_width": 110,
+        "auto_envvar_prefix": "VIRNUC",
+    },
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Settings file [virnuc.toml here, and config.toml in ~/.config/virnuc].",
+)
 @click.version_option(__version__, prog_name="virnuc")
-def cli() -> None:
+def cli(config: str | None) -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
@@ -54,15 +92,16 @@ def predict(
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
     from flows.commands import run_predict
 
-    run_predict(
-        inputs,
-        out=out,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_predict(
+            inputs,
+            out=out,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()
@@ -80,16 +119,17 @@ def embed(
     """Writes one mean vector for each sequence in INPUT."""
     from flows.commands import run_embed
 
-    run_embed(
-        inputs,
-        out=out,
-        model=model,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_embed(
+            inputs,
+            out=out,
+            model=model,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()
@@ -102,14 +142,15 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
     """
     from flows.commands import run_reprocess
 
-    run_reprocess(
-        run,
-        force=force,
-        mode=settings.pop("mode"),
-        lane_minutes=settings.pop("lane_minutes"),
-        settings=settings,
-        output=_output_mode(quiet, as_json),
-    )
+    with asked_with(given_origins(click.get_current_context())):
+        run_reprocess(
+            run,
+            force=force,
+            mode=settings.pop("mode"),
+            lane_minutes=settings.pop("lane_minutes"),
+            settings=settings,
+            output=_output_mode(quiet, as_json),
+        )
 
 
 @cli.command()
@@ -207,6 +248,11 @@ def up(debug: bool, **settings: Any) -> None:
     run_up(**settings)
 
 
+cli.add_command(models_group)
+cli.add_command(doctor)
+cli.add_command(config_group)
+
+
 def _output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
     return "json" if as_json else "quiet" if quiet else "human"
 
@@ -219,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        return _report(error.format_message(), error.exit_code, arguments)
+        return _report(in_words(error), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)
     except OSError as error:

@@ -21,11 +21,20 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 
 INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 
-DEBUG: Final = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+# How one call answers is its own affair: these two come from no file and no variable.
+DEBUG: Final = click.option(
+    "--debug", is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
+)
 
 OUTPUT_OPTIONS: Final = (
     click.option("--quiet", is_flag=True, help="Only warnings and errors."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines."),
+    click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        allow_from_autoenv=False,
+        help="One JSON object on stdout, for machines.",
+    ),
     DEBUG,
 )
 

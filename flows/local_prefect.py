@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.versions import log_version_warnings
 
 if TYPE_CHECKING:
     from prefect.server.api.server import SubprocessASGIServer
@@ -30,6 +31,7 @@ def prepare_local_prefect() -> None:
     Raises:
         UsageError: the home folder cannot be written.
     """
+    log_version_warnings("orchestration")
     home = env().home.resolve() / "prefect"
     if env().prefect_home is None:
         _make_folder(home)

@@ -68,6 +68,19 @@ def open_store_early() -> None:
             _connect()
 
 
+def open_store() -> str:
+    """Opens the configured store as a run does.
+
+    Returns:
+        Why it cannot be opened; empty when it is.
+    """
+    try:
+        _connect()
+    except _store_failures() as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
+
+
 def _store_failures() -> tuple[type[Exception], ...]:
     """What using the store can raise when the store, and not virnuc, is at fault."""
     from mlflow.exceptions import MlflowException

@@ -56,6 +56,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
         monkeypatch.delenv(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("VIRNUC_HOME", pytestconfig.stash[_HOME].name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"{pytestconfig.stash[_HOME].name}/no-settings")
     env_config.reload()
 
 

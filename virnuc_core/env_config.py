@@ -1,30 +1,70 @@
 """The only reader of environment variables; nothing is read before somebody asks.
 
-| variable | meaning |
-|---|---|
-| `VIRNUC_HOME` | folder of the tracking database and of caches; default `~/.virnuc` |
-| `VIRNUC_DISABLE_FP16` | 1: every model runs in fp32, whatever was asked for |
-| `VIRNUC_DISABLE_PACKING` | 1: padded batches and fp32, whatever was asked for |
-| `VIRNUC_DISABLE_COMPILE` | 1: no layer is compiled, whatever was asked for |
-| `VIRNUC_V1_ATTENTION` | 1: plain fp32 attention, one sequence at a time, as `--attention reference` |
-| `VIRNUC_THREADS` | CPU threads to share out among the lanes; default: `OMP_NUM_THREADS`, else the cores this process may use |
-| `VIRNUC_COMPILE_CACHE_GB` | most that compiled code may take in `VIRNUC_HOME`; default 5 |
-| `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` | where torch and Triton keep compiled code instead of `VIRNUC_HOME` |
-| `CUDA_VISIBLE_DEVICES` | GPUs that this process may use; lanes get one each |
-| `MLFLOW_TRACKING_URI` | where runs are logged instead of the database in `VIRNUC_HOME` |
-| `PREFECT_HOME` | where Prefect keeps its settings and database instead of `VIRNUC_HOME` |
+`VARIABLES` lists them all.
 """
 
 import math
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from virnuc_core.errors import UsageError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: its name, what it does, and what holds when it is not set."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+VARIABLES: Final = (
+    Variable("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`"),
+    Variable("VIRNUC_DISABLE_FP16", "`1`: every model runs in fp32, whatever was asked for", "off"),
+    Variable(
+        "VIRNUC_DISABLE_PACKING",
+        "`1`: padded batches of similar lengths, in fp32, whatever was asked for",
+        "off",
+    ),
+    Variable("VIRNUC_DISABLE_COMPILE", "`1`: no layer is compiled, whatever was asked for", "off"),
+    Variable(
+        "VIRNUC_V1_ATTENTION",
+        "`1`: plain fp32 attention, one sequence at a time, as `--attention reference`",
+        "off",
+    ),
+    Variable(
+        "VIRNUC_THREADS",
+        "CPU threads for all lanes together",
+        "`OMP_NUM_THREADS`, else the cores this process may use",
+    ),
+    Variable(
+        "VIRNUC_COMPILE_CACHE_GB",
+        "most that compiled code may take in `VIRNUC_HOME`; what was used longest ago goes first, at the end of a lane",
+        "5",
+    ),
+    Variable(
+        "TORCHINDUCTOR_CACHE_DIR",
+        "where torch keeps compiled code; a folder named here is not trimmed",
+        "`compiled/inductor` in `VIRNUC_HOME`",
+    ),
+    Variable(
+        "TRITON_CACHE_DIR",
+        "where Triton keeps compiled code; a folder named here is not trimmed",
+        "`compiled/triton` in `VIRNUC_HOME`",
+    ),
+    Variable("CUDA_VISIBLE_DEVICES", "GPUs this process may use; each lane gets one", "all"),
+    Variable("MLFLOW_TRACKING_URI", "where runs are logged", "SQLite in `VIRNUC_HOME`"),
+    Variable("PREFECT_HOME", "where Prefect keeps its settings and database", "`prefect/` in `VIRNUC_HOME`"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +147,39 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def value_of(name: str) -> str | None:
+    """One variable as it is set now; None when it is not."""
+    return os.environ.get(name)
+
+
+def names_with_prefix(prefix: str) -> list[str]:
+    """Variables that are set and begin like this."""
+    return sorted(name for name in os.environ if name.startswith(prefix))
+
+
+def user_config_folder() -> Path:
+    """Where a person keeps virnuc's settings, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "virnuc"
+
+
+@contextmanager
+def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that are not set, for this block and the programs started in it.
+
+    Raises:
+        UsageError: a variable has a value that cannot be used.
+    """
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        reload()
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+        env.cache_clear()
 
 
 def child_environment() -> dict[str, str]:

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
+from virnuc_core.models.checksums import SUMS_NAME, write_sums
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.positions import unpair_rows
 
@@ -38,6 +39,7 @@ def export(model: TinyPair, folder: Path) -> None:
         half = {key: tensor.detach().half().cpu().contiguous() for key, tensor in tensors.items()}
         save_file(half, folder / name / "model.safetensors", metadata={"format": "pt"})
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
     (folder / "heads").mkdir(exist_ok=True)
     for chunk_length in model.heads:
         save_head(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
@@ -48,6 +50,7 @@ def save_head(head: MLPClassifier, path: Path) -> None:
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     del state["bn1.num_batches_tracked"]
     save_file(state, path, metadata={"format": "pt"})
+    write_sums(path.parent, path.parent.glob("*.safetensors"))
 
 
 def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:

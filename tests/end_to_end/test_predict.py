@@ -166,12 +166,24 @@ def test_packed_padded_and_one_by_one_agree(
     np.testing.assert_allclose(vectors("padded"), reference, atol=1e-5)
 
 
-def test_the_report_says_how_each_model_was_run(
-    virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
+def test_the_report_says_how_each_model_was_run_and_who_said_so(
+    virnuc_flows: CommandLine,
+    checkpoints: Checkpoints,
+    contigs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = ("--dnabert-engine", "reference", "--token-budget", "300", "--shard-seconds", "0.001")
-    result = virnuc_flows("predict", contigs, "--out", tmp_path / "run", "--json", *checkpoints.flags, *flags)
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[defaults]\nshard-seconds = 0.001\n")
+    monkeypatch.setenv("VIRNUC_PREDICT_DNABERT_ENGINE", "reference")
+    command = ("--config", settings, "predict", contigs, "--out", tmp_path / "run", "--json")
+    result = virnuc_flows(*command, *checkpoints.flags, "--token-budget", "300")
     document = json.loads(result.out)
+    origins = document["settings_from"]
+    assert origins["shard-seconds"] == f"{settings} [defaults]"
+    assert origins["dnabert-engine"] == "environment variable VIRNUC_PREDICT_DNABERT_ENGINE"
+    assert origins["token-budget"] == "flag --token-budget"
+    assert "precision" not in origins
     names = ("family", "precision", "engine", "attention", "compile_mode", "token_budget")
     assert [tuple(model[name] for name in names) for model in document["models"]] == [
         ("dnabert_s", "fp32", "reference", "reference", "none", 1),

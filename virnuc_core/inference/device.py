@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -138,10 +138,21 @@ def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_byt
         precision: its arithmetic.
         free_bytes: memory that nothing uses before the model is loaded.
     """
-    saturating = next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
     for_batches = _ACTIVATION_SHARE * (free_bytes - weight_bytes(spec, precision))
     fitting = int(for_batches / _activation_bytes(spec, precision))
-    return min(saturating, fitting // _BUDGET_STEP * _BUDGET_STEP)
+    return min(saturating_token_budget(spec, "cuda"), fitting // _BUDGET_STEP * _BUDGET_STEP)
+
+
+def saturating_token_budget(spec: ModelSpec, device_type: Literal["cpu", "cuda"]) -> int:
+    """Tokens in one packed batch at which a kind of device does its best, where there is room for them."""
+    if device_type == "cpu":
+        return _CPU_TOKEN_BUDGET
+    return next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
+
+
+def needed_bytes(spec: ModelSpec, precision: ResolvedPrecision, token_budget: int) -> int:
+    """Bytes of memory for a model's weights and one batch of this many tokens at its widest place."""
+    return weight_bytes(spec, precision) + token_budget * _activation_bytes(spec, precision)
 
 
 def weight_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:

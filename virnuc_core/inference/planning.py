@@ -16,6 +16,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ResolvedCompileMode, RunConfig
+from virnuc_core.versions import log_version_warnings
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def open_plan(
         DamagedFileError: the plan in the folder cannot be read.
         VirnucError: a model, head or setting cannot be used.
     """
+    log_version_warnings("compute")
     if not folder.plan.exists():
         previous = read_plan(folder.previous.plan) if folder.previous else None
         plan = make_plan(config, store, kind, devices, previous)

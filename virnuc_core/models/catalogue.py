@@ -34,6 +34,7 @@ class CatalogueEntry:
         embedding_dim: width of its vectors.
         num_heads: attention heads.
         source: where it is: on the hub, or in a folder of this package.
+        licence: SPDX name of its licence; empty when its makers name none in its repository.
     """
 
     name: str
@@ -42,6 +43,12 @@ class CatalogueEntry:
     embedding_dim: int
     num_heads: int
     source: HubCommit | Path
+    licence: str
+
+    @property
+    def qualified_name(self) -> str:
+        """The name with its family before it, as `embed` takes it."""
+        return f"{next(word for word, family in _PREFIXES.items() if family == self.family)}:{self.name}"
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is the short name, the repository, or the repository without its owner."""
@@ -59,10 +66,11 @@ def _esm2(name: str, num_layers: int, embedding_dim: int, num_heads: int, revisi
         embedding_dim=embedding_dim,
         num_heads=num_heads,
         source=HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision),
+        licence="MIT",
     )
 
 
-def _dnabert(name: str, repo: str, revision: str) -> CatalogueEntry:
+def _dnabert(name: str, repo: str, revision: str, licence: str) -> CatalogueEntry:
     return CatalogueEntry(
         name=name,
         family="dnabert_s",
@@ -70,6 +78,7 @@ def _dnabert(name: str, repo: str, revision: str) -> CatalogueEntry:
         embedding_dim=768,
         num_heads=12,
         source=HubCommit(repo, revision),
+        licence=licence,
     )
 
 
@@ -81,6 +90,7 @@ def _tiny(family: Family, num_layers: int, folder: str) -> CatalogueEntry:
         embedding_dim=256,
         num_heads=8,
         source=_BUNDLED / folder,
+        licence="MIT",
     )
 
 
@@ -93,8 +103,10 @@ CATALOGUE: Final = (
     _esm2("3B", 36, 2560, 40, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
     _esm2("15B", 48, 5120, 40, "5fbca39631164edc1d402a5aa369f982f72ee282"),
     _tiny("dnabert_s", 4, "dnabert_tiny"),
-    _dnabert("DNABERT-S", "zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6"),
-    _dnabert("DNABERT-2", "zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0"),
+    _dnabert("DNABERT-S", "zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6", ""),
+    _dnabert(
+        "DNABERT-2", "zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0", "Apache-2.0"
+    ),
 )
 
 BUNDLED_HEADS: Final = {

@@ -17,7 +17,7 @@ from virnuc_core.models.catalogue import (
     require_known_model,
     split_family,
 )
-from virnuc_core.models.hub import fetch
+from virnuc_core.models.hub import fetch, find_cached
 from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.tensor_files import find_weight_files
 from virnuc_core.models.weights import Checkpoint, read_spec, recognise_family
@@ -71,6 +71,13 @@ def resolve_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     found = _from_path(name_or_path, folder, family)
     # The hub's cache names a snapshot by its commit.
     return replace(found, revision=folder.name)
+
+
+def location_of(entry: CatalogueEntry) -> Path | None:
+    """The folder of a catalogue model in this package or in the hub's cache; None when it is not on this machine."""
+    if isinstance(entry.source, Path):
+        return entry.source
+    return find_cached(entry.source.repo, entry.source.revision)
 
 
 def _from_catalogue(entry: CatalogueEntry) -> Checkpoint:

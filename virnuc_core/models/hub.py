@@ -30,12 +30,12 @@ def fetch(repo: str, revision: str | None) -> Path:
         CheckpointError: the repository cannot be reached or holds no weights; the message says how to
             fetch it on another machine.
     """
-    if revision is not None and (folder := _cached(repo, revision)):
+    if revision is not None and (folder := find_cached(repo, revision)):
         return folder
     try:
         return _download(repo, revision)
     except _hub_errors() as error:
-        if revision is None and (folder := _cached(repo, None)):
+        if revision is None and (folder := find_cached(repo, None)):
             logger.warning("the model hub cannot be reached; %s is taken from its cache, %s", repo, folder)
             return folder
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -46,8 +46,22 @@ def fetch(repo: str, revision: str | None) -> Path:
         ) from error
 
 
-def _cached(repo: str, revision: str | None) -> Path | None:
-    """The cached snapshot, if it is whole."""
+def hide_progress() -> None:
+    """Keeps the hub's client from drawing bars."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+
+
+def cache_folder() -> Path:
+    """Where the hub's client keeps what it fetches."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def find_cached(repo: str, revision: str | None) -> Path | None:
+    """The folder of a repository in the hub's local cache, if it is there and whole; the hub is not asked."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -108,6 +108,20 @@ def load_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises:
         CheckpointError: a file is damaged, or tensors are missing, unknown, or of another shape.
     """
+    spec, published = load_published(checkpoint)
+    state = {name: _fused(name, parts) for name, parts in published.items()}
+    if spec.family == "esm2":
+        paired = {n: pair_rows(rows, spec.num_heads) for n, rows in state.items() if ".qkv." in n}
+        state.update(paired)
+    return state
+
+
+def load_published(checkpoint: Checkpoint) -> tuple[ModelSpec, dict[str, tuple[Tensor, ...]]]:
+    """The architecture, and the tensors of the files that make up each of our parameters, as they are there.
+
+    Raises:
+        CheckpointError: a file is damaged, or tensors are missing, unknown, or of another shape.
+    """
     published = _read_published(checkpoint.files)
     layout, tensors = published.layout, published.tensors
     spec = _spec_of(checkpoint, published)
@@ -120,20 +134,13 @@ def load_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     misshapen = [
         f"{source} of {tensors[source].dtype}" for source in wanted if not tensors[source].is_floating_point()
     ]
-    if TOKEN_TYPE in shapes:
-        table = layout.sources(TOKEN_TYPE)[0]
-        if tensors[table].ndim and len(tensors[table]):
-            tensors = {**tensors, table: tensors[table][0]}
     for source, name in wanted.items():
+        found = tuple(tensors[source].shape)
         shape = (shapes[name][0] // len(sources[name]), *shapes[name][1:])
-        if tensors[source].shape != shape:
-            misshapen.append(f"{source} {tuple(tensors[source].shape)} where {shape} belongs")
+        if (found[1:] if name == TOKEN_TYPE and found[:1] > (0,) else found) != shape:
+            misshapen.append(f"{source} {found} where {shape} belongs")
     _refuse(checkpoint, "has misshapen", misshapen)
-    state = {name: _fused([tensors[source] for source in parts]) for name, parts in sources.items()}
-    if spec.family == "esm2":
-        paired = {n: pair_rows(rows, spec.num_heads) for n, rows in state.items() if ".qkv." in n}
-        state.update(paired)
-    return state
+    return spec, {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
@@ -159,7 +166,10 @@ def tokenizer_path(checkpoint: Checkpoint) -> Path:
     return checkpoint.tokenizer
 
 
-def _fused(parts: list[Tensor]) -> Tensor:
+def _fused(name: str, parts: tuple[Tensor, ...]) -> Tensor:
+    """One parameter; of the table of token types its first row."""
+    if name == TOKEN_TYPE:
+        return parts[0][0]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from virnuc_core.atomic_write import write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.prediction.asked_with import settings_from
 from virnuc_core.prediction.result_files import records_of
 from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
@@ -121,6 +122,7 @@ class RunReport:
             "packing_efficiency": self.packing_efficiency,
             "notes": list(self.notes),
             "links": dict(self.links),
+            "settings_from": settings_from(),
             "versions": {
                 "virnuc": self.plan.virnuc_version,
                 "python": platform.python_version(),

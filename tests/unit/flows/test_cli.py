@@ -4,6 +4,7 @@ import click
 import pytest
 
 from flows.cli import cli, main
+from flows.config_file import iter_commands
 from virnuc_core import __version__
 
 OUTPUT = ["--quiet", "--json", "--debug"]
@@ -76,17 +77,23 @@ FLAGS = {
     "deploy": ["--cron", "--timezone", "--inbox", "--out", *OUTPUT],
     "worker": ["--devices", "--workers", "--runs", "--debug"],
     "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
+    "models list": OUTPUT,
+    "models pull": ["--to", *OUTPUT],
+    "models verify": OUTPUT,
+    "models convert": ["--out", *OUTPUT],
+    "doctor": ["--quick", *OUTPUT],
+    "config show": OUTPUT,
 }
 
 
 def test_commands_and_flags_are_frozen() -> None:
     found = {
-        name: [
+        " ".join(path): [
             option.opts[0]
             for option in command.params
             if isinstance(option, click.Option) and option.name != "help"
         ]
-        for name, command in cli.commands.items()
+        for path, command in iter_commands(cli)
     }
     assert found == FLAGS
 
@@ -110,7 +117,7 @@ def test_choices_are_frozen() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in FLAGS)])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([*name.split(), "--help"] for name in FLAGS)])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: virnuc" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.prediction.asked_with import asked_with
 from virnuc_core.prediction.run_json import RunReport, lane_row, write_report
 
 
@@ -50,6 +51,13 @@ def test_document_can_be_read_back(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["lanes"][0]["host"] == "box"
     assert document["packing_efficiency"] == {"esm2": 0.5}
+
+
+def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
+    assert run_of([]).document["settings_from"] is None
+    with asked_with({"precision": "flag --precision"}):
+        assert run_of([]).document["settings_from"] == {"precision": "flag --precision"}
+    assert run_of([]).document["settings_from"] is None
 
 
 def test_result_files_are_recorded(tmp_path: Path) -> None:

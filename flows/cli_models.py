@@ -1,0 +1,172 @@
+"""`virnuc models`: which models there are, and having them at hand."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from flows.cli_options import OUTPUT_OPTIONS, with_options
+from flows.columns import aligned
+
+if TYPE_CHECKING:
+    from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
+    from virnuc_core.models.pulling import Pulled
+
+_LETTERS = {"esm2": "aa", "dnabert_s": "bp"}
+_FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
+_NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+
+
+@click.group(name="models")
+def models_group() -> None:
+    """Which models there are, and having them at hand."""
+
+
+@models_group.command(name="list")
+@with_options(*OUTPUT_OPTIONS)
+def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
+    """The catalogue: size, memory, speed, source, licence, and what is on this machine."""
+    from flows.commands import show
+    from virnuc_core.inference.model_facts import head_facts, model_facts  # imports torch
+
+    models, heads = model_facts(), head_facts()
+    document = {
+        "models": [facts.document for facts in models],
+        "heads": [asdict(facts) | {"location": str(facts.location)} for facts in heads],
+    }
+    show(_output(quiet, as_json), document, _catalogue_text(models, heads))
+
+
+@models_group.command()
+@with_options(
+    _NAMES,
+    click.option(
+        "--to", metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
+    ),
+    *OUTPUT_OPTIONS,
+)
+def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
+    """Fetches models ahead of time, at their pinned revisions, and checks their hashes."""
+    from flows.commands import show
+    from virnuc_core.models.hub import hide_progress
+    from virnuc_core.models.pulling import pull as fetch_whole  # imports torch
+
+    if quiet or as_json:
+        hide_progress()
+    done = [fetch_whole(name, Path(to).expanduser() if to else None) for name in names]
+    document = {
+        "pulled": [
+            asdict(pulled)
+            | {"location": str(pulled.location), "copy": str(pulled.copy) if pulled.copy else None}
+            for pulled in done
+        ]
+    }
+    show(_output(quiet, as_json), document, "\n".join(map(_pulled_text, done)))
+
+
+@models_group.command()
+@with_options(_NAMES, *OUTPUT_OPTIONS)
+def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> int:
+    """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
+    from flows.commands import show
+    from virnuc_core.errors import DamagedFileError
+    from virnuc_core.models.verification import verify as read_whole  # imports torch
+
+    found = [read_whole(name) for name in names]
+    text = "\n".join(each.summary for each in found)
+    show(_output(quiet, as_json), {"models": [each.document for each in found]}, text)
+    return 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
+
+
+@models_group.command()
+@with_options(
+    click.argument("path"),
+    click.option(
+        "--out",
+        required=True,
+        metavar="DIR|FILE",
+        help="New folder for a model, or .safetensors file for a head.",
+    ),
+    *OUTPUT_OPTIONS,
+)
+def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> None:
+    """Writes the weights in PATH (fair-esm .pt, a model's folder, a pickled head) as safetensors.
+
+    The vectors and scores stay the same to the bit. No code that a pickle carries is run.
+    """
+    from flows.commands import show
+    from virnuc_core.models.conversion import convert as write_safetensors  # imports torch
+
+    done = write_safetensors(Path(path).expanduser(), Path(out).expanduser())
+    document = {
+        "kind": done.kind,
+        "source": str(done.source),
+        "out": str(done.out),
+        "fingerprint": done.fingerprint,
+    }
+    text = f"{done.kind} of {done.source} in {done.out}, the same weights\n  fingerprint {done.fingerprint}"
+    show(_output(quiet, as_json), document, text)
+
+
+def _output(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
+    return "json" if as_json else "quiet" if quiet else "human"
+
+
+def _catalogue_text(models: "list[ModelFacts]", heads: "list[HeadFacts]") -> str:
+    costs: list[tuple[str, ...]] = [
+        ("name", "for", "layers", "width", "parameters", "disk", "GPU fp32", "fp16", "fp8", "CPU", "speed")
+    ]
+    sources = [("name", "here", "licence", "from")]
+    for facts in models:
+        gpu = facts.gpu_bytes
+        costs.append(
+            (
+                facts.entry.name,
+                "protein" if facts.entry.family == "esm2" else "DNA",
+                str(facts.spec.num_layers),
+                str(facts.spec.embedding_dim),
+                f"{facts.num_parameters / 1e6:,.1f} M",
+                f"{'' if facts.location else '~'}{_gigabytes(facts.disk_bytes)}",
+                *(_gigabytes(gpu[name]) for name in ("fp32", "fp16", "fp8")),
+                _gigabytes(facts.cpu_bytes),
+                _speed(facts),
+            )
+        )
+        document = facts.document
+        origin = (
+            f"{document['repository']}@{document['revision']}" if document["repository"] else "this package"
+        )
+        sources.append((facts.entry.qualified_name, facts.here, facts.entry.licence or "NA", origin))
+    sources += [(f"head {head.name}", "bundled", "MIT", "this package") for head in heads]
+    notes = (
+        "Memory in GB: weights, and one batch of the default number of tokens, which is made smaller where there is\n"
+        "less room; bf16 as fp16; the CPU in fp32. Speed: fp16 on one NVIDIA H200, where it was measured; --json has\n"
+        "all figures with their commands. ~: not here, the size of fp32 weights. Licence NA: see the model's page."
+    )
+    return "\n\n".join([aligned(costs, numbers=range(2, 11)), aligned(sources), notes])
+
+
+def _speed(facts: "ModelFacts") -> str:
+    for speed in facts.speeds:
+        if speed.precision == "fp16" and speed.machine == "NVIDIA H200":
+            return f"{speed.letters_per_second:,.0f} {_LETTERS[facts.entry.family]}/s"
+    return "NA"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3f}" if size < 1e8 else f"{size / 1e9:,.1f}"
+
+
+def _pulled_text(pulled: "Pulled") -> str:
+    """Where a model lies, and how to use it on another machine."""
+    known = f"hashes as in {pulled.hashes_from}" if pulled.hashes_from else "no hashes are known of its files"
+    lines: list[Any] = [f"{pulled.name}: whole, {known}", f"  in {pulled.location}"]
+    if pulled.copy is not None:
+        lines.append(
+            f"  copy in {pulled.copy}: carry that folder to the other machine, and give "
+            f"{_FLAGS[pulled.family]} {pulled.copy} as it is called there"
+        )
+    elif pulled.revision is not None:
+        lines.append("  for a machine without a network: the same command with --to DIR, and carry DIR there")
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""What `virnuc doctor` looks at beside the core: settings, Prefect and MLflow."""
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import click
+import httpx
+
+from flows.config_file import find_settings_files, iter_commands, read_settings_files, settings_of
+from flows.config_origin import variable_of, without_password
+from flows.local_prefect import prepare_local_prefect
+from tasks.store_check import check_store
+from virnuc_core.doctor.finding import Finding
+from virnuc_core.env_config import VARIABLES, env, names_with_prefix
+from virnuc_core.errors import UsageError, VirnucError
+
+_ANSWER_WITHIN_S = 5.0
+_PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API_URL for a temporary one"
+
+
+def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
+    """Everything, in the order in which one thing rests on another.
+
+    Args:
+        root: the group of all commands, for their settings.
+        config: settings file that was asked for.
+        quick: without the run on each device.
+    """
+    from virnuc_core.doctor import host, machine, self_test  # imports torch
+
+    parts: dict[str, Callable[[], Iterable[Finding]]] = {
+        "versions": machine.version_findings,
+        "cuda": machine.cuda_findings,
+        "devices": machine.device_findings,
+        "host": host.host_findings,
+        "settings": lambda: settings_findings(root, config),
+        "prefect": prefect_findings,
+        "mlflow": store_findings,
+        "caches": host.cache_findings,
+        "bundled": host.bundled_findings,
+        "self test": self_test.self_test_findings,
+    }
+    if quick:
+        del parts["self test"]
+    with _only_in_findings():
+        for topic, part in parts.items():
+            try:
+                yield from part()
+            except VirnucError as error:
+                yield Finding(topic=topic, name="all of it", state="problem", found=str(error))
+
+
+def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding]:
+    """The settings files, and variables that look like virnuc's and are not."""
+    try:
+        files = read_settings_files(find_settings_files(config), root).files
+        found = ", ".join(map(str, files)) or "no settings file"
+        yield Finding(topic="settings", name="files", state="ok", found=found)
+    except UsageError as error:
+        yield Finding(
+            topic="settings",
+            name="files",
+            state="problem",
+            found=str(error),
+            advice="mend or remove the file",
+        )
+    known = {"VIRNUC_CONFIG", *(variable.name for variable in VARIABLES)}
+    for path, command in iter_commands(root):
+        known |= {variable_of(path, option) for option in settings_of(command).values()}
+    for name in names_with_prefix("VIRNUC_"):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {close[0]}?" if close else "virnuc config show lists those that there are"
+            yield Finding(
+                topic="settings",
+                name=name,
+                state="warning",
+                found="nothing reads this variable",
+                advice=advice,
+            )
+
+
+def prefect_findings() -> Iterator[Finding]:
+    """Whether Prefect can be imported, and its server reached and of the same version."""
+    try:
+        prepare_local_prefect()
+        import prefect
+        from prefect.settings import PREFECT_API_URL
+    except (UsageError, ImportError, AttributeError, TypeError) as error:
+        advice = "install with -c constraints.txt" if not isinstance(error, UsageError) else ""
+        yield Finding(
+            topic="prefect",
+            name="import",
+            state="problem",
+            found=f"it cannot be used: {error}",
+            advice=advice,
+        )
+        return
+    url = PREFECT_API_URL.value()
+    if not url:
+        found = "none is set: a temporary one runs for the length of each command"
+        yield Finding(topic="prefect", name="server", state="ok", found=found)
+        return
+    shown = without_password(url)
+    try:
+        httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S).raise_for_status()
+        version = str(httpx.get(f"{url}/admin/version", timeout=_ANSWER_WITHIN_S).json())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        found = f"{shown} does not answer ({without_password(str(error))})"
+        yield Finding(topic="prefect", name="server", state="problem", found=found, advice=_PREFECT_SERVER)
+        return
+    same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
+    yield Finding(
+        topic="prefect",
+        name="server",
+        state="ok" if same else "warning",
+        found=f"{shown} answers, version {version}",
+        advice="" if same else f"it and Prefect {prefect.__version__} here should be of one version",
+    )
+
+
+def store_findings() -> Iterator[Finding]:
+    """Whether MLflow's store can be reached and written."""
+    where = without_password(env().tracking_uri or f"SQLite in {env().home}")
+    reason = check_store()
+    yield Finding(
+        topic="mlflow",
+        name="store",
+        state="problem" if reason else "ok",
+        found=f"{where} cannot be written ({without_password(reason)})"
+        if reason
+        else f"{where} can be written",
+        advice="results are whole without it, but not recorded: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
+        if reason
+        else "",
+    )
+
+
+@contextmanager
+def _only_in_findings() -> Iterator[None]:
+    """What parts of virnuc log meanwhile is in the findings too."""
+    handler = logging.NullHandler()
+    loggers = [logging.getLogger(name) for name in ("virnuc_core", "tasks", "flows")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)

@@ -1,0 +1,132 @@
+"""Fills the reference of docs/configuration.md from the command line itself: every setting of every command.
+
+    python -m scripts.render_settings [--check]
+
+A part stands between `<!-- NAME -->` and `<!-- /NAME -->`. With --check nothing is written, and the exit code says
+whether the page is what the commands give.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from flows.cli import cli
+from flows.config_file import CommandPath, iter_commands, settings_of
+from flows.config_origin import variable_of
+from scripts.render_performance import markdown
+from virnuc_core.env_config import VARIABLES
+from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
+# Help ends with what holds when nothing is given: "Where to compute [auto]."
+_HELP: Final = re.compile(r"(?P<meaning>.*?)(?: \[(?P<default>.*)\])?\.?", re.DOTALL)
+
+
+def settings_part() -> str:
+    """One table for each command that has settings."""
+    return "\n\n".join(_tables())
+
+
+def variables_part() -> str:
+    """The environment variables that are no flag's."""
+    rows = ((f"`{variable.name}`", variable.meaning, variable.default) for variable in VARIABLES)
+    return markdown("variable|meaning|default", rows)
+
+
+def versions_part() -> str:
+    """The versions that are known to work."""
+    rows = (
+        (known.package + (" (optional)" if known.is_optional else ""), known.in_words, known.newer, known.why)
+        for known in KNOWN_VERSIONS
+    )
+    drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())
+    table = markdown("package|known to work|a newer one is a|what is known of others", rows)
+    return f"{table}\n\nOn GPUs: {drivers}; triton is the one that the installed torch asks for."
+
+
+def render(page: str) -> str:
+    """The page with its parts filled.
+
+    Raises:
+        ValueError: the page has no place for a part.
+    """
+    parts = {"settings": settings_part(), "variables": variables_part(), "versions": versions_part()}
+    for name, part in parts.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not place.search(page):
+            raise ValueError(f"the page has no <!-- {name} -->")
+        page = place.sub(lambda found, part=part: f"{found[1]}{part}\n{found[2]}", page)  # type: ignore[misc]
+    return page
+
+
+def _tables() -> Iterator[str]:
+    for path, command in iter_commands(cli):
+        rows = [_row(path, key, option) for key, option in settings_of(command).items()]
+        if rows:
+            yield (
+                f"### {' '.join(path)}\n\nSection `[{'.'.join(path)}]`.\n\n"
+                + markdown("flag|environment variable|key|default|meaning", rows)
+            )
+
+
+def _row(path: CommandPath, key: str, option: click.Option) -> tuple[str, ...]:
+    found = _HELP.fullmatch(option.help or "")
+    assert found is not None  # everything matches
+    return (
+        f"`{option.opts[0]}{_values(option)}`",
+        f"`{variable_of(path, option)}`",
+        f"`{key}`",
+        _escaped(found["default"] or _default(option)),
+        _escaped(found["meaning"]),
+    )
+
+
+def _values(option: click.Option) -> str:
+    """What comes after the flag."""
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return f" {_escaped('|'.join(map(str, option.type.choices)))}"
+    return f" {_escaped(option.metavar or option.type.name.upper())}"
+
+
+def _default(option: click.Option) -> str:
+    if option.required:
+        return "must be given"
+    if option.is_flag:
+        return "off"
+    default = option.to_info_dict()["default"]
+    return "" if default is None or option.multiple else str(default)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the page, or checks it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    arguments = parser.parse_args(argv)
+    page = arguments.page.read_text()
+    rendered = render(page)
+    if arguments.check:
+        if rendered != page:
+            print(
+                f"{arguments.page.name} is not what the commands say: run python -m scripts.render_settings"
+            )
+        return int(rendered != page)
+    arguments.page.write_text(rendered)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

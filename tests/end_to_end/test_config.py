@@ -1,0 +1,123 @@
+"""Settings from flags, variables, files, presets and defaults, as a person meets them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import CommandLine
+
+FILE = """
+[defaults]
+precision = "fp32"
+devices = "cpu"
+[predict]
+preset = "virnucpro-300"
+token-budget = 4096
+attention = "sdpa"
+engine = "reference"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+
+
+def shown(virnuc: CommandLine, *arguments: str) -> dict[str, tuple[object, str, str]]:
+    result = virnuc("config", "show", "--json", *arguments)
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
+    settings = [*document["commands"][arguments[0]], *document["environment"]]
+    return {each["setting"]: (each["value"], each["source"], each["where"]) for each in settings}
+
+
+def test_every_source_and_which_of_them_wins(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("virnuc.toml").write_text(FILE)
+    monkeypatch.setenv("VIRNUC_PREDICT_ATTENTION", "reference")
+    monkeypatch.setenv("VIRNUC_PREDICT_ENGINE", "packed")
+    found = shown(virnuc, "predict", "--engine", "reference", "--esm-model", "8M")
+    assert found["engine"] == ("reference", "flag", "--engine")
+    assert found["attention"] == ("reference", "environment variable", "VIRNUC_PREDICT_ATTENTION")
+    assert found["token-budget"] == (4096, "file", "virnuc.toml [predict]")
+    assert found["precision"] == ("fp32", "file", "virnuc.toml [defaults]")
+    assert found["chunk-length"] == (300, "preset", "virnucpro-300")
+    assert found["esm-model"] == ("8M", "flag", "--esm-model")
+    assert found["dnabert-model"] == ("DNABERT-S", "preset", "virnucpro-300")
+    assert found["embeddings"] == ("float32", "default", "")
+    assert found["head"] == (None, "default", "")
+
+
+def test_a_value_of_a_file_wins_over_a_preset(virnuc: CommandLine) -> None:
+    Path("other.toml").write_text("[predict]\nchunk-length = 400\n")
+    arguments = ("config", "show", "predict", "--preset", "virnucpro-300")
+    result = virnuc("--config", "other.toml", *arguments)
+    assert result.code == 0
+    lines = {line.split()[0]: line.split()[1:] for line in result.out.splitlines() if line.startswith("  ")}
+    assert lines["chunk-length"] == ["400", "other.toml", "[predict]"]
+    assert lines["esm-model"] == ["3B", "preset", "virnucpro-300"]
+
+
+def test_variables_and_files_of_variables(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.toml").write_text(
+        '[environment]\nVIRNUC_THREADS = 3\nMLFLOW_TRACKING_URI = "http://a:secret@host"\n'
+    )
+    monkeypatch.setenv("VIRNUC_CONFIG", "mine.toml")
+    found = shown(virnuc, "frames")
+    assert found["VIRNUC_THREADS"] == ("3", "file", "mine.toml [environment]")
+    assert found["MLFLOW_TRACKING_URI"][0] == "http://***@host"
+    monkeypatch.setenv("VIRNUC_THREADS", "2")
+    assert shown(virnuc, "frames")["VIRNUC_THREADS"] == ("2", "environment variable", "VIRNUC_THREADS")
+    Path("mine.toml").write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")
+    result = virnuc("config", "show")
+    assert result.code == 2
+    assert "mine.toml [environment]: environment variable VIRNUC_COMPILE_CACHE_GB is 'much'" in result.err
+
+
+def test_all_commands_are_shown(virnuc: CommandLine) -> None:
+    result = virnuc("config", "show")
+    assert result.code == 0
+    assert "settings files: none" in result.out
+    for heading in ("predict", "bench", "config show", "environment"):
+        assert f"\n{heading}\n" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("config", "show", "predct"), "predct is no command: give one of predict"),
+        (("config", "show", "config"), "config is a group: give one of show"),
+        (("config", "show", "predict", "--no-such"), "No such option"),
+        (("--config", "absent.toml", "config", "show"), "no settings file absent.toml"),
+        (("frames", "--config", "a.toml"), "--config stands before the command"),
+    ],
+)
+def test_what_cannot_be_shown(arguments: tuple[str, ...], message: str, virnuc: CommandLine) -> None:
+    result = virnuc(*arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_wrong_variable_is_named(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRNUC_PREDICT_TOKEN_BUDGET", "many")
+    result = virnuc("predict", "a.fa", "--out", "out")
+    assert result.code == 2
+    assert "environment variable VIRNUC_PREDICT_TOKEN_BUDGET: " in result.err
+    assert "'many' is not a valid integer" in result.err
+
+
+def test_help_works_with_a_broken_file(virnuc: CommandLine) -> None:
+    Path("virnuc.toml").write_text("[predict\n")
+    assert virnuc("predict", "--help").code == 0
+    result = virnuc("frames", "a.fa", "--chunk-length", "300", "--out", "b.tsv", "--json")
+    assert result.code == 2
+    assert "virnuc.toml is not TOML" in json.loads(result.out)["error"]
+
+
+def test_a_command_does_what_the_file_says(virnuc: CommandLine, contigs: Path) -> None:
+    Path("virnuc.toml").write_text('[frames]\nchunk-length = 300\nout = "from_file.tsv"\n')
+    assert virnuc("frames", contigs).code == 0
+    first = Path("from_file.tsv").read_text()
+    assert virnuc("frames", contigs, "--chunk-length", "600", "--out", "by_flag.tsv").code == 0
+    assert Path("by_flag.tsv").read_text() != first

@@ -1,0 +1,22 @@
+"""What the doctor says of GPUs."""
+
+import pytest
+
+from virnuc_core.doctor.machine import cuda_findings, device_findings
+from virnuc_core.doctor.self_test import self_test_findings
+
+pytestmark = pytest.mark.gpu
+
+
+def test_gpus_are_described_with_what_auto_chooses() -> None:
+    [gpu, *_] = [finding for finding in device_findings() if finding.name.startswith("cuda:")]
+    assert gpu.state == "ok", gpu.summary
+    assert "compute capability" in gpu.found
+    assert "auto: fp16, triton attention" in gpu.found
+    assert [finding.summary for finding in cuda_findings() if finding.state == "problem"] == []
+
+
+def test_every_gpu_computes_rightly() -> None:
+    findings = list(self_test_findings())
+    assert findings[0].name == "cuda:0"
+    assert [finding.summary for finding in findings if finding.state != "ok"] == []

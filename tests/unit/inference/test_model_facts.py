@@ -1,0 +1,54 @@
+"""Figures of the catalogue, against what was measured and what is published."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.collect_speeds import main as collect
+from virnuc_core.inference.device import needed_bytes
+from virnuc_core.inference.model_facts import head_facts, measured_speeds, model_facts
+from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
+from virnuc_core.models.random_weights import published_spec
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+def test_parameters_are_those_that_the_models_are_named_for() -> None:
+    counts = {facts.entry.name: facts.num_parameters for facts in model_facts() if facts.entry.name != "tiny"}
+    named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9, "DNABERT-S": 117e6}
+    for name, wanted in named.items():
+        assert counts[name] == pytest.approx(wanted, rel=0.08), name
+
+
+@pytest.mark.parametrize("result", ["forward_3B", "forward_650M", "end_to_end_8M", "forward_dnabert_s"])
+def test_memory_is_about_what_was_measured(result: str) -> None:
+    for case in json.loads((RESULTS / f"{result}.json").read_text())["cases"]:
+        [entry] = find_entries(case["model"].removeprefix("random:"), case["family"])
+        needed = needed_bytes(published_spec(entry), case["precision"], case["token_budget"])
+        # The gated feed-forward of DNABERT-S takes less than its three buffers side by side.
+        least = 0.9 if case["family"] == "esm2" else 0.6
+        assert least <= case["peak_memory_bytes"] / needed <= 1.1, case["precision"]
+
+
+def test_speeds_are_those_of_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect(["--check"]) == 0, "run python -m scripts.collect_speeds"
+    (tmp_path / "speeds.json").write_text("[]\n")
+    assert collect(["--check", "--out", str(tmp_path / "speeds.json")]) == 1
+    assert "scripts.collect_speeds" in capsys.readouterr().out
+    for speed in measured_speeds():
+        assert (RESULTS / f"{speed.result}.json").is_file()
+        assert speed.machine
+
+
+def test_what_was_not_measured_has_no_speed() -> None:
+    by_name = {facts.entry.qualified_name: facts for facts in model_facts()}
+    assert by_name["esm2:15B"].speeds == ()
+    assert by_name["esm2:3B"].document["speeds"][0]["machine"] == "NVIDIA H200"
+
+
+def test_bundled_models_and_heads_are_here() -> None:
+    tiny = [facts for facts in model_facts() if facts.entry.name == "tiny"]
+    assert [facts.here for facts in tiny] == ["bundled", "bundled"]
+    assert all(facts.disk_bytes > 1e6 for facts in tiny)
+    assert [facts.name for facts in head_facts()] == list(BUNDLED_HEADS)

@@ -1,0 +1,94 @@
+"""The table of versions that work, and what is said of others."""
+
+import logging
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from virnuc_core import versions
+from virnuc_core.versions import (
+    KNOWN_VERSIONS,
+    KnownVersions,
+    check_versions,
+    installed_version,
+    is_older,
+    log_version_warnings,
+)
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+def test_what_is_installed_here_is_known_to_work() -> None:
+    assert [check.package for check in check_versions() if check.state != "ok"] == []
+
+
+def test_the_table_says_what_the_installation_asks_for() -> None:
+    asked = {
+        re.split(r"[<>=]", line)[0]: line
+        for line in [
+            *PROJECT["dependencies"],
+            *PROJECT["optional-dependencies"]["gpu"],
+            f"python{PROJECT['requires-python']}",
+        ]
+    }
+    for known in KNOWN_VERSIONS:
+        if known.package not in asked:
+            assert known.is_optional, known.package
+            continue
+        bounds = dict(re.findall(r"(>=|<)([\d.]+)", asked[known.package]))
+        assert bounds.get(">=", "0") == known.since, known.package
+        assert "<" not in bounds or not is_older(bounds["<"], known.before), known.package
+
+
+@pytest.mark.parametrize(
+    ("since", "before", "newer", "state"),
+    [
+        ("1", "99", "warning", "ok"),
+        ("98", "99", "warning", "problem"),
+        ("0", "1.26", "warning", "warning"),
+        ("0", "1.26", "problem", "problem"),
+    ],
+)
+def test_older_and_newer_ones(since: str, before: str, newer: str, state: str) -> None:
+    known = KnownVersions(package="numpy", part="compute", since=since, before=before, newer=newer)
+    [check] = check_versions([known])
+    assert (check.found, check.state) == (installed_version("numpy"), state)
+    assert (known.in_words in check.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize(("is_optional", "state"), [(True, "ok"), (False, "problem")])
+def test_what_is_not_installed(is_optional: bool, state: str) -> None:
+    known = KnownVersions(
+        package="no-such-one", part="compute", since="1", before="2", is_optional=is_optional
+    )
+    [check] = check_versions([known])
+    assert (check.found, check.state) == ("", state)
+    assert ("pip install" in check.advice) != is_optional
+
+
+@pytest.mark.parametrize(
+    ("version", "than", "older"),
+    [
+        ("2.9.1", "2.11", True),
+        ("2.13.0+cpu", "2.13", False),
+        ("2.0", "2", False),
+        ("580.65.06", "580", False),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(version: str, than: str, older: bool) -> None:
+    assert is_older(version, than) == older
+
+
+def test_a_run_is_warned_of_what_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = KnownVersions(package="numpy", part="compute", since="0", before="1.26", why="made up")
+    monkeypatch.setattr(versions, "KNOWN_VERSIONS", (old,))
+    with caplog.at_level(logging.WARNING, "virnuc_core"):
+        log_version_warnings("orchestration")
+        assert caplog.messages == []
+        log_version_warnings("compute")
+    [message] = caplog.messages
+    assert message.startswith(f"numpy {installed_version('numpy')}: known to work: before 1.26 (made up)")

@@ -1,0 +1,33 @@
+"""One line of what the doctor has found."""
+
+from dataclasses import dataclass
+
+from virnuc_core.plain_text import visible
+from virnuc_core.versions import State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what it belongs to.
+        name: what was looked at.
+        state: whether it is fine, worth knowing, or will stop a run.
+        found: what is there.
+        advice: what to do; empty when nothing is.
+        is_device: whether it concerns GPUs or what computes on them.
+    """
+
+    topic: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+    is_device: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The same for a person, with the advice on a line of its own."""
+        line = f"{self.state:<7}  {self.topic}: {self.name}: {self.found}"
+        return visible(f"{line}\n         -> {self.advice}" if self.advice else line)

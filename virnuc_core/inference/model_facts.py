@@ -1,0 +1,157 @@
+"""What a person wants to know of a model before choosing it: size, memory, speed, licence, and whether it is here."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from virnuc_core.inference.device import needed_bytes, saturating_token_budget
+from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, CatalogueEntry, HubCommit
+from virnuc_core.models.checkpoints import location_of, resolve_checkpoint
+from virnuc_core.models.key_mapping import parameter_shapes
+from virnuc_core.models.random_weights import published_spec
+from virnuc_core.models.weights import read_spec
+from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
+
+# Figures of benchmarks/results, put together by scripts/collect_speeds.py.
+_SPEEDS: Final = Path(__file__).parent / "speeds.json"
+_PUBLISHED_BYTES: Final = 4  # a parameter: published checkpoints are in fp32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSpeed:
+    """One figure of a committed benchmark.
+
+    Attributes:
+        family: architecture of the model.
+        name: its catalogue name.
+        precision: arithmetic.
+        machine: what it was measured on.
+        letters_per_second: residues a second for ESM-2, bases a second for DNABERT-S.
+        letters: length of each sequence.
+        result: name of the result file.
+        command: what measured it.
+    """
+
+    family: Family
+    name: str
+    precision: ResolvedPrecision
+    machine: str
+    letters_per_second: float
+    letters: int
+    result: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """One model of the catalogue.
+
+    Attributes:
+        entry: what the catalogue says.
+        spec: its architecture.
+        location: where it lies on this machine; None when it is not here.
+        disk_bytes: size of its files; where they are not here, of fp32 parameters.
+        speeds: measured ones; empty when there are none.
+    """
+
+    entry: CatalogueEntry
+    spec: ModelSpec
+    location: Path | None
+    disk_bytes: int
+    speeds: tuple[MeasuredSpeed, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the vectors depend on; heads for other tasks are not counted."""
+        return sum(math.prod(shape) for shape in parameter_shapes(self.spec).values())
+
+    @property
+    def gpu_bytes(self) -> dict[ResolvedPrecision, int]:
+        """Memory on a GPU by precision: weights, and a batch of as many tokens as are used by default."""
+        budget = saturating_token_budget(self.spec, "cuda")
+        return {name: needed_bytes(self.spec, name, budget) for name in get_args(ResolvedPrecision)}
+
+    @property
+    def cpu_bytes(self) -> int:
+        """The same on the CPU, in fp32."""
+        return needed_bytes(self.spec, "fp32", saturating_token_budget(self.spec, "cpu"))
+
+    @property
+    def here(self) -> str:
+        """Whether it is on this machine, in words."""
+        if self.location is None:
+            return "no"
+        return "hub cache" if isinstance(self.entry.source, HubCommit) else "bundled"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        source = self.entry.source
+        return {
+            "name": self.entry.name,
+            "family": self.entry.family,
+            "layers": self.spec.num_layers,
+            "width": self.spec.embedding_dim,
+            "heads": self.spec.num_heads,
+            "parameters": self.num_parameters,
+            "disk_bytes": self.disk_bytes,
+            "disk_bytes_are": "estimated" if self.location is None else "measured",
+            "gpu_token_budget": saturating_token_budget(self.spec, "cuda"),
+            "gpu_bytes": self.gpu_bytes,
+            "cpu_token_budget": saturating_token_budget(self.spec, "cpu"),
+            "cpu_fp32_bytes": self.cpu_bytes,
+            "speeds": [asdict(speed) for speed in self.speeds],
+            "repository": source.repo if isinstance(source, HubCommit) else None,
+            "revision": source.revision if isinstance(source, HubCommit) else None,
+            "licence": self.entry.licence or None,
+            "here": self.here,
+            "location": None if self.location is None else str(self.location),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadFacts:
+    """One bundled head: its name, its file and the bytes of that."""
+
+    name: str
+    location: Path
+    disk_bytes: int
+
+
+def model_facts() -> list[ModelFacts]:
+    """All of the catalogue; nothing is fetched."""
+    return [_facts(entry) for entry in CATALOGUE]
+
+
+def head_facts() -> list[HeadFacts]:
+    """The bundled heads."""
+    return [
+        HeadFacts(name=name, location=path, disk_bytes=path.stat().st_size)
+        for name, path in BUNDLED_HEADS.items()
+    ]
+
+
+@lru_cache(maxsize=1)
+def measured_speeds() -> tuple[MeasuredSpeed, ...]:
+    """All figures that are shipped with the package."""
+    return tuple(MeasuredSpeed(**row) for row in json.loads(_SPEEDS.read_text()))
+
+
+def _facts(entry: CatalogueEntry) -> ModelFacts:
+    location = location_of(entry)
+    is_bundled = isinstance(entry.source, Path)
+    spec = read_spec(resolve_checkpoint(str(location), entry.family)) if is_bundled else published_spec(entry)
+    if location is None:
+        disk_bytes = _PUBLISHED_BYTES * sum(math.prod(shape) for shape in parameter_shapes(spec).values())
+    else:
+        disk_bytes = sum(path.stat().st_size for path in location.iterdir() if path.is_file())
+    return ModelFacts(
+        entry=entry,
+        spec=spec,
+        location=location,
+        disk_bytes=disk_bytes,
+        speeds=tuple(s for s in measured_speeds() if (s.family, s.name) == (entry.family, entry.name)),
+    )
