@@ -10,8 +10,9 @@ from virnuc_core.checked_hdf5 import recognise_hdf5
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
+from virnuc_core.prediction.chunk_tables import FRAME_COLUMNS, frame_rows
 from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile
-from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
+from virnuc_core.prediction.text_table import open_table
 
 _BLOCK_ROWS: Final = 2048
 

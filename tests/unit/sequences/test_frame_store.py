@@ -86,7 +86,7 @@ def test_meta_of_another_shape_is_damage(store: FrameStore, text: str) -> None:
 
 def test_another_schema_version_is_refused(store: FrameStore) -> None:
     path = store.folder / "meta.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
     with pytest.raises(DamagedFileError, match="version 99"):
         StoreMeta.read(store.folder)
 
