@@ -32,7 +32,7 @@ from benchmarks.made_regions import (
 )
 from benchmarks.region_methods import methods
 from benchmarks.reports import print_and_write
-from virnuc_core.prediction.regions import DEFAULT_MODEL, ChunkScores
+from virnuc_core.prediction.regions import DEFAULT_MODEL, ChunkScores, find_regions
 
 SEED: Final = 6
 NUM_SEGMENTS: Final = dict(zip(SEGMENT_LENGTHS, (24, 20, 16), strict=True))
@@ -132,16 +132,21 @@ def figures_of_length(
 def compare(contigs: Sequence[MadeContig], run: Path) -> dict[str, Any]:
     """Measures every method with every setting on the chunk scores of a run, and what the scores themselves say."""
     chunks = read_chunks(contigs, run)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, settings in methods().items():
         f1 = {
             setting: overlap(contigs, [(r.contig, r.start, r.end) for r in method(chunks)]).figures
             for setting, method in settings.items()
         }
         best = sorted(f1, key=lambda setting: -f1[setting]["f1"])
-        found[name] = {"settings": len(f1), "best": {setting: f1[setting] for setting in best[:3]}}
-        if name == "posterior":
-            found[name]["f1"] = {setting: figures["f1"] for setting, figures in f1.items()}
+        found[name] = {
+            "settings": len(f1),
+            "best": {setting: f1[setting] for setting in best[:3]},
+            "median_f1": f1[best[len(best) // 2]]["f1"],
+        }
+    found["levels, posterior"]["chosen"] = overlap(
+        contigs, [(r.contig, r.start, r.end) for r in find_regions(chunks)]
+    ).figures
     return {"methods": found, "evidence": evidence(contigs, chunks)}
 
 

@@ -1,19 +1,20 @@
-"""Viral regions of contigs, from the p_virus of their chunks: a hidden Markov model with two states.
+"""Viral regions of contigs, from the p_virus of their chunks: a hidden Markov model of levels.
 
-Along a contig the true class changes rarely, while the score of a single chunk is often wrong and often not there. The
-model says so: a hidden state, virus or other, that changes at borders, and chunks that each report it through a score.
-What is wanted is the posterior probability of each chunk's state, given all chunks of its contig; a region is a run of
-chunks in which virus is the likelier state.
+Along a contig the log-odds of its chunks keep to a level, which changes where a viral stretch begins or ends, while the
+score of a single chunk is often wrong and often not there. The model says so: a hidden level, one of LEVELS, that is
+drawn anew at change points, and chunks whose log-odds scatter around it. Levels above zero are viral. What is wanted is
+the posterior probability, given all chunks of a contig, that the level of a chunk is viral; a region is a run of chunks
+in which it is above one half.
 
-A chunk's score enters as a likelihood ratio. The scores are not calibrated, and chunks of one gene or one repeat are
-wrong together, so none of them may decide alone: a chunk is taken to report the wrong state every so often, which
-bounds its ratio. A chunk without a score has the ratio 1: only its neighbours speak for it, and where they disagree the
-border comes to lie midway between them.
+Several levels and not two: viruses differ in how well they score, and the border of one that scores moderately is
+where its level ends, not where single chunks fall below one half. No score is taken at its word, since scores are not
+calibrated and chunks of one gene or one repeat are wrong together: they scatter widely, log-odds are bounded, and some
+chunks say nothing. A chunk without a score is one of those. It goes with its neighbours; where they disagree the border
+comes to lie midway between them, and where no neighbour is near there is no region.
 
 The parameters are given, not fitted to the input, so that a contig's regions depend on nothing but its own scores.
 Libraries for hidden Markov models fit emissions; these are given, and what is left is the recursion in `_expected`.
-docs/regions.md compares the posterior with the likeliest path (Viterbi) and with change points, and says where the
-parameters are from.
+docs/regions.md compares the model with others, and says where the parameters are from.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ import numpy.typing as npt
 
 from virnuc_core.prediction.verdicts import Tier
 
+# Log-odds of virus that a stretch may keep to, the lower half of them not viral, and the largest ones that are told apart.
+LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
+LARGEST_LOG_ODDS: Final = 4.0
 # Least score of a region of each tier but the last, in decibans.
 CONFIDENT_SCORE: Final = 30.0
 LIKELY_SCORE: Final = 10.0
@@ -37,14 +41,16 @@ class RegionModel:
     """What is taken for granted about contigs and scores.
 
     Attributes:
-        border_every: mean distance in bp between borders of viral and other stretches, over contigs that have any.
-        doubt: how likely a chunk is to report the wrong state, whatever its score.
-        neutral_p: the p_virus that speaks for neither state.
+        change_every: mean distance in bp between change points.
+        scatter: standard deviation of a chunk's log-odds around the level, in nats.
+        doubt: weight of a chunk that says nothing, beside the height 1 of the normal curve.
+        reach: bp; a chunk without a score is in a region only if a scored one begins no farther from it.
     """
 
-    border_every: float = 10_000.0
-    doubt: float = 0.1
-    neutral_p: float = 0.4
+    change_every: float = 30_000.0
+    scatter: float = 1.2
+    doubt: float = 0.01
+    reach: float = 2_500.0
 
 
 DEFAULT_MODEL: Final = RegionModel()
@@ -76,8 +82,8 @@ class Region:
         start: first base, 0-based.
         end: one past the last base.
         chunks: chunks that it consists of, with those that are not scored.
-        score: how many times likelier the scores of its chunks are if it is viral than if it is not, as
-            10 times the decimal logarithm (decibans).
+        score: how many times likelier the scores of its chunks are, each by itself, at viral levels than at the
+            others, as 10 times the decimal logarithm (decibans).
         mean_p: mean p_virus of its scored chunks.
     """
 
@@ -105,14 +111,15 @@ def find_regions(chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL) -> lis
     """
     if not len(chunks.contig):
         return []
-    ratio = likelihood_ratio(chunks.p_virus, model)
-    is_first = np.diff(chunks.contig, prepend=-1) != 0
-    is_viral = posterior_odds(ratio, border_probability(chunks.start, is_first, model)) > 1
+    evidence = level_evidence(chunks.p_virus, model)
+    is_viral = (posterior(chunks, evidence, model) > 0.5) & _is_near_score(chunks, model.reach)
+    num_other = len(LEVELS) // 2
+    ratio = evidence[:, num_other:].sum(axis=1) / evidence[:, :num_other].sum(axis=1)
     return regions_of(chunks, is_viral, 10 * np.log10(ratio))
 
 
 def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
-    """The runs of viral chunks.
+    """The runs of viral chunks that have a score among them.
 
     Args:
         chunks: all chunks of some contigs.
@@ -122,14 +129,15 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     begins = np.flatnonzero(is_viral & (is_first | ~np.roll(is_viral, 1)))
     ends = np.flatnonzero(is_viral & (np.roll(is_first, -1) | ~np.roll(is_viral, -1))) + 1
-    num_scored = _sums(~np.isnan(chunks.p_virus), begins, ends)
+    has_score = _sums(~np.isnan(chunks.p_virus), begins, ends) > 0
+    begins, ends = begins[has_score], ends[has_score]
     columns = (
         chunks.contig[begins],
         chunks.start[begins],
         chunks.end[ends - 1],
         ends - begins,
         _sums(scores, begins, ends),
-        _sums(np.nan_to_num(chunks.p_virus), begins, ends) / num_scored,
+        _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(~np.isnan(chunks.p_virus), begins, ends),
     )
     return [
         Region(contig=contig, start=start, end=end, chunks=number, score=score, mean_p=mean_p)
@@ -139,52 +147,71 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
     ]
 
 
-def likelihood_ratio(p_virus: Float64, model: RegionModel) -> Float64:
-    """float64 (C,): P(score | virus) / P(score | other), from doubt / (1 - doubt) to its inverse; 1 for NaN."""
-    neutral, doubt = model.neutral_p, model.doubt
-    p = np.where(np.isnan(p_virus), neutral, p_virus)
-    virus, other = p * (1 - neutral), (1 - p) * neutral
-    return np.asarray(((1 - doubt) * virus + doubt * other) / (doubt * virus + (1 - doubt) * other))
+def log_odds(p_virus: Float64) -> Float64:
+    """float64 (C,): in nats, bounded by LARGEST_LOG_ODDS; NaN stays."""
+    bound = 1 / (1 + np.exp(LARGEST_LOG_ODDS))
+    p = np.clip(p_virus, bound, 1 - bound)
+    return np.asarray(np.log(p / (1 - p)))
 
 
-def border_probability(start: Int64, is_first: npt.NDArray[np.bool_], model: RegionModel) -> Float64:
-    """float64 (C,): how likely a chunk's state is another than that of the chunk before it.
+def level_evidence(p_virus: Float64, model: RegionModel) -> Float64:
+    """float64 (C, number of levels): how likely each score is at each level, but for a common factor; 1 for NaN."""
+    distance = (log_odds(p_virus)[:, None] - LEVELS) / model.scatter
+    return np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + model.doubt)
 
-    A state that changes at random places, once in `border_every` bp on average, has changed an odd number of times
-    after d bp with probability (1 - exp(-2 d / border_every)) / 2; before the first chunk of a contig anything may
-    have been.
+
+def posterior(chunks: ChunkScores, evidence: Float64, model: RegionModel) -> Float64:
+    """float64 (C,): probability that each chunk is viral, given all chunks of its contig (forward-backward algorithm).
 
     Args:
-        start: int64 (C,), where the chunks begin.
-        is_first: bool (C,), which of them are the first of their contigs.
+        chunks: all chunks of some contigs.
+        evidence: float64 (C, number of levels), see `level_evidence`.
         model: its parameters.
     """
-    distance = np.where(is_first, np.inf, np.diff(start, prepend=0))
-    return np.asarray(-np.expm1(-2 * distance / model.border_every) / 2)
+    is_first = np.diff(chunks.contig, prepend=-1) != 0
+    distance = np.where(is_first, np.inf, np.diff(chunks.start, prepend=0))
+    change = -np.expm1(-distance / model.change_every)
+    counts = np.diff(np.flatnonzero(np.append(is_first, True)))
+    before = _expected(evidence, change, counts)
+    after = _expected(evidence[::-1], np.roll(change, -1)[::-1], counts[::-1])[::-1]
+    joint = before * evidence * after
+    return np.asarray(joint[:, len(LEVELS) // 2 :].sum(axis=1) / joint.sum(axis=1))
 
 
-def posterior_odds(ratio: Float64, border: Float64) -> Float64:
-    """float64 (C,): odds of virus for each chunk, given all chunks of its contig (forward-backward algorithm).
+def _expected(evidence: Float64, change: Float64, counts: Int64) -> Float64:
+    """float64 (C, number of levels): probability of each level at each chunk, from the chunks before it alone.
+
+    Contigs are independent, so all of them are gone through side by side, the longest first; there is one step for each
+    chunk of that.
 
     Args:
-        ratio: float64 (C,), likelihood ratios.
-        border: float64 (C,), probability of a border before each chunk; 1/2 before the first of a contig.
+        evidence: float64 (C, number of levels).
+        change: float64 (C,), probability of a change point before each chunk; 1 for the first of a contig.
+        counts: int64 (R,), chunks of each contig.
     """
-    before = _expected(ratio.tolist(), border.tolist())
-    after = _expected(ratio[::-1].tolist(), np.roll(border, -1)[::-1].tolist())
-    return ratio * before * after[::-1]
+    expected = np.empty_like(evidence)
+    order = np.argsort(-counts, kind="stable")
+    starts = (np.cumsum(counts) - counts)[order]
+    num_longer = np.searchsorted(-counts[order], -np.arange(counts.max()))
+    known = np.zeros((len(counts), len(LEVELS)))
+    for step, number in enumerate(num_longer.tolist()):
+        rows = starts[:number] + step
+        changed = change[rows, None]
+        level = (1 - changed) * known[:number] + changed / len(LEVELS)
+        expected[rows] = level
+        level *= evidence[rows]
+        known[:number] = level / level.sum(axis=1, keepdims=True)
+    return expected
 
 
-def _expected(ratio: list[float], border: list[float]) -> Float64:
-    """float64 (C,): odds of virus for each chunk, from the chunks before it alone."""
-    odds = np.empty(len(ratio))
-    known = 1.0
-    for row, (own, other) in enumerate(zip(ratio, border, strict=True)):
-        same = 1.0 - other
-        expected = (same * known + other) / (other * known + same)
-        odds[row] = expected
-        known = expected * own
-    return odds
+def _is_near_score(chunks: ChunkScores, reach: float) -> npt.NDArray[np.bool_]:
+    """Whether a scored chunk of the same contig begins at most `reach` bp before or after each chunk; bool (C,)."""
+    is_scored = ~np.isnan(chunks.p_virus)
+    # Contigs are laid out on one line, too far from each other to be near.
+    place = chunks.start + chunks.contig * (chunks.end.max() + 2 * reach)
+    before = np.maximum.accumulate(np.where(is_scored, place, -np.inf))
+    after = np.minimum.accumulate(np.where(is_scored, place, np.inf)[::-1])[::-1]
+    return np.asarray((place - before <= reach) | (after - place <= reach))
 
 
 def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:
