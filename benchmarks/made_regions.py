@@ -53,10 +53,15 @@ class MadeContig:
     window: str
 
 
+def read_classes(table: Path) -> dict[str, str]:
+    """The class of each record."""
+    with table.open(newline="") as handle:
+        return {row["id"]: row["class"] for row in csv.DictReader(handle, delimiter="\t")}
+
+
 def read_genomes(fasta: Path, table: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The viral genomes and the bacterial windows of a labelled FASTA file, by name."""
-    with table.open(newline="") as handle:
-        classes = {row["id"]: row["class"] for row in csv.DictReader(handle, delimiter="\t")}
+    classes = read_classes(table)
     viral: dict[str, str] = {}
     bacterial: dict[str, str] = {}
     with dnaio.open(fasta) as records:
@@ -129,20 +134,25 @@ def paste(
     return contigs
 
 
-def predict(records: Mapping[str, str], folder: Path, chunk_length: int) -> Path:
-    """Runs `virnuc predict` on sequences by name; a folder that holds this run already is used again.
+def predict_records(records: Mapping[str, str], folder: Path, chunk_length: int) -> Path:
+    """Runs `virnuc predict` on sequences by name; a folder that holds this run already is used again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fasta = folder / "input.fa"
+    fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records.items()))
+    return predict(fasta, folder / "run", chunk_length)
+
+
+def predict(fasta: Path, run: Path, chunk_length: int) -> Path:
+    """Runs `virnuc predict` with the bundled models on the CPU, and gives the folder of the run.
 
     Raises:
         SystemExit: it failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    fasta = folder / "input.fa"
-    fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records.items()))
-    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", str(chunk_length)]
+    command = ["predict", str(fasta), "--out", str(run), "--chunk-length", str(chunk_length)]
     code = virnuc([*command, "--embeddings", "none", "--devices", "cpu", "--quiet"])
     if code:
         raise SystemExit(code)
-    return folder / "run"
+    return run
 
 
 def that_score_well(segments: Sequence[Segment], run: Path) -> list[Segment]:

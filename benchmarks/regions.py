@@ -14,7 +14,7 @@ import argparse
 import csv
 import random
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,8 @@ from benchmarks.made_regions import (
     cut_segments,
     paste,
     predict,
+    predict_records,
+    read_classes,
     read_genomes,
     that_score_well,
 )
@@ -84,7 +86,7 @@ def make_contigs(fasta: Path, table: Path, scratch: Path, chunk_length: int) -> 
     viral, bacterial = read_genomes(fasta, table)
     candidates = cut_segments(viral, generator, {length: 2 * n for length, n in NUM_SEGMENTS.items()})
     everything = {segment.name: segment.sequence for group in candidates.values() for segment in group}
-    run = predict(everything, scratch / "alone", chunk_length)
+    run = predict_records(everything, scratch / "alone", chunk_length)
     good = {length: that_score_well(group, run) for length, group in candidates.items()}
     chosen = [segment for length, group in good.items() for segment in group[: NUM_SEGMENTS[length]]]
     counts = {
@@ -127,6 +129,17 @@ def figures_of_length(
     places = {number: place for place, number in enumerate(chosen)}
     own = [(places[number], start, end) for number, start, end in called if number in places]
     return {"contigs": len(chosen), **overlap([contigs[number] for number in chosen], own).figures}
+
+
+def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, int]]:
+    """How many of the labelled records of a run have each tier, and how many of those are called what they are."""
+    rows = read_rows(run / "contigs.tsv")
+    found = {}
+    for tier in ("confident", "likely", "unsure", "NA"):
+        own = [row for row in rows if row["tier"] == tier]
+        right = sum((row["call"] == "virus") == (classes[row["contig"]] == "viral") for row in own)
+        found[tier] = {"contigs": len(own), **({"right": right} if tier != "NA" else {})}
+    return found
 
 
 def compare(contigs: Sequence[MadeContig], run: Path) -> dict[str, Any]:
@@ -221,11 +234,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
         contigs, candidates = make_contigs(arguments.fasta, arguments.table, scratch, arguments.chunk_length)
-        run = predict({c.name: c.sequence for c in contigs}, scratch / "pasted", arguments.chunk_length)
+        run = predict_records(
+            {contig.name: contig.sequence for contig in contigs}, scratch / "pasted", arguments.chunk_length
+        )
         figures = measure(contigs, run)
-        others = compare(contigs, run) if arguments.compare else {"tracks": tracks(contigs, run)}
+        if arguments.compare:
+            others = compare(contigs, run)
+        else:
+            whole = predict(arguments.fasta, scratch / "whole", arguments.chunk_length)
+            others = {
+                "contig_tiers": contig_tiers(read_classes(arguments.table), whole),
+                "tracks": tracks(contigs, run),
+            }
     names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"
-    options = f"{names}{' --compare' if arguments.compare else ''}"
+    options = f"{names} --chunk-length {arguments.chunk_length}{' --compare' if arguments.compare else ''}"
     report = {
         "command": f"python -m benchmarks.regions {options} --out {arguments.out}",
         "data": arguments.fasta.name,

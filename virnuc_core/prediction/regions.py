@@ -28,9 +28,9 @@ from virnuc_core.prediction.verdicts import Tier
 # Log-odds of virus that a stretch may keep to, the lower half of them not viral, and the largest ones that are told apart.
 LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
 LARGEST_LOG_ODDS: Final = 4.0
-# Least score of a region of each tier but the last, in decibans.
-CONFIDENT_SCORE: Final = 30.0
-LIKELY_SCORE: Final = 10.0
+# Least score of a region of each tier but the last, in decibans. One chunk gives 16 at most.
+CONFIDENT_SCORE: Final = 60.0
+LIKELY_SCORE: Final = 20.0
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

@@ -80,16 +80,22 @@ def test_nothing_is_called_where_nothing_is_scored() -> None:
     assert places([0.9] * 4 + [NAN] * 40 + [0.9] * 4) == [(0, 0, 9), (0, 39, 48)]
 
 
-@pytest.mark.parametrize(("p_virus", "tier"), [(0.55, "unsure"), (0.97, "likely")])
-def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float, tier: str) -> None:
+@pytest.mark.parametrize("p_virus", [0.501, 0.55, 0.97, 1.0])
+def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float) -> None:
     [region] = find_regions(chunks_of([p_virus]))
-    assert (region.start, region.end, region.chunks, region.tier) == (0, 500, 1, tier)
+    assert (region.start, region.end, region.chunks, region.tier) == (0, 500, 1, "unsure")
     assert find_regions(chunks_of([1 - p_virus])) == []
+
+
+def test_tiers_ask_for_several_chunks() -> None:
+    for number, tier in {1: "unsure", 2: "likely", 3: "likely", 4: "confident"}.items():
+        [region] = find_regions(chunks_of([0.999] * number))
+        assert region.tier == tier
 
 
 def test_certainty_is_bounded() -> None:
     [region] = find_regions(chunks_of([1.0]))
-    assert 0 < region.score < 40
+    assert 15 < region.score < 16
     assert places([0.0] * 10, [1.0] * 10) == [(1, 0, 10)]
 
 
