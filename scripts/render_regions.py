@@ -1,36 +1,38 @@
-"""Draws docs/images/regions.png from benchmarks/results/regions.json.
+"""Draws docs/images/regions.png and fills the tables of docs/regions.md, from benchmarks/results/regions*.json.
 
-    python -m scripts.render_regions
+    python -m scripts.render_regions [--check]
 
-Above, base-level precision, recall and F1 by length of the pasted segment; below, contigs with their chunk scores, the
-place of the segment and the regions that were called.
+In the picture, above: base-level precision, recall and F1 by length of the pasted segment; below: contigs with their chunk
+scores, the place of the segment and the regions that were called. A table stands between `<!-- NAME -->` and
+`<!-- /NAME -->`. With --check nothing is written, and the exit code says whether the page is what the results give.
 """
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-ROOT: Final = Path(__file__).parents[1]
+from scripts.render_performance import ROOT, Json, markdown
+
+Results = dict[str, Json]
 _INK, _VIRAL, _CALLED = "#3b4252", "#f3d9b1", "#b0413e"
 _BARS: Final = {"precision": "#9fb4c7", "recall": "#5f86a8", "f1": "#274c6b"}
 _WANTED_F1: Final = 0.8
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: Json, path: Path) -> None:
     """Draws all of it.
 
     Args:
         results: the content of regions.json.
         path: the picture.
     """
-    mpl.rcParams.update(
-        {"font.size": 9, "text.color": _INK, "axes.labelcolor": _INK, "svg.hashsalt": "regions"}
-    )
+    mpl.rcParams.update({"font.size": 9, "text.color": _INK, "axes.labelcolor": _INK})
     tracks = results["tracks"]
     heights = [2.4, *[1.0] * len(tracks)]
     figure, axes = plt.subplots(
@@ -44,7 +46,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_figures(axis: Axes, results: dict[str, Any]) -> None:
+def _draw_figures(axis: Axes, results: Json) -> None:
     groups = {"all": results, **results["by_length"]}
     for place, (name, color) in enumerate(_BARS.items()):
         values = [group[name] for group in groups.values()]
@@ -64,7 +66,7 @@ def _draw_figures(axis: Axes, results: dict[str, Any]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_track(axis: Axes, track: dict[str, Any]) -> None:
+def _draw_track(axis: Axes, track: Json) -> None:
     begin, end = (place / 1000 for place in track["segment"])
     axis.axvspan(begin, end, color=_VIRAL, linewidth=0)
     axis.scatter([place / 1000 for place in track["middle"]], track["p_virus"], s=9, color=_INK)
@@ -81,16 +83,87 @@ def _draw_track(axis: Axes, track: dict[str, Any]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def methods_table(results: Results) -> str:
+    """The best and the median setting of each method on the training windows."""
+    rows = []
+    for name, method in results["regions_methods"]["methods"].items():
+        setting, best = next(iter(method["best"].items()))
+        rows.append(
+            (name, str(method["settings"]), f"{best['f1']:.3f}", f"{method['median_f1']:.3f}", setting)
+        )
+        if "chosen" in method:
+            model = " ".join(f"{key}={value:g}" for key, value in results["regions"]["model"].items())
+            rows.append((f"{name}, as chosen", "1", f"{method['chosen']['f1']:.3f}", "", model))
+    return markdown("method|settings|best F1|median F1|with", rows)
+
+
+def figures_table(results: Results) -> str:
+    """Precision, recall and F1 on the validation windows, by length of chunk and segment."""
+    rows = []
+    for name in ("regions", "regions_300"):
+        result = results[name]
+        groups = {"all": result, **result["by_length"]}
+        for length, group in groups.items():
+            kind = "all" if length == "all" else f"{int(length):,} bp"
+            shares = (f"{group[figure]:.3f}" for figure in ("precision", "recall", "f1"))
+            rows.append((f"{result['chunk_length']} bp", kind, str(group["contigs"]), *shares))
+    return markdown("chunks|segments|contigs|precision|recall|F1", rows)
+
+
+def tiers_table(results: Results) -> str:
+    """How often calls of each tier are right."""
+    rows = []
+    for name in ("regions", "regions_300"):
+        result = results[name]
+        for tier, regions in result["by_tier"].items():
+            contigs = result["contig_tiers"][tier]
+            right = f"{contigs['right'] / contigs['contigs']:.3f}" if contigs["contigs"] else "-"
+            precision = f"{regions['precision']:.3f}" if regions["regions"] else "-"
+            counts = (str(contigs["contigs"]), right, str(regions["regions"]), precision)
+            rows.append((f"{result['chunk_length']} bp", f"`{tier}`", *counts))
+    return markdown("chunks|tier|records|called right|regions|bases that are viral", rows)
+
+
+TABLES: Final[dict[str, Callable[[Results], str]]] = {
+    "methods": methods_table,
+    "figures": figures_table,
+    "tiers": tiers_table,
+}
+
+
+def render(page: str, results: Results) -> str:
+    """The page with its tables filled in."""
+    for name, make in TABLES.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        page = f"{before}{begin}\n{make(results)}\n\n{end}{after}"
+    return page
+
+
+def read_results(folder: Path) -> Results:
+    """All files, by name."""
+    names = ("regions", "regions_300", "regions_methods")
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Command line."""
+    """Writes the page and the picture, or checks the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "regions.json")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "regions.png")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     arguments = parser.parse_args(argv)
+    results = read_results(arguments.results)
+    path = arguments.docs / "regions.md"
+    page = path.read_text()
+    rendered = render(page, results)
+    if arguments.check:
+        return int(rendered != page)
+    path.write_text(rendered)
     mpl.use("agg")
-    draw(json.loads(arguments.results.read_text()), arguments.out)
+    draw(results["regions"], arguments.docs / "images" / "regions.png")
     return 0
 
 
