@@ -48,13 +48,17 @@ class ResultPage(Generic[R]):
             page = f"{page[: match.end(1)]}\n{make(results)}\n\n{page[match.start(2) :]}"
         return page
 
-    def main(self, argv: Sequence[str] | None = None) -> int:
-        """Writes the page; with --check nothing is written, and the exit code says whether it is what the results give."""
+    def arguments(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """`check`, and the paths `page` and `results`."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.script}")
         parser.add_argument("--check", action="store_true")
         parser.add_argument("--page", type=Path, default=self.path)
         parser.add_argument("--results", type=Path, default=self.results)
-        arguments = parser.parse_args(argv)
+        return parser.parse_args(argv)
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Writes the page; with --check nothing is written, and the exit code says whether it is what the results give."""
+        arguments = self.arguments(argv)
         page = arguments.page.read_text()
         rendered = self.render(page, self.read(arguments.results))
         if arguments.check and rendered != page:

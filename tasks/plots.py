@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from virnuc_core.prediction.tables import NOT_AVAILABLE, PREDICTION_COLUMNS
+from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
+from virnuc_core.prediction.text_table import NOT_AVAILABLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

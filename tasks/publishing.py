@@ -52,7 +52,7 @@ def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
 
 
 def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
-    tables = (folder.predictions, folder.contigs, folder.rejected)
+    tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
     links = {"report": str(folder.report.resolve())}
     if (page := prefect_tags(folder.root).get("prefect.flow_run_url")) is not None:
         links["Prefect"] = page

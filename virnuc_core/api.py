@@ -25,7 +25,7 @@ from virnuc_core.models.weights import read_spec
 from virnuc_core.prediction.embeddings import Embeddings
 from virnuc_core.prediction.embeddings_file import EMBED_VECTORS, EmbeddingsFile
 from virnuc_core.prediction.export import export_embeddings
-from virnuc_core.prediction.tables import NOT_AVAILABLE
+from virnuc_core.prediction.text_table import NOT_AVAILABLE
 from virnuc_core.prediction.whole_run import embed_run, predict_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason

@@ -79,6 +79,36 @@ class RunFolder:
         return self.root / "rejected.tsv"
 
     @property
+    def regions(self) -> Path:
+        """One row a viral region."""
+        return self.root / "regions.tsv"
+
+    @property
+    def regions_bed(self) -> Path:
+        """The same as BED."""
+        return self.root / "regions.bed"
+
+    @property
+    def regions_gff3(self) -> Path:
+        """The same as GFF3."""
+        return self.root / "regions.gff3"
+
+    @property
+    def viral_contigs(self) -> Path:
+        """The contigs that are called virus, as FASTA."""
+        return self.root / "viral_contigs.fa.gz"
+
+    @property
+    def predictions_parquet(self) -> Path:
+        """One row a chunk, as Parquet."""
+        return self.root / "predictions.parquet"
+
+    @property
+    def contigs_parquet(self) -> Path:
+        """One row a contig, as Parquet."""
+        return self.root / "contigs.parquet"
+
+    @property
     def report(self) -> Path:
         """What was run, how fast, and with what, `run.json`."""
         return self.root / "run.json"
@@ -87,7 +117,9 @@ class RunFolder:
     def results(self) -> tuple[Path, ...]:
         """What a finished predict run leaves for its user, the report of it last."""
         tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
-        return (*tables, self.embeddings, self.rejected, self.report)
+        regions = (self.regions, self.regions_bed, self.regions_gff3)
+        others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
+        return (*tables, *regions, *others, self.embeddings, self.rejected, self.report)
 
     @property
     def next(self) -> "RunFolder":

@@ -34,6 +34,7 @@ Way = Literal["forks", "lanes", "command line"]
 
 _RECORDS: Final = 400
 _MOST_SECONDS: Final = 300.0
+_KEPT_LETTERS: Final = 2000  # of what a run that fails has said
 # Where a run is, by what is in its folder; the last that holds.
 _STAGES: Final = ("started", "indexing", "planning", "embedding", "aggregating", "writing tables", "ended")
 
@@ -51,6 +52,7 @@ class Laboratory:
 
     def __init__(self, scratch: Path) -> None:
         self._made = scratch / "made"
+        self._said = scratch / "said"
         self.root: Final = scratch / "run"
         make_material(self._made, _RECORDS)
         # In this process, so that its forks find everything imported.
@@ -60,7 +62,7 @@ class Laboratory:
 
     def start(self, way: Way) -> ForkProcess:
         """Begins the run, or goes on with it, in a session of its own."""
-        process = ForkProcess(target=_lead_session, args=(way, self.root, self._made))
+        process = ForkProcess(target=_lead_session, args=(way, self.root, self._made, self._said))
         process.start()
         while process.is_alive() and os.getpgid(process.pid or 0) != process.pid:
             time.sleep(0.001)
@@ -98,7 +100,7 @@ class Laboratory:
             _kill_tree(process)
             return f"hangs for {_MOST_SECONDS:.0f} s"
         if process.exitcode:
-            return f"ends with {process.exitcode}"
+            return f"ends with {process.exitcode}: {self._said.read_text()[-_KEPT_LETTERS:]}"
         found = final_files(self.root)
         names = sorted({*found, *self.expected})
         return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
@@ -108,12 +110,12 @@ class Laboratory:
         return sum(len(files) for _, _, files in os.walk(self.root))
 
 
-def _lead_session(way: Way, root: Path, made: Path) -> None:
+def _lead_session(way: Way, root: Path, made: Path, said: Path) -> None:
     """The life of the process that leads a run."""
     os.setsid()
-    silent = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(silent, descriptor)
+    with open(os.devnull, "rb") as nothing, said.open("wb") as kept:
+        for file, descriptor in ((nothing, 0), (kept, 1), (kept, 2)):
+            os.dup2(file.fileno(), descriptor)
     if way == "forks":
         run(root, made, lanes=2, forked=True)
     else:

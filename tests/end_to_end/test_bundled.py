@@ -1,10 +1,13 @@
 """The bundled models, as somebody runs them who gives no flag at all."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from Bio import SeqIO
 
 from tests.end_to_end.conftest import CommandLine
 
@@ -37,3 +40,16 @@ def test_the_viral_contigs_of_the_examples_are_found(
         calls = {row["contig"]: row["call"] for row in csv.DictReader(handle, delimiter="\t")}
     assert calls.keys() == labels.keys()
     assert {c for c in calls if calls[c] == "virus"} == {c for c in labels if labels[c] == "virus"}
+    viral = [contig for contig in calls if calls[contig] == "virus"]
+    with gzip.open(out / "viral_contigs.fa.gz", "rt") as file:
+        assert [record.id for record in SeqIO.parse(file, "fasta")] == viral
+    with (out / "regions.tsv").open(newline="") as handle:
+        regions = list(csv.DictReader(handle, delimiter="\t"))
+    assert {region["contig"] for region in regions} == set(viral)
+    assert {region["tier"] for region in regions} == {"confident", "likely", "unsure"}
+    assert pq.read_table(out / "contigs.parquet")["contig"].to_pylist() == list(calls)
+    assert virnuc_flows("fsck", out).code == 0
+    (out / "regions.bed").write_text("")
+    changed = virnuc_flows("fsck", out)
+    assert changed.code == 4
+    assert "regions.bed is not as it was" in changed.out

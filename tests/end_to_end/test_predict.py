@@ -20,12 +20,18 @@ from virnuc_core.env_config import reload
 pytestmark = pytest.mark.xdist_group("flows")
 
 RESULTS = {
+    "contigs.parquet",
     "contigs.tsv",
     "embeddings.h5",
     "prediction_results.txt",
     "prediction_results_highestscore.csv",
+    "predictions.parquet",
     "predictions.tsv",
+    "regions.bed",
+    "regions.gff3",
+    "regions.tsv",
     "rejected.tsv",
+    "viral_contigs.fa.gz",
     "run.json",
     "plan.json",
     "frames",

@@ -71,6 +71,7 @@ def store() -> FrameStore:
         frame_chunk=number,
         frame_number=np.zeros(NUM_ROWS, np.uint8),
         names=ByteColumn.from_strings(f"contig{row}" for row in number),
+        sequences=None,
         protein=random_strings(b"LAGVSERTIDPKQNFYMHWC", lengths, 1).take(rows),
         dna=random_strings(b"ACGT", 3 * lengths, 2).take(rows),
     )

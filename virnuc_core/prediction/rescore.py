@@ -6,8 +6,9 @@ from typing import Final
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
+from virnuc_core.prediction.chunk_tables import FRAME_COLUMNS, frame_rows
 from virnuc_core.prediction.embeddings_file import VECTORS, EmbeddingsFile, require_embeddings
-from virnuc_core.prediction.tables import FRAME_COLUMNS, frame_rows, open_table
+from virnuc_core.prediction.text_table import open_table
 
 _BLOCK_ROWS: Final = 2048
 

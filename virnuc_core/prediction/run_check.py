@@ -1,6 +1,5 @@
 """Whether a run's folder is whole: every part of it against the plan, and the results against the shards."""
 
-import filecmp
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from virnuc_core.inference.shards import identity_of, missing_shards
 from virnuc_core.prediction.aggregate import shard_columns
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
 from virnuc_core.prediction.result_files import FileRecord, read_records
+from virnuc_core.prediction.same_content import same_content
 from virnuc_core.prediction.sorted_lines import SORTING_PREFIX
 from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_folder import RunFolder
@@ -194,7 +194,7 @@ def _check_against_shards(
         for path, expected in zip(folder.results, again.results, strict=True):
             if expected.is_symlink() or not expected.exists() or not path.exists():
                 continue
-            if not filecmp.cmp(path, expected, shallow=False):
+            if not same_content(path, expected):
                 message = f"{path} is not what the shards give: {_AGAIN}."
                 yield Finding(path=path, state="damaged", message=message)
 

@@ -1,7 +1,7 @@
 """From the scores of frames to a call for each chunk, and from those to one for each contig."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,14 @@ NO_FRAME: Final = 255
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
+Tier = Literal["confident", "likely", "unsure"]
+
+# What a contig must have at least for a tier: scored chunks, distance of mean_p from 0.5, share of scored chunks that
+# are called as the contig is.
+_TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
+    ("confident", 5, 0.3, 0.8),
+    ("likely", 2, 0.15, 0.65),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,3 +128,16 @@ def call_contig(scored_chunks: int, p_sum: float) -> str:
     if scored_chunks == 0:
         return UNSCORED
     return VIRUS if p_sum / scored_chunks >= 0.5 else OTHER
+
+
+def tier_contig(scored_chunks: int, viral_chunks: int, p_sum: float) -> Tier | None:
+    """How sure the call of a contig is, from the number of its scored chunks and their agreement; None without any."""
+    if scored_chunks == 0:
+        return None
+    mean_p = p_sum / scored_chunks
+    is_virus = call_contig(scored_chunks, p_sum) == VIRUS
+    agreeing = viral_chunks if is_virus else scored_chunks - viral_chunks
+    for tier, chunks, margin, share in _TIER_RULES:
+        if scored_chunks >= chunks and abs(mean_p - 0.5) >= margin and agreeing >= share * scored_chunks:
+            return tier
+    return "unsure"

@@ -5,12 +5,13 @@ A store is a folder:
     meta.json       written last; without it the folder is not a store
     rejected.tsv    the records that were not used, with the reason
     record_*.bin    one row a used record: name, length, number in the input
+    sequence.bin    one byte string a used record: all its bases, for what is written of whole contigs
     chunk_*.bin     one row a chunk: record, index in it, start, end
     frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame
     protein.bin, dna.bin   what the models are given, one byte string a frame
 
 When whole sequences are stored, each record is one chunk and one frame, and only one of protein and dna
-is there.
+is there, which is also its sequence.
 """
 
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ class FrameStore:
         frame_chunk: int64 (num_frames,), row of the chunk; ascending.
         frame_number: uint8 (num_frames,), 0..5 for F1..R3; 0 for whole sequences.
         names: (num_records,), unique record names in UTF-8.
+        sequences: (num_records,), the bases of each record, upper case; None when whole sequences are stored.
         protein: (num_frames,) for ESM-2; None when whole DNA sequences are stored.
         dna: (num_frames,) for DNABERT-S; None when whole proteins are stored.
     """
@@ -65,6 +67,7 @@ class FrameStore:
     frame_chunk: Int64
     frame_number: npt.NDArray[np.uint8]
     names: ByteColumn
+    sequences: ByteColumn | None
     protein: ByteColumn | None
     dna: ByteColumn | None
 
@@ -94,6 +97,7 @@ class FrameStore:
             frame_chunk=numbers("frame_chunk", meta.num_frames),
             frame_number=map_column(folder, "frame_number", np.uint8, meta.num_frames),
             names=map_strings(folder, "record_name", meta.num_records),
+            sequences=None if whole else map_strings(folder, "sequence", meta.num_records),
             protein=None
             if whole and meta.alphabet == "dna"
             else map_strings(folder, "protein", meta.num_frames),
@@ -123,6 +127,11 @@ class FrameStore:
     def record_names(self, begin: int, end: int) -> list[str]:
         """Names of the records begin..end-1."""
         return self.names.rows(begin, end).to_strings()
+
+    def sequence(self, row: int) -> bytes:
+        """All letters of one record."""
+        columns = (self.sequences, self.dna, self.protein)
+        return next(c.rows(row, row + 1).to_strings()[0].encode() for c in columns if c is not None)
 
     def chunk_ids(self, begin: int, end: int) -> list[str]:
         """`NAME_chunk_1`, `NAME_chunk_2`, ... of the chunks begin..end-1."""

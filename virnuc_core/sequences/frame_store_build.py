@@ -198,6 +198,7 @@ class _Builder:
 
     def _add_frames(self, columns: ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
         """Appends the chunks of the records and the open frames of the chunks."""
+        columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)
         first_chunk = self._num_chunks
         self._add_chunks(columns, self._num_records + table.record, table.index, table.start, table.end)

@@ -11,7 +11,7 @@ from virnuc_core.errors import DamagedFileError
 from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.specs import Alphabet, InputFile
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 REJECTED_NAME: Final = "rejected.tsv"
 _META_NAME: Final = "meta.json"
 

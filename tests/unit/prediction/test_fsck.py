@@ -1,5 +1,6 @@
 """Every byte of a run is looked at, and what is found is said by name."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
@@ -65,7 +67,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
     assert {found.state for found in check.findings} == {"whole"}
     names = {found.path.name for found in check.findings}
     assert {path.name for path in (folder.plan, folder.frames, *folder.results)} < names
-    assert len(names) == len(read_plan(folder.plan).shards) + 9
+    assert len(names) == len(read_plan(folder.plan).shards) + 15
     assert check.document["whole"] is True
     assert check.summary == (
         f"{folder.root}: run folder, whole\n  whole: {len(names)} of {len(names)} files and folders"
@@ -83,20 +85,28 @@ def test_a_whole_run(folder: RunFolder) -> None:
         ("contigs.tsv", "damaged"),
         ("prediction_results.txt", "damaged"),
         ("prediction_results_highestscore.csv", "damaged"),
+        ("regions.tsv", "damaged"),
+        ("regions.bed", "damaged"),
+        ("regions.gff3", "damaged"),
+        ("viral_contigs.fa.gz", "damaged"),
+        ("predictions.parquet", "damaged"),
+        ("contigs.parquet", "damaged"),
         ("rejected.tsv", "damaged"),
         ("run.json", "damaged"),
     ],
 )
 def test_one_other_byte_is_found_where_it_is(folder: RunFolder, name: str, state: str) -> None:
     path = folder.root / name
-    flip(path, path.stat().st_size // 2)
+    flip(path, 3 if path == folder.report else path.stat().st_size // 2)
     found = bad(folder.root)
     blamed = path.parent if path.parent == folder.frames else path
     assert (blamed, state) in {(one.path, one.state) for one in found}
     assert all(str(blamed) in one.message for one in found if one.path == blamed)
 
 
-@pytest.mark.parametrize("name", ["predictions.tsv", "contigs.tsv", "embeddings.h5", "run.json", "frames"])
+@pytest.mark.parametrize(
+    "name", ["predictions.tsv", "regions.tsv", "contigs.parquet", "embeddings.h5", "run.json", "frames"]
+)
 def test_what_is_missing_is_named(folder: RunFolder, name: str) -> None:
     path = folder.root / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -130,6 +140,30 @@ def test_tables_are_compared_with_what_the_shards_give(folder: RunFolder) -> Non
     [found] = bad(folder.root)
     assert (found.path, found.state) == (folder.contigs, "damaged")
     assert "is not what the shards give" in found.message
+
+
+@pytest.mark.parametrize("name", ["regions", "regions_bed", "viral_contigs", "contigs_parquet"])
+def test_changed_results_are_found_although_all_checksums_are_right(folder: RunFolder, name: str) -> None:
+    path = getattr(folder, name)
+    if name == "viral_contigs":
+        text = gzip.decompress(path.read_bytes())
+        assert text.count(b">") > 1
+        path.write_bytes(gzip.compress(text[: text.rindex(b">")]))
+    elif name == "contigs_parquet":
+        pq.write_table(pq.read_table(path).slice(1), path)
+    else:
+        path.write_text(path.read_text().replace("contig1", "contig2", 1))
+    write_records(folder)
+    assert [(one.path, one.state) for one in bad(folder.root)] == [(path, "damaged")]
+
+
+def test_other_versions_of_the_compressors_are_no_damage(folder: RunFolder) -> None:
+    text = gzip.decompress(folder.viral_contigs.read_bytes())
+    folder.viral_contigs.write_bytes(gzip.compress(text, 1))
+    table = pq.read_table(folder.contigs_parquet)
+    pq.write_table(table, folder.contigs_parquet, compression="snappy")
+    write_records(folder)
+    assert check_path(folder.root).is_whole
 
 
 def test_what_is_of_another_run_is_foreign(

@@ -1,18 +1,24 @@
 """The tables of a run, against the same things worked out row by row with pandas."""
 
+import gzip
 import io
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from Bio import SeqIO
 
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.prediction import tables
 from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS, frame_rows
+from virnuc_core.prediction.contig_tables import CONTIG_COLUMNS
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
-from virnuc_core.prediction.tables import frame_rows, write_tables
+from virnuc_core.prediction.regions import ChunkScores, find_regions
+from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 
 
@@ -20,9 +26,8 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, sep="\t", keep_default_na=False)
 
 
-def all_tables(folder: RunFolder) -> list[bytes]:
-    paths = (folder.predictions, folder.contigs, folder.prediction_results, folder.highest_score)
-    return [path.read_bytes() for path in (*paths, folder.rejected)]
+def all_tables(folder: RunFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.results if path != folder.report}
 
 
 def test_frames_have_the_digits_of_the_original() -> None:
@@ -59,7 +64,7 @@ def test_highest_scores_are_what_the_original_makes_of_the_frame_table(finished_
 def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
     store = finished_run.store
     table = read(finished_run.folder.predictions)
-    assert list(table.columns) == list(tables.PREDICTION_COLUMNS)
+    assert list(table.columns) == list(PREDICTION_COLUMNS)
     ids = [f"{contig}_chunk_{chunk}" for contig, chunk in zip(table.contig, table.chunk, strict=True)]
     assert ids == store.chunk_ids(0, store.num_chunks)
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
@@ -84,7 +89,7 @@ def test_chunks_without_an_open_frame_say_so(finished_run: MadeRun) -> None:
 def test_contigs_are_the_sums_of_their_chunks(finished_run: MadeRun) -> None:
     chunks = read(finished_run.folder.predictions)
     contigs = read(finished_run.folder.contigs)
-    assert list(contigs.columns) == list(tables.CONTIG_COLUMNS)
+    assert list(contigs.columns) == list(CONTIG_COLUMNS)
     assert contigs.record.tolist() == list(range(1, 41))
     assert contigs.contig.tolist() == finished_run.store.record_names(0, 40)
     for contig in contigs.itertuples():
@@ -100,7 +105,53 @@ def test_contigs_are_the_sums_of_their_chunks(finished_run: MadeRun) -> None:
             )
             assert contig.call == ("virus" if mean >= 0.5 else "other")
         else:
-            assert (contig.share_viral, contig.mean_p, contig.call) == ("NA", "NA", "unscored")
+            nothing = (contig.share_viral, contig.mean_p, contig.call, contig.tier)
+            assert nothing == ("NA", "NA", "unscored", "NA")
+        assert (contig.tier == "NA") == (contig.call == "unscored")
+
+
+@pytest.mark.parametrize("name", ["predictions", "contigs"])
+def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
+    folder = finished_run.folder
+    table = pd.read_csv(getattr(folder, name), sep="\t", keep_default_na=False, na_values=["NA"])
+    parquet = pd.read_parquet(getattr(folder, f"{name}_parquet"))
+    for column in ("p_virus", "share_viral", "mean_p"):
+        if column in parquet:
+            np.testing.assert_allclose(table[column], parquet[column], atol=5.1e-7)
+            table = table.drop(columns=column)
+            parquet = parquet.drop(columns=column)
+    pd.testing.assert_frame_equal(table, parquet)
+    assert pq.read_metadata(getattr(folder, f"{name}_parquet")).num_row_groups == 1
+
+
+def test_regions_are_those_of_the_chunks(finished_run: MadeRun) -> None:
+    chunks = read(finished_run.folder.predictions)
+    contigs = read(finished_run.folder.contigs)
+    places = {name: number for number, name in enumerate(contigs.contig)}
+    scores = ChunkScores(
+        contig=chunks.contig.map(places).to_numpy(),
+        start=chunks.start.to_numpy() - 1,
+        end=chunks.end.to_numpy(),
+        p_virus=chunks.p_virus.replace("NA", "nan").astype(float).to_numpy(),
+    )
+    expected = [(contigs.contig[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
+    regions = read(finished_run.folder.regions)
+    assert list(regions[["contig", "start", "end", "chunks"]].itertuples(index=False, name=None)) == expected
+    assert len(expected) > 3
+
+
+def test_viral_contigs_are_those_of_the_input(finished_run: MadeRun, contigs: Path) -> None:
+    called = read(finished_run.folder.contigs).query("call == 'virus'")
+    with contigs.open() as file:
+        bases = [str(record.seq) for record in SeqIO.parse(file, "fasta")]
+    with gzip.open(finished_run.folder.viral_contigs, "rt") as file:
+        found = list(SeqIO.parse(file, "fasta"))
+    assert [record.id for record in found] == called.contig.tolist()
+    assert [str(record.seq) for record in found] == [bases[number - 1] for number in called.record]
+    assert [record.description for record in found] == [
+        f"{row.contig} mean_p={float(row.mean_p):.6f} tier={row.tier}" for row in called.itertuples()
+    ]
+    assert 0 < len(found) < len(bases)
 
 
 def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +160,7 @@ def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.Monkey
     for size in (1, 2, 5):
         monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
         counts.append(write_tables(finished_run.folder, finished_run.store))
-        assert all_tables(finished_run.folder)[:4] == before[:4]
+        assert all_tables(finished_run.folder) == before
     assert counts[1:] == counts[:1] * 3
     assert counts[0].contigs_virus + counts[0].contigs_other + counts[0].contigs_unscored == 40
     assert counts[0].chunks == finished_run.store.num_chunks
@@ -125,6 +176,12 @@ def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
     assert read(run.folder.contigs).contig.tolist() == ["a", "b"]
     assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
     assert read(run.folder.rejected).id.tolist() == ["empty"]
+    assert read(run.folder.contigs).tier.tolist() == ["NA", "NA"]
+    assert len(read(run.folder.regions)) == counts.regions == 0
+    assert run.folder.regions_bed.read_text() == ""
+    assert gzip.decompress(run.folder.viral_contigs.read_bytes()) == b""
+    assert pd.read_parquet(run.folder.predictions_parquet).p_virus.isna().all()
+    assert pd.read_parquet(run.folder.contigs_parquet).call.tolist() == ["unscored", "unscored"]
 
 
 def test_embeddings_of_another_run_are_refused(

@@ -16,6 +16,7 @@ from virnuc_core.prediction.verdicts import (
     call_chunks,
     call_contig,
     sum_contigs,
+    tier_contig,
 )
 
 
@@ -94,3 +95,25 @@ def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
             assert verdicts.best_frame[chunk] == decided[2]
             assert (verdicts.p_virus[chunk] >= 0.5) == is_virus
             assert not math.isnan(verdicts.p_virus[chunk])
+
+
+@pytest.mark.parametrize(
+    ("scores", "tier"),
+    [
+        ([], None),
+        ([0.99], "unsure"),
+        ([0.9, 0.9], "likely"),
+        ([0.9] * 4, "likely"),
+        ([0.9] * 5, "confident"),
+        ([0.1] * 5, "confident"),
+        ([0.98] * 4 + [0.2], "confident"),
+        ([0.97] * 3 + [0.6, 0.4], "likely"),
+        ([0.65] * 9, "likely"),
+        ([0.6] * 9, "unsure"),
+        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], "unsure"),
+        ([0.05] * 5 + [0.9] * 5, "unsure"),
+    ],
+)
+def test_tiers_ask_for_many_chunks_that_agree(scores: list[float], tier: str | None) -> None:
+    viral = sum(p >= 0.5 for p in scores)
+    assert tier_contig(len(scores), viral, math.fsum(scores)) == tier

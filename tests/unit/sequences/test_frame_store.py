@@ -53,6 +53,18 @@ def test_rows_are_found_without_reading_the_others(store: FrameStore) -> None:
         assert len(store.protein.rows(row, row + 1).to_strings()[0]) == len(dna) // 3
 
 
+def test_every_record_is_there_as_a_whole(store: FrameStore) -> None:
+    assert [store.sequence(row).decode() for row in range(3)] == list(SEQUENCES.values())
+
+
+def test_whole_sequences_are_stored_once(tmp_path: Path) -> None:
+    path = tmp_path / "input.fa"
+    path.write_text(">a\nACGU\n>b\nNNTT\n")
+    store = build_frame_store([path], tmp_path / "frames", None)
+    assert [store.sequence(row) for row in range(2)] == [b"ACGT", b"NNTT"]
+    assert store.sequences is None
+
+
 def test_order_by_length_is_longest_first_and_stable() -> None:
     column = ByteColumn.from_strings(["xxxx", "a", "bbb", "c", "ddd"])
     assert FrameStore.order_by_length(column, 1, 5).tolist() == [2, 4, 1, 3]
@@ -86,7 +98,7 @@ def test_meta_of_another_shape_is_damage(store: FrameStore, text: str) -> None:
 
 def test_another_schema_version_is_refused(store: FrameStore) -> None:
     path = store.folder / "meta.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
     with pytest.raises(DamagedFileError, match="version 99"):
         StoreMeta.read(store.folder)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tasks import plots
 from tasks.plots import p_virus_figure, throughput_figure
-from virnuc_core.prediction.tables import PREDICTION_COLUMNS
+from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
 
 
 def predictions(path: Path, values: Iterable[str]) -> Path:
