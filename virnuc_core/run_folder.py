@@ -84,10 +84,20 @@ class RunFolder:
         return self.root / "run.json"
 
     @property
+    def regions(self) -> Path:
+        """One row a viral region."""
+        return self.root / "regions.tsv"
+
+    @property
+    def page(self) -> Path:
+        """The report that a person opens in a browser, `report.html`."""
+        return self.root / "report.html"
+
+    @property
     def results(self) -> tuple[Path, ...]:
         """What a finished predict run leaves for its user, the report of it last."""
         tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
-        return (*tables, self.embeddings, self.rejected, self.report)
+        return (*tables, self.embeddings, self.rejected, self.page, self.report)
 
     @property
     def next(self) -> "RunFolder":

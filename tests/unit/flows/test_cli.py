@@ -56,6 +56,7 @@ FLAGS = {
     "frames": ["--chunk-length", "--out", *OUTPUT],
     "score": ["--head", "--out", *OUTPUT],
     "inspect": OUTPUT,
+    "report": ["--labels", *OUTPUT],
     "fsck": OUTPUT,
     "bench": [
         "--model",

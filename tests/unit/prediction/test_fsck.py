@@ -31,6 +31,7 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
 
 
 def write_records(folder: RunFolder) -> None:
+    folder.page.write_text("<!DOCTYPE html>")
     results = [path for path in folder.results if path != folder.report]
     folder.report.write_text(json.dumps({"files": records_of(results)}))
 
@@ -65,7 +66,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
     assert {found.state for found in check.findings} == {"whole"}
     names = {found.path.name for found in check.findings}
     assert {path.name for path in (folder.plan, folder.frames, *folder.results)} < names
-    assert len(names) == len(read_plan(folder.plan).shards) + 9
+    assert len(names) == len(read_plan(folder.plan).shards) + 10
     assert check.document["whole"] is True
     assert check.summary == (
         f"{folder.root}: run folder, whole\n  whole: {len(names)} of {len(names)} files and folders"
@@ -84,6 +85,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
         ("prediction_results.txt", "damaged"),
         ("prediction_results_highestscore.csv", "damaged"),
         ("rejected.tsv", "damaged"),
+        ("report.html", "damaged"),
         ("run.json", "damaged"),
     ],
 )
