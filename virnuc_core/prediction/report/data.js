@@ -39,7 +39,7 @@ const seconds = (number) => {
   return number < 7200 ? `${(number / 60).toFixed(1)} min` : `${(number / 3600).toFixed(1)} h`;
 };
 
-const rate = (number) => (number ? `${number < 10 ? number.toFixed(1) : count(number)} /s` : "–");
+const rate = (number, what) => `${number < 10 ? number.toFixed(1) : count(number)} ${what}/s`;
 
 const fileSize = (number) => {
   const units = ["B", "kB", "MB", "GB", "TB"];
@@ -64,7 +64,8 @@ const SVG = document.getElementById("svg-space").content.firstElementChild.names
 const s = (tag, properties, ...children) => put(document.createElementNS(SVG, tag), properties, children);
 
 // A foreign name: shown as it is, and its direction of writing stays its own.
-const foreign = (text, properties) => h("bdi", { class: "name", ...properties, text });
+const foreign = (text) => h("bdi", { class: "name", text });
+const foreignWords = (text) => h("bdi", { class: "words", text });
 
 const tierMark = (tier) =>
   tier === NO_TIER ? null : h("span", { class: `tier tier-${TIERS[tier]}`, text: TIERS[tier] });

@@ -104,7 +104,7 @@ function regionCard(row) {
   const card = h("article", { class: "card" },
     h("h3", {}, foreign(contigs.name[row])),
     h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · mean p_virus ${probability(contigs.mean_p[row])} · `,
-      callMark(contigs.call[row]), hasClasses ? [" · ", foreign(CLASSES[contigs.class[row]])] : null,
+      callMark(contigs.call[row]), hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
       ` · ${percent(regionBases[row], contigs.length[row])} in regions`));
   const place = h("div", { class: "track-place" });
   card.append(place);
@@ -139,7 +139,7 @@ function classSection() {
   if (!hasClasses) return;
   const rows = data.classes.map((one) => {
     const scored = one.contigs - (one.calls.unscored || 0), viral = one.calls.virus || 0;
-    return [foreign(one.class), count(one.contigs), bases(one.bases), count(one.calls.unscored || 0),
+    return [foreignWords(one.class), count(one.contigs), bases(one.bases), count(one.calls.unscored || 0),
       h("b", { text: count(viral) }), percent(viral, scored), count(one.tiers.confident || 0),
       scored ? (one.mean_p_sum / scored).toFixed(3) : "–", sparkHistogram(one.histogram, `${one.class}: contigs by mean p_virus`)];
   });
@@ -163,7 +163,7 @@ function unscored() {
     h("h3", { text: "Rejected records" }),
     rejected.total === 0 ? text("None: every record of the input was used.") : [
       text(`${plural(rejected.total, "record was", "records were")} not used.`),
-      plainTable("Reasons", [{ name: "Reason" }, { name: "Records", right: true }], Object.entries(rejected.reasons).map(([reason, number]) => [foreign(reason), count(number)])),
+      plainTable("Reasons", [{ name: "Reason" }, { name: "Records", right: true }], Object.entries(rejected.reasons).map(([reason, number]) => [foreignWords(reason), count(number)])),
       h("details", {}, h("summary", { text: "Which" }),
         plainTable("Rejected records", [{ name: "Record", right: true }, { name: "Name" }, { name: "File" }, { name: "Length", right: true }, { name: "Reason" }],
           rejected.first.map((cells) => cells.map((cell, i) => (i === 0 || i === 3 ? cell : foreign(cell))))),
@@ -181,7 +181,7 @@ function computation() {
   const kept = run.shards.total - run.shards.computed;
   const speed = run.throughput;
   const speeds = run.shards.computed
-    ? `${count(run.shards.computed)} of ${plural(run.shards.total, "shard was", "shards were")} computed in ${plural(run.num_lanes, "lane", "lanes")}${kept ? `, ${count(kept)} were there from before` : ""}: ${rate(speed.sequences_per_second || 0)} sequences, ${rate(speed.residues_per_second || 0)} residues, with the models loaded.`
+    ? `${count(run.shards.computed)} of ${plural(run.shards.total, "shard was", "shards were")} computed in ${plural(run.num_lanes, "lane", "lanes")}${kept ? `, ${count(kept)} were there from before` : ""}: ${rate(speed.sequences_per_second || 0, "sequences")}, ${rate(speed.residues_per_second || 0, "residues")}, with the models loaded.`
     : "Every shard was there from an earlier attempt: nothing was computed.";
   section("computed", "How it was computed",
     plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing")], models),
@@ -203,7 +203,7 @@ function laneTable() {
   const right = (name) => ({ name, right: true });
   const left = run.num_lanes - run.lanes.length;
   return [plainTable("Lanes", [right("Lane"), { name: "Host" }, { name: "Hardware" }, right("Shards"), right("Sequences"), right("Sequences/s"), right("Residues/s"), right("Loading"), right("In all")],
-    run.lanes.map((lane) => [String(lane.lane), foreign(lane.host), foreign(`${lane.device_name || "–"} (${lane.device})`), count(lane.shards), count(lane.sequences),
+    run.lanes.map((lane) => [String(lane.lane), foreignWords(lane.host), foreignWords(`${lane.device_name || "–"} (${lane.device})`), count(lane.shards), count(lane.sequences),
       count(lane.sequences_per_second), count(lane.residues_per_second), seconds(lane.load_seconds), seconds(lane.seconds)])),
   left > 0 ? text(`and ${count(left)} more in run.json.`, { class: "dim" }) : null];
 }

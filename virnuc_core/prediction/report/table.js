@@ -1,7 +1,7 @@
 // The table of contigs: only the rows in sight are in the document, however many there are.
 
 const ROW_HEIGHT = 36;
-const DETAIL_HEIGHT = 268;
+const DETAIL_HEIGHT = 252;
 const MARGIN_ROWS = 8;
 const PRINTED_ROWS = 200;
 const FILTER_PAUSE = 120;
@@ -207,7 +207,7 @@ function buildRow(position) {
   const cells = {
     place: () => count(contigs.place[row] + 1),
     name: () => name,
-    class: () => foreign(CLASSES[contigs.class[row]]),
+    class: () => foreignWords(CLASSES[contigs.class[row]]),
     length: () => count(contigs.length[row]),
     scored: () => [count(contigs.scored[row]), h("span", { class: "dim", text: ` / ${count(contigs.chunks[row])}` })],
     viral: () => count(contigs.viral[row]),

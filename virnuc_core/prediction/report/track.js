@@ -4,6 +4,7 @@
 const TRACK = { left: 34, right: 8, lane: 12, top: 20, plot: 104, rug: 9, axis: 22 };
 TRACK.height = TRACK.top + TRACK.plot + TRACK.rug + TRACK.axis;
 const SMOOTHED_CHUNKS = 11;
+const LEAST_SMOOTHED = 2 * SMOOTHED_CHUNKS; // a shorter contig is hardly more than one window
 const MIN_BAR_PIXELS = 2.5;
 
 // Where the chunks of a contig lie: ceil(length / size) chunks that cover it, the surplus shared out as overlaps.
@@ -204,6 +205,7 @@ function barPath(columns, y, isVirus) {
 // The mean over scored chunks in a window that is SMOOTHED_CHUNKS wide, or what a few pixels hold.
 function meanPath(track, y, width) {
   const number = track.scores.length;
+  if (number < LEAST_SMOOTHED) return "";
   if (!track.sums) {
     track.sums = new Float64Array(number + 1);
     track.counts = new Uint32Array(number + 1);
