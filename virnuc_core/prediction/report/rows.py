@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.prediction.tables import NOT_AVAILABLE
 
-_BLOCK_ROWS: Final = 1 << 16
+_BLOCK_ROWS: Final = 1 << 13
 
 
 def iter_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
@@ -18,7 +19,7 @@ def iter_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
 
     Args:
         path: a table with a header.
-        columns: names of columns, in the order in which their cells are to come.
+        columns: names of two or more columns, in the order in which their cells are to come.
         optional: further ones; where the table has no such column, every cell of it is `NOT_AVAILABLE`.
 
     Raises:
@@ -30,11 +31,13 @@ def iter_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
             header = next(lines, "").rstrip("\n").split("\t")
             found = [header.index(name) for name in columns]
             found += [header.index(name) if name in header else -1 for name in optional]
+            pick = itemgetter(*found)
             for line in lines:
-                cells = [*line.rstrip("\n").split("\t"), NOT_AVAILABLE]
-                if len(cells) <= len(header):
+                cells = line.rstrip("\n").split("\t")
+                if len(cells) < len(header):
                     raise ValueError(f"the row {line!r:.60} has too few cells")
-                yield tuple(cells[i] for i in found)
+                cells.append(NOT_AVAILABLE)
+                yield pick(cells)
     except (FileNotFoundError, ValueError) as error:
         raise damaged(path, error) from error
 
