@@ -83,6 +83,9 @@ const regionsOf = (row) => {
 const regionBases = new Float64Array(contigs.name.length);
 regions.row.forEach((row, i) => { regionBases[row] += regions.end[i] - regions.start[i] + 1; });
 
+const UNSURE = TIERS.indexOf("unsure");
+const isClear = (row) => regionsOf(row).some((i) => regions.tier[i] !== UNSURE);
+
 // The scores of a contig's chunks as levels 0 to 254, 255 for none; null where the report does not hold them.
 const trackBegin = new Map();
 data.tracks.rows.reduce((begin, row) => {

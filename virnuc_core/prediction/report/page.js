@@ -52,7 +52,7 @@ function found() {
       tile(count(totals.regions), totals.regions === 1 ? "viral region" : "viral regions"),
       tile(bases(totals.region_bases), `in regions, of ${bases(totals.bases)}`),
       tile(count(totals.island_contigs), "contigs viral only in part"),
-      tile(percent(counts.chunks - open, counts.chunks), "of chunks without an open frame")),
+      tile(percent(counts.chunks - open, counts.chunks), "of chunks without a score")),
     h("div", { class: "pair" },
       stackedBar("Contigs", [part("virus", counts.contigs_virus, "virus"), part("other", counts.contigs_other, "other"),
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
@@ -78,13 +78,13 @@ function certainty() {
 
 function regionCards() {
   if (!totals.regions) return;
-  // Contigs that are viral in part come first, then those whose regions are longest.
+  // Contigs with a clear region first, of these the ones that are viral in part, and then those whose regions are longest.
   const rows = [...contigs.name.keys()].filter((row) => regionBases[row] > 0);
-  rows.sort((a, b) => isIsland(b) - isIsland(a) || regionBases[b] - regionBases[a] || a - b);
+  rows.sort((a, b) => isClear(b) - isClear(a) || isIsland(b) - isIsland(a) || regionBases[b] - regionBases[a] || a - b);
   const shown = rows.slice(0, MAX_CARDS);
   const host = h("div", { class: "cards" }, shown.map((row) => regionCard(row)));
   const inPart = totals.island_contigs
-    ? `${count(totals.island_contigs)} of them ${totals.island_contigs === 1 ? "is" : "are"} viral only in part, as a bacterial contig with a prophage is; these come first.`
+    ? `${count(totals.island_contigs)} of them ${totals.island_contigs === 1 ? "is" : "are"} viral only in part, as a bacterial contig with a prophage is.`
     : "None of them is viral only in part, as a bacterial contig with a prophage would be.";
   const drawn = shown.length < rows.length ? ` The first ${shown.length} are drawn here, the others in the table.` : "";
   section("regions", "Viral regions",

@@ -2,15 +2,30 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from virnuc_core.json_records import record_of
-from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_plan import PlannedHead, PlannedModel
 from virnuc_core.shard_file import ModelCounters, ShardCounters
 from virnuc_core.specs import InputFile
+
+Part = TypeVar("Part", "CountFacts", "LaneFacts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountFacts:
+    """What a report needs of the counts of a run; run.json may have more of them."""
+
+    records: int
+    rejected: int
+    chunks: int
+    scored_chunks: int
+    viral_chunks: int
+    contigs_virus: int
+    contigs_other: int
+    contigs_unscored: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +73,7 @@ class RunFacts:
     chunk_length: int
     models: tuple[PlannedModel, ...]
     head: PlannedHead
-    counts: TableCounts
+    counts: CountFacts
     work: ShardCounters
     shards: Mapping[str, float]
     stage_seconds: Mapping[str, float]
@@ -79,7 +94,7 @@ class RunFacts:
         # A document that was not yet written has tuples where a file has lists.
         plain = json.loads(json.dumps(document))
         kept = {name: plain.get(name) for name in ("out", "inputs", "chunk_length", "models", "head")}
-        kept |= {name: plain.get(name) for name in ("counts", "work", "notes")}
+        kept |= {name: plain.get(name) for name in ("work", "notes")}
         facts = record_of(_Typed, {**kept, "plan_fingerprint": plain.get("plan_fingerprint")})
         return cls(
             out=facts.out,
@@ -88,11 +103,11 @@ class RunFacts:
             chunk_length=facts.chunk_length,
             models=facts.models,
             head=facts.head,
-            counts=facts.counts,
+            counts=_part_of(CountFacts, plain.get("counts"), "counts."),
             work=facts.work,
             shards=_numbers(plain, "shards"),
             stage_seconds=_numbers(plain, "stage_seconds"),
-            lanes=tuple(_lane(row) for row in _of_type(plain, "lanes", list)),
+            lanes=tuple(_part_of(LaneFacts, row, "lanes.") for row in _of_type(plain, "lanes", list)),
             throughput=_numbers(plain, "throughput"),
             notes=facts.notes,
             links=_texts(plain, "links"),
@@ -123,7 +138,6 @@ class _Typed:
     chunk_length: int
     models: tuple[PlannedModel, ...]
     head: PlannedHead
-    counts: TableCounts
     work: ShardCounters
     notes: tuple[str, ...]
     plan_fingerprint: str
@@ -144,11 +158,12 @@ def _troubles(model: ModelCounters) -> list[str]:
     return found
 
 
-def _lane(row: Any) -> LaneFacts:
-    names = LaneFacts.__dataclass_fields__
-    if not isinstance(row, dict):
-        raise ValueError(f"a lane is a {type(row).__name__}")
-    return record_of(LaneFacts, {name: row[name] for name in names if name in row}, "lanes.")
+def _part_of(kind: type[Part], values: Any, where: str) -> Part:
+    """A dataclass from an object that may have further fields."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where.rstrip('.')} is {values!r:.40}")
+    names = {field.name for field in fields(kind)}
+    return record_of(kind, {name: value for name, value in values.items() if name in names}, where)
 
 
 def _numbers(document: Mapping[str, Any], name: str) -> dict[str, float]:

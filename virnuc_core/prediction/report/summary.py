@@ -16,6 +16,7 @@ from virnuc_core.prediction.verdicts import VIRUS
 
 # A region that leaves more than this of its contig out is an island in it, as a prophage is.
 WHOLE_SHARE: Final = 0.8
+UNSURE: Final = "unsure"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ class Totals:
         regions: viral regions.
         region_bases: bases in these.
         island_contigs: contigs with regions that are viral only in part.
-        hosts: contigs with regions that are not called virus.
+        hosts: contigs that are not called virus and hold a region that is more than unsure.
     """
 
     contigs: int
@@ -131,7 +132,8 @@ class _Sums:
             self._numbers["regions"] += len(contig.regions)
             self._numbers["region_bases"] += contig.viral_bases
             self._numbers["island_contigs"] += is_island(contig)
-            self._numbers["hosts"] += contig.call != VIRUS
+            is_clear = any(region.tier != UNSURE for region in contig.regions)
+            self._numbers["hosts"] += is_clear and contig.call != VIRUS
 
     @property
     def totals(self) -> Totals:

@@ -123,7 +123,8 @@ function regionButtons(row, show) {
   const buttons = found.slice(0, most).map((i) => {
     const [start, end] = [regions.start[i], regions.end[i]];
     const flank = Math.max((end - start) / 2, 5 * data.run.chunk_length);
-    const sure = regions.mean_p[i] === null ? "" : ` · mean p ${regions.mean_p[i].toFixed(2)}`;
+    const sure = [["score", regions.score[i], 0], ["mean p", regions.mean_p[i], 2]]
+      .filter(([, value]) => value !== null).map(([what, value, digits]) => ` · ${what} ${value.toFixed(digits)}`).join("");
     return h("button", { type: "button", class: "region", title: "Bring this region into view",
       onclick: () => show(start - flank, end + flank) },
       h("span", { text: `${count(start)} – ${count(end)}` }),
