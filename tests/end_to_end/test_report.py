@@ -65,9 +65,14 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
     opened: list[Opened] = []
 
     def open_report(
-        contigs: Sequence[MadeContig], *, labels: dict[str, str] | None = None, **made: Any
+        contigs: Sequence[MadeContig],
+        *,
+        labels: dict[str, str] | None = None,
+        notes: Sequence[str] = (),
+        **made: Any,
     ) -> Opened:
         folder, document = write_run(tmp_path, contigs, **made)
+        document["notes"] = [*document["notes"], *notes]
         write_report_page(folder, document, labels)
         shown = Opened(browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light"))
         shown.page.set_default_timeout(20_000)
@@ -89,7 +94,8 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
 def test_says_what_was_found_with_what(show: Any) -> None:
     rejected = [("4", "bad", "in.fa", "0", "empty sequence")]
     links = {"mlflow_run_url": "https://mlflow.example/1", "other": "javascript:alert(1)"}
-    shown = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links)
+    notes = ["The head was calibrated on made chunks.", "The models are small."]
+    shown = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
     text = shown.page.inner_text("body")
     assert shown.page.inner_text("h1").endswith("1 other holds a viral region; 1 has no score.")
     for part in (
@@ -101,6 +107,8 @@ def test_says_what_was_found_with_what(show: Any) -> None:
         "2 January 2026",
     ):
         assert part in text, part
+    assert "calibrated on made chunks" in shown.page.inner_text("#certainty")
+    assert "The models are small." in shown.page.inner_text("#found")
     assert shown.page.eval_on_selector_all(
         "a[href]", "all => all.map(a => a.href).filter(a => !a.includes('#'))"
     ) == ["https://mlflow.example/1"]

@@ -3,6 +3,7 @@
 const FAMILIES = { esm2: "ESM-2", dnabert_s: "DNABERT-S" };
 const run = data.run, counts = run.counts, totals = data.totals;
 const MAX_CARDS = 12;
+const isOnCalibration = (note) => /calibrat/i.test(note);
 
 const sections = [];
 function section(id, title, ...content) {
@@ -42,10 +43,12 @@ function isWebAddress(target) {
 }
 const linkName = (name) => (name.startsWith("mlflow") ? "MLflow" : name.startsWith("prefect") ? "Prefect" : name);
 
+const remark = (kind, name, words) => h("p", { class: kind }, h("b", { text: `${name}:` }), " ", words);
+
 function found() {
   const open = counts.scored_chunks;
   const part = (name, value, kind) => ({ name, value, kind });
-  const remarks = [...run.warnings.map((words) => ["warning", "Warning", words]), ...run.notes.map((words) => ["note", "Note", words])];
+  const remarks = [...run.warnings.map((words) => ["warning", "Warning", words]), ...run.notes.filter((note) => !isOnCalibration(note)).map((words) => ["note", "Note", words])];
   section("found", "What was found",
     h("div", { class: "tiles" },
       tile(count(counts.contigs_virus), "contigs called viral", "virus"),
@@ -58,7 +61,7 @@ function found() {
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
       stackedBar("Chunks", [part("virus", counts.viral_chunks, "virus"), part("other", open - counts.viral_chunks, "other"),
         part("no open frame", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
-    remarks.map(([kind, name, words]) => h("p", { class: kind }, h("b", { text: `${name}:` }), " ", words)));
+    remarks.map((one) => remark(...one)));
 }
 
 function certainty() {
@@ -73,7 +76,8 @@ function certainty() {
     text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from 0.5 on, a contig when the mean over its "
       + "scored chunks is. Peaks at both ends mean that the classifier was decided, a hill around 0.5 that it was not. A score is not the share of such "
       + "chunks that are viral: how far the two agree depends on the calibration of the head and on how common viruses are in the sample; the "
-      + "rarer they are, the more of the calls are wrong."));
+      + "rarer they are, the more of the calls are wrong."),
+    run.notes.filter(isOnCalibration).map((words) => remark("note", "Calibration", words)));
 }
 
 function regionCards() {
