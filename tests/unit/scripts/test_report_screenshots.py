@@ -32,5 +32,5 @@ def test_parts_follow_one_another(tmp_path: Path) -> None:
 
 def test_a_missing_record_is_named(tmp_path: Path) -> None:
     write_records(tmp_path / "val.fa", {"k149_60461"})
-    with pytest.raises(SystemExit, match="has no record .*k149_27590"):
+    with pytest.raises(SystemExit, match=r"has no record .*k149_27590"):
         write_pasted(tmp_path / "val.fa", tmp_path / "out.fa")
