@@ -11,12 +11,14 @@ import numpy as np
 from tasks.reporting import RunReport
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.prediction.tables import CONTIG_COLUMNS, PREDICTION_COLUMNS, TableCounts
+from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.prediction.verdicts import call_contig
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.chunking import chunk_table
 
 CHUNK_LENGTH = 500
+CONTIG_COLUMNS = "contig record length chunks scored_chunks viral_chunks share_viral mean_p call tier".split()
+PREDICTION_COLUMNS = "contig chunk start end best_frame p_virus call status".split()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +77,7 @@ def write_run(
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
     rejected = list(rejected)
-    write(folder.contigs, (*CONTIG_COLUMNS, "tier"), map(contig_row, range(len(contigs)), contigs))
+    write(folder.contigs, CONTIG_COLUMNS, map(contig_row, range(len(contigs)), contigs))
     write(folder.predictions, PREDICTION_COLUMNS, (row for contig in contigs for row in chunk_rows(contig)))
     write(folder.rejected, ("record", "id", "file", "length", "reason"), rejected)
     if has_regions:
