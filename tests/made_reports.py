@@ -17,8 +17,19 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.chunking import chunk_table
 
 CHUNK_LENGTH = 500
-CONTIG_COLUMNS = "contig record length chunks scored_chunks viral_chunks share_viral mean_p call tier".split()
-PREDICTION_COLUMNS = "contig chunk start end best_frame p_virus call status".split()
+CONTIG_COLUMNS = [
+    "contig",
+    "record",
+    "length",
+    "chunks",
+    "scored_chunks",
+    "viral_chunks",
+    "share_viral",
+    "mean_p",
+    "call",
+    "tier",
+]
+PREDICTION_COLUMNS = ["contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
