@@ -38,6 +38,7 @@ from flows.config_file import use_settings_files
 from flows.config_origin import given_origins, in_words
 from flows.export import EXPORT_OPTIONS, run_export
 from flows.one_folder import require_one_folder
+from flows.report import REPORT_OPTIONS, run_report
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 from virnuc_core.prediction.asked_with import asked_with
@@ -151,6 +152,13 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
             settings=settings,
             output=_output_mode(quiet, as_json),
         )
+
+
+@cli.command()
+@with_options(*REPORT_OPTIONS, *OUTPUT_OPTIONS)
+def report(run: str, labels: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
+    """Writes the report of the finished run in folder RUN anew, report.html, with figures by class if there are labels."""
+    run_report(run, labels=labels, output=_output_mode(quiet, as_json))
 
 
 @cli.command()

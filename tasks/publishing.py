@@ -1,6 +1,7 @@
 """The end of a run: its report on the disk, in Prefect and in MLflow; and how the three find each other."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prefect.runtime import flow_run
@@ -18,8 +19,10 @@ from virnuc_core.specs import InputFile
 
 @stage
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
-    """Writes run.json first, so that the run is whole on the disk whatever becomes of its records elsewhere."""
-    write_report(folder.report, report)
+    """Writes report.html and run.json first, so that the run is whole on the disk whatever becomes of its records elsewhere."""
+    page = prefect_tags(folder.root).get("prefect.flow_run_url")
+    links = {**report.links, **({"prefect_flow_run_url": page} if page else {})}
+    write_report(folder.report, replace(report, links=links))
     _show_in_prefect(folder, report)
     if tracked.run_id is not None:
         _show_in_mlflow(folder, report, tracked)
@@ -42,7 +45,7 @@ def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[st
 
 
 def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
-    links = {"report": str(folder.report.resolve())}
+    links = _places(folder)
     if report.links:
         links["MLflow"] = report.links.get("mlflow_run_url", report.links["mlflow_run_id"])
     show_markdown("virnuc-summary", run_page(report, links), verdict(report))
@@ -53,16 +56,22 @@ def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
 
 def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
-    links = {"report": str(folder.report.resolve())}
+    links = _places(folder)
     if (page := prefect_tags(folder.root).get("prefect.flow_run_url")) is not None:
         links["Prefect"] = page
     tracked.describe(run_page(report, links))
     tracked.log_metrics(report.figures)
-    tracked.log_files([path for path in (*tables, folder.report) if path.exists()])
+    tracked.log_files([path for path in (*tables, folder.page, folder.report) if path.exists()])
     if report.lanes:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
         tracked.log_figure("p_virus", p_virus_figure(folder.predictions))
+
+
+def _places(folder: RunFolder) -> dict[str, str]:
+    """Where the reports of a run lie: the one to look at, where there is one, and run.json."""
+    page = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
+    return {**page, "figures": str(folder.report.resolve())}
 
 
 def prefect_tags(out: Path) -> dict[str, str]:

@@ -114,12 +114,17 @@ class RunFolder:
         return self.root / "run.json"
 
     @property
+    def page(self) -> Path:
+        """The report that a person opens in a browser, `report.html`."""
+        return self.root / "report.html"
+
+    @property
     def results(self) -> tuple[Path, ...]:
         """What a finished predict run leaves for its user, the report of it last."""
         tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
         regions = (self.regions, self.regions_bed, self.regions_gff3)
         others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
-        return (*tables, *regions, *others, self.embeddings, self.rejected, self.report)
+        return (*tables, *regions, *others, self.embeddings, self.rejected, self.page, self.report)
 
     @property
     def next(self) -> "RunFolder":

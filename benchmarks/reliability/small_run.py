@@ -34,7 +34,7 @@ CONTIGS: Final = "contigs.fa"
 # Small enough for several shards.
 SHARD_SECONDS: Final = 0.003
 # Files that say when and where a run was made.
-_UNLIKE: Final = ("run.json", ".virnuc.lock")
+_UNLIKE: Final = ("run.json", "report.html", ".virnuc.lock")
 
 
 def make_material(folder: Path, records: int) -> None:

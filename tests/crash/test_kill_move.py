@@ -68,6 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun
     made.compute()
     write_results(made)
     made.folder.report.write_text("{}")
+    made.folder.page.write_text("<!DOCTYPE html>")
     moved = begin_move(made, models.config(head=str(other)))
     moved.compute()
     write_results(moved)
@@ -121,7 +122,7 @@ def mover() -> Iterator[Mover]:
 
 def test_at_every_step_the_next_command_goes_on(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
     old, new = content(run.folder), content(run.folder.next)
-    assert old.keys() - {"run.json"} == new.keys()
+    assert old.keys() - {"run.json", "report.html"} == new.keys()
     steps = 0
     while True:
         folder = copy_of(run, tmp_path / f"run_{steps}")

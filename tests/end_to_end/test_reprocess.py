@@ -47,10 +47,10 @@ def predict_flags(checkpoints: Checkpoints, changes: tuple[str, ...]) -> tuple[s
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its report and its journals."""
+    """All files of a run but its reports and its journals."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = {path: path.relative_to(folder).as_posix() for path in files}
-    left_out = ("run.json", "lanes/", ".virnuc.lock")
+    left_out = ("run.json", "report.html", "lanes/", ".virnuc.lock")
     return {name: path.read_bytes() for path, name in names.items() if not name.startswith(left_out)}
 
 

@@ -57,7 +57,7 @@ def test_run_is_found_again_in_mlflow_and_in_prefect(
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.digest == document["inputs"][0]["sha256"][:36]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert {"predictions.tsv", "contigs.tsv", "run.json"} <= files
+    assert {"predictions.tsv", "contigs.tsv", "report.html", "run.json"} <= files
     assert {"lanes.tsv", "p_virus.png", "throughput.png"} <= files
     assert "contigs called virus" in run.data.tags["mlflow.note.content"]
 

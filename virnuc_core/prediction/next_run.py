@@ -65,7 +65,8 @@ def take_in(folder: RunFolder) -> None:
     incoming = folder.incoming
     if incoming.previous is None:
         return
-    folder.report.unlink(missing_ok=True)  # it tells of the old results
+    for telling in (folder.report, folder.page):  # of the old results
+        telling.unlink(missing_ok=True)
     for source in _files(incoming):
         target = folder.root / source.relative_to(incoming.root)
         if not target.parent.is_dir():

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from virnuc_core.atomic_write import write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.prediction.asked_with import settings_from
+from virnuc_core.prediction.report.html import write_report_page
 from virnuc_core.prediction.result_files import records_of
 from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
@@ -146,11 +148,17 @@ class RunReport:
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Writes run.json atomically, with what identifies each of the result files."""
-    results = RunFolder(path.parent).results if report.counts else (Path(report.out),)
+    """Writes run.json atomically, with what identifies each of the result files; report.html before it, of a predict run."""
+    document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    if report.counts:
+        write_report_page(RunFolder(path.parent), document)
+    write_document(path, document, RunFolder(path.parent).results if report.counts else (Path(report.out),))
+
+
+def write_document(path: Path, document: Mapping[str, Any], results: Sequence[Path]) -> None:
+    """Writes the content of run.json, with records of the results as they are now."""
     written = [result for result in results if result != path and result.exists()]
-    document = {**report.document, "files": records_of(written)}
-    write_text(path, json.dumps(document, indent=1) + "\n")
+    write_text(path, json.dumps({**document, "files": records_of(written)}, indent=1) + "\n")
 
 
 def _installed_versions(packages: Sequence[str]) -> dict[str, str]:

@@ -58,6 +58,7 @@ FLAGS = {
     "score": ["--head", "--out", *OUTPUT],
     "export": ["--to", "--vectors", *OUTPUT],
     "inspect": OUTPUT,
+    "report": ["--labels", *OUTPUT],
     "fsck": OUTPUT,
     "bench": [
         "--model",

@@ -33,6 +33,7 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
 
 
 def write_records(folder: RunFolder) -> None:
+    folder.page.write_text("<!DOCTYPE html>")
     results = [path for path in folder.results if path != folder.report]
     folder.report.write_text(json.dumps({"files": records_of(results)}))
 
@@ -67,7 +68,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
     assert {found.state for found in check.findings} == {"whole"}
     names = {found.path.name for found in check.findings}
     assert {path.name for path in (folder.plan, folder.frames, *folder.results)} < names
-    assert len(names) == len(read_plan(folder.plan).shards) + 15
+    assert len(names) == len(read_plan(folder.plan).shards) + 16
     assert check.document["whole"] is True
     assert check.summary == (
         f"{folder.root}: run folder, whole\n  whole: {len(names)} of {len(names)} files and folders"
@@ -92,6 +93,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
         ("predictions.parquet", "damaged"),
         ("contigs.parquet", "damaged"),
         ("rejected.tsv", "damaged"),
+        ("report.html", "damaged"),
         ("run.json", "damaged"),
     ],
 )

@@ -1,0 +1,300 @@
+"""The report of a run in a real browser."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.made_reports import MadeContig, island, many_contigs, write_run
+from virnuc_core.prediction.report.html import write_report_page
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = ("--no-sandbox", "--disable-gpu")
+HOSTILE = (
+    "</script><script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "=HYPERLINK(1)",
+    "\u202egnp.exe",
+    "\x1b[31mred\x07",
+    "{{data}}&lt;b&gt;",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium: one that is installed, or playwright's own."""
+    installed = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    with sync_playwright() as playwright:
+        if installed is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("there is no Chromium on the PATH, and playwright has none of its own")
+        chromium = playwright.chromium.launch(executable_path=installed, args=list(ARGUMENTS))
+        yield chromium
+        chromium.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A page with what its browser complained of and asked for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[str]:
+        """Names in the rows that are in the document, from the top."""
+        names: list[str] = self.page.eval_on_selector_all(".open", "all => all.map(one => one.textContent)")
+        return names
+
+    def has_status(self, text: str) -> None:
+        expect(self.page.locator("#shown")).to_have_text(text)
+
+    def row(self, name: str) -> Any:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
+    """Opens the report of a run that is made of contigs."""
+    opened: list[Opened] = []
+
+    def open_report(
+        contigs: Sequence[MadeContig],
+        *,
+        labels: dict[str, str] | None = None,
+        notes: Sequence[str] = (),
+        **made: Any,
+    ) -> Opened:
+        folder, document = write_run(tmp_path, contigs, **made)
+        document["notes"] = [*document["notes"], *notes]
+        write_report_page(folder, document, labels)
+        shown = Opened(browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light"))
+        shown.page.set_default_timeout(20_000)
+        shown.page.on("console", lambda message: shown.complaints.append(message.text))
+        shown.page.on("pageerror", lambda error: shown.complaints.append(str(error)))
+        shown.page.on("request", lambda request: shown.requests.append(request.url))
+        shown.page.goto(folder.page.as_uri())
+        shown.page.wait_for_selector("html[data-ready]", state="attached")
+        opened.append(shown)
+        return shown
+
+    yield open_report
+    for one in opened:
+        assert one.complaints == []
+        assert one.requests == [(tmp_path / "report.html").as_uri()]
+        one.page.close()
+
+
+def test_says_what_was_found_with_what(show: Any) -> None:
+    rejected = [("4", "bad", "in.fa", "0", "empty sequence")]
+    links = {"mlflow_run_url": "https://mlflow.example/1", "other": "javascript:alert(1)"}
+    notes = ["The head was calibrated on made chunks.", "The models are small."]
+    shown = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
+    text = shown.page.inner_text("body")
+    assert shown.page.inner_text("h1").endswith("1 other holds a viral region; 1 has no score.")
+    for part in (
+        "in.fa",
+        "tiny-500",
+        "1 record was not used",
+        "empty sequence",
+        "NVIDIA Made",
+        "2 January 2026",
+    ):
+        assert part in text, part
+    assert "calibrated on made chunks" in shown.page.inner_text("#certainty")
+    assert "The models are small." in shown.page.inner_text("#found")
+    assert shown.page.eval_on_selector_all(
+        "a[href]", "all => all.map(a => a.href).filter(a => !a.includes('#'))"
+    ) == ["https://mlflow.example/1"]
+
+
+def test_sorts_by_each_column_with_what_is_unknown_last(show: Any) -> None:
+    made = many_contigs(40)
+    shown = show(made)
+    for heading, key in (("Length", lambda c: -c.bases), ("Contig", lambda c: int(c.name[7:]))):
+        button = shown.page.get_by_role("columnheader", name=heading).get_by_role("button")
+        button.click()
+        assert shown.rows()[:5] == [contig.name for contig in sorted(made, key=key)][:5]
+        button.click()
+        assert shown.rows()[:5] == [contig.name for contig in sorted(made, key=key, reverse=True)][:5]
+    heading = shown.page.get_by_role("columnheader", name="Mean p_virus")
+    for direction in ("descending", "ascending"):
+        heading.get_by_role("button").click()
+        assert heading.get_attribute("aria-sort") == direction
+        shown.page.locator("#scroller").evaluate("box => { box.scrollTop = box.scrollHeight }")
+        expect(shown.page.locator(".contigs tbody tr").last).to_be_hidden()
+        assert sorted(shown.rows()[-6:]) == sorted(c.name for c in made if not c.scored)
+
+
+def test_filters_by_name_call_tier_and_length(show: Any) -> None:
+    made = [*many_contigs(60), island("prophage")]
+    shown = show(made, labels={"contig_3": "phage"})
+    page = shown.page
+
+    def leaves(is_left: Callable[[MadeContig], bool]) -> None:
+        left = {contig.name for contig in made if is_left(contig)}
+        shown.has_status(f"{len(left)} of 61 contigs")
+        assert set() < set(shown.rows()) <= left
+
+    def reset() -> None:
+        page.click("text=Reset")
+        shown.has_status("61 contigs")
+
+    page.fill("[name=text]", "CONTIG_1")
+    leaves(lambda c: c.name.startswith("contig_1"))
+    page.fill("[name=text]", "phage")
+    leaves(lambda c: c.name in ("prophage", "contig_3"))
+    reset()
+    page.uncheck("[name=call][value=other]")
+    page.uncheck("[name=call][value=unscored]")
+    leaves(lambda c: c.call == "virus")
+    page.select_option("[name=tier]", label="confident")
+    leaves(lambda c: c.call == "virus" and c.tier == "confident")
+    reset()
+    page.fill("[name=min]", "2490")
+    page.fill("[name=max]", "10000")
+    leaves(lambda c: 2490 <= c.bases <= 10_000)
+    reset()
+    page.select_option("[name=part]", label="viral in part")
+    leaves(lambda c: c.name == "prophage")
+    page.select_option("[name=class]", label="phage")
+    shown.has_status("0 of 61 contigs")
+    expect(page.locator(".nothing")).to_be_visible()
+
+
+def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
+    prophage = MadeContig(
+        name="odd", p_virus=(0.9, None, 0.2, 0.81, *island("x").p_virus), regions=((1, 2000),), length=61_777
+    )
+    shown = show([prophage, *many_contigs(2)])
+    page = shown.page
+    shown.row("odd").click()
+    assert shown.row("odd").get_attribute("aria-expanded") == "true"
+    track = page.locator(".detail .track")
+    assert track.locator("svg .shade").count() == 1
+    assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
+    rows = [
+        line.split("\t")
+        for line in Path(page.url.removeprefix("file://"))
+        .with_name("predictions.tsv")
+        .read_text()
+        .splitlines()
+    ]
+    track.locator(".plot").focus()
+    for _, number, start, end, _, p_virus, _, status in rows[1:25]:
+        page.keyboard.press("ArrowRight")
+        said = track.locator(".readout").inner_text()
+        value = "no open frame" if status != "scored" else f"p_virus {float(p_virus):.2f}"
+        assert said == f"chunk {number}, {int(start):,} – {int(end):,} bp: {value}"
+    track.locator(".region").click()
+    assert track.locator(".readout").inner_text().startswith("1 – ")
+    assert not track.locator(".readout").inner_text().endswith("61,777 bp")
+    track.get_by_role("button", name="Show the whole contig").click()
+    assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
+    shown.row("odd").click()
+    assert page.locator(".detail").count() == 0
+    shown.row("contig_0").click()
+    assert "No chunk of this contig has an open frame" in page.locator(".detail").inner_text()
+
+
+def test_the_keyboard_goes_through_the_table(show: Any) -> None:
+    shown = show(many_contigs(500))
+    page = shown.page
+    shown.row(shown.rows()[0]).focus()
+    before = shown.rows()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == before[1]
+    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
+    page.keyboard.press("End")
+    focused = page.evaluate("document.activeElement.textContent")
+    assert focused not in before
+    box, row = page.locator("#scroller").bounding_box(), shown.row(focused).bounding_box()
+    assert box["y"] <= row["y"]
+    assert row["y"] + row["height"] <= box["y"] + box["height"]
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.textContent") == before[0]
+
+
+def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
+    shown = show([island(f"host_{i}", 40 - i, 60) for i in range(15)])
+    page = shown.page
+    assert page.locator(".card").count() == 12
+    drawn = page.locator(".card svg").count()
+    assert drawn < 12
+    page.locator(".card").last.scroll_into_view_if_needed()
+    page.wait_for_selector(".card:last-child svg")
+    assert page.locator(".card svg").count() > drawn
+
+
+def test_light_and_dark(show: Any) -> None:
+    page = show([island("one")]).page
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    button = page.get_by_role("button", name="Switch to the dark theme")
+    button.click()
+    dark = page.evaluate(colour)
+    assert dark != light
+    page.get_by_role("button", name="Switch to the light theme").click()
+    assert page.evaluate(colour) == light
+    page.evaluate("delete document.documentElement.dataset.theme")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(colour) == dark
+
+
+def test_ten_thousand_contigs_stay_usable(show: Any) -> None:
+    shown = show([*many_contigs(10_000, chunks=4), island("prophage")])
+    page = shown.page
+    shown.has_status("10,001 contigs")
+    assert len(shown.rows()) < 60
+    page.get_by_role("columnheader", name="Contig").get_by_role("button").click()
+    assert shown.rows()[:3] == ["contig_0", "contig_1", "contig_2"]
+    page.locator("#scroller").evaluate("box => { box.scrollTop = box.scrollHeight / 2 }")
+    expect(shown.row("contig_5000")).to_be_attached()
+    assert len(shown.rows()) < 60
+    middle = shown.rows()[20]
+    shown.row(middle).click()
+    expect(page.locator(".detail svg")).to_have_count(int(int(middle[7:]) % 7 > 0))
+    page.locator("#scroller").evaluate("box => { box.scrollTop = box.scrollHeight }")
+    expect(shown.page.locator(".contigs tbody tr").last).to_be_hidden()
+    assert shown.rows()[-2:] == ["contig_9999", "prophage"]
+    page.fill("[name=text]", "prophage")
+    shown.has_status("1 of 10,001 contigs")
+    page.click("text=Reset")
+    shown.has_status("10,001 contigs")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert len(shown.rows()) == 200
+    assert (
+        page.locator(".printed").text_content()
+        == "The first 200 of 10,001 rows; contigs.tsv has all of them."
+    )
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert len(shown.rows()) < 60
+
+
+def test_hostile_names_are_text(show: Any) -> None:
+    made = [MadeContig(name=name, p_virus=(0.9,) * 5, regions=((1, 2500),)) for name in HOSTILE]
+    labels = {name: f"class {name}" for name in HOSTILE}
+    rejected = [("9", name, name, "0", name) for name in HOSTILE]
+    shown = show(made, labels=labels, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
+    page = shown.page
+    assert sorted(shown.rows()) == sorted(HOSTILE)
+    page.locator(".open").first.click()
+    assert page.evaluate("window.hacked === undefined")
+    assert page.evaluate("document.querySelectorAll('script, img, iframe, body b b').length") == 2
+    text = page.evaluate("document.getElementById('classes').textContent")
+    assert all(f"class {name}" in text for name in HOSTILE)
+
+
+def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
+    shown = show([MadeContig(name="short", p_virus=(0.9,), tier="NA")], has_regions=False)
+    assert shown.page.locator("#regions").count() == 0
+    assert shown.page.get_by_role("columnheader", name="Tier").count() == 0
+    shown.row("short").click()
+    assert "this one has 1" in shown.page.locator(".detail").inner_text()

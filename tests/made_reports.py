@@ -1,0 +1,154 @@
+"""The tables and the run.json of a finished run, written by hand: what a report is made from."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.made_lanes import counters, report
+from tests.made_plans import PLAN
+from virnuc_core.prediction.run_json import RunReport
+from virnuc_core.prediction.tables import TableCounts
+from virnuc_core.prediction.verdicts import call_contig
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.chunking import chunk_table
+
+CHUNK_LENGTH = 500
+CONTIG_COLUMNS = [
+    "contig",
+    "record",
+    "length",
+    "chunks",
+    "scored_chunks",
+    "viral_chunks",
+    "share_viral",
+    "mean_p",
+    "call",
+    "tier",
+]
+PREDICTION_COLUMNS = ["contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeContig:
+    """A contig by the scores of its chunks, None for a chunk without an open frame; regions are (start, end)."""
+
+    name: str
+    p_virus: tuple[float | None, ...]
+    regions: tuple[tuple[int, int], ...] = ()
+    tier: str = "likely"
+    length: int | None = None
+
+    @property
+    def bases(self) -> int:
+        return CHUNK_LENGTH * len(self.p_virus) if self.length is None else self.length
+
+    @property
+    def scored(self) -> list[float]:
+        return [p for p in self.p_virus if p is not None]
+
+    @property
+    def call(self) -> str:
+        return call_contig(len(self.scored), sum(self.scored))
+
+
+def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
+    """A contig with a viral part: chunks begin to end - 1; each third chunk has no open frame."""
+    inside = [begin <= i < end for i in range(chunks)]
+    p_virus = tuple(None if i % 3 == 2 else 0.9 if inside[i] else 0.1 for i in range(chunks))
+    region = (begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH)
+    return MadeContig(name=name, p_virus=p_virus, regions=(region,))
+
+
+def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
+    """Contigs of random scores; each seventh has no open frame."""
+    generator = random.Random(1)
+    return [
+        MadeContig(
+            name=f"contig_{i}",
+            p_virus=tuple(generator.random() if i % 7 else None for _ in range(chunks)),
+            tier=generator.choice(["confident", "likely", "unsure"]) if i % 7 else "NA",
+            length=CHUNK_LENGTH * chunks - i % CHUNK_LENGTH,
+        )
+        for i in range(number)
+    ]
+
+
+def write_run(
+    root: Path,
+    contigs: Sequence[MadeContig],
+    *,
+    rejected: Iterable[tuple[str, ...]] = (),
+    has_regions: bool = True,
+    links: dict[str, str] | None = None,
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Writes the tables; gives the folder and the content of its run.json."""
+    folder = RunFolder(root)
+    rejected = list(rejected)
+    write(folder.contigs, CONTIG_COLUMNS, map(contig_row, range(len(contigs)), contigs))
+    write(folder.predictions, PREDICTION_COLUMNS, (row for contig in contigs for row in chunk_rows(contig)))
+    write(folder.rejected, ("record", "id", "file", "length", "reason"), rejected)
+    if has_regions:
+        columns = ("contig", "start", "end", "length", "chunks", "score", "mean_p", "tier")
+        write(folder.regions, columns, (row for contig in contigs for row in region_rows(contig)))
+    run = RunReport(
+        plan=replace(PLAN, chunk_length=CHUNK_LENGTH),
+        out=str(root),
+        counts=counts_of(contigs, len(rejected)),
+        work=counters(20),
+        lanes=[report()],
+        seconds={"index": 1.0, "embed": 12.0},
+        links=links or {},
+    )
+    return folder, {**run.document, "finished": "2026-01-02T03:04:05+00:00"}
+
+
+def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
+    calls = [contig.call for contig in contigs]
+    scores = [p for contig in contigs for p in contig.scored]
+    return TableCounts(
+        records=len(contigs),
+        rejected=rejected,
+        chunks=sum(len(contig.p_virus) for contig in contigs),
+        scored_chunks=len(scores),
+        viral_chunks=sum(p >= 0.5 for p in scores),
+        frames=len(scores),
+        contigs_virus=calls.count("virus"),
+        contigs_other=calls.count("other"),
+        contigs_unscored=calls.count("unscored"),
+    )
+
+
+def write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w") as file:
+        for row in (columns, *rows):
+            file.write("\t".join(map(str, row)) + "\n")
+
+
+def contig_row(place: int, contig: MadeContig) -> tuple[object, ...]:
+    scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
+    share, mean = (
+        (f"{viral / len(scored):.6f}", f"{sum(scored) / len(scored):.6f}") if scored else ("NA", "NA")
+    )
+    tier = contig.tier if scored else "NA"
+    numbers = (contig.bases, len(contig.p_virus), len(scored), viral)
+    return (contig.name, place + 1, *numbers, share, mean, contig.call, tier)
+
+
+def chunk_rows(contig: MadeContig) -> Iterable[tuple[object, ...]]:
+    chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
+    for i, p in enumerate(contig.p_virus):
+        where = (contig.name, i + 1, chunks.start[i] + 1, chunks.end[i])
+        if p is None:
+            yield (*where, "NA", "NA", "unscored", "no_open_frame")
+        else:
+            yield (*where, "F1", f"{p:.6f}", "virus" if p >= 0.5 else "other", "scored")
+
+
+def region_rows(contig: MadeContig) -> Iterable[tuple[object, ...]]:
+    for start, end in contig.regions:
+        chunks = (end - start + 1) // CHUNK_LENGTH
+        yield (contig.name, start, end, end - start + 1, chunks, "12.5", "0.900000", "confident")
