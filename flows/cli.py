@@ -31,6 +31,13 @@ from flows.cli_options import (
     WORKER_OPTIONS,
     with_options,
 )
+from flows.cli_training import (
+    LABELLED_OPTIONS,
+    TRAIN_OPTIONS,
+    SpreadCommand,
+    run_evaluate,
+    run_train,
+)
 from flows.one_folder import require_one_folder
 from virnuc_core import __version__
 from virnuc_core.errors import VirnucError, storage_error
@@ -89,6 +96,43 @@ def embed(
         settings=settings,
         output=_output_mode(quiet, as_json),
     )
+
+
+@cli.command(cls=SpreadCommand)
+@with_options(*LABELLED_OPTIONS, *TRAIN_OPTIONS, *ENGINE_OPTIONS, *LANE_OPTIONS, *OUTPUT_OPTIONS)
+def train(
+    out: str,
+    force: bool,
+    mode: str,
+    lane_minutes: float,
+    quiet: bool,
+    as_json: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Trains a classifier head for the vectors of two models on labelled sequences.
+
+    A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
+    """
+    output = _output_mode(quiet, as_json)
+    run_train(settings, out=out, force=force, mode=mode, lane_minutes=lane_minutes, output=output)
+
+
+@cli.command(cls=SpreadCommand)
+@with_options(*LABELLED_OPTIONS, *PREDICT_OPTIONS, *ENGINE_OPTIONS, *LANE_OPTIONS, *OUTPUT_OPTIONS)
+def evaluate(
+    out: str,
+    force: bool,
+    mode: str,
+    lane_minutes: float,
+    quiet: bool,
+    as_json: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
+    output = _output_mode(quiet, as_json)
+    run_evaluate(settings, out=out, force=force, mode=mode, lane_minutes=lane_minutes, output=output)
 
 
 @cli.command()
