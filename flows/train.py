@@ -88,9 +88,8 @@ def train(
             )
             with clock.stage("publish"):
                 publish(folder, report, tracked)
-                return publish_head(
-                    folder, head_card_of(report, labelled, division, fitting), fitted, report, tracked
-                )
+                card = head_card_of(report, labelled, division, fitting)
+                return publish_head(folder, card, fitted, report, tracked)
 
 
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:
