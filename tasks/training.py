@@ -236,6 +236,7 @@ def publish_head(
         MetricPoint(key=f"member_{one.member}/{name}", value=value, step=one.epoch, time=now)
         for one in head.trained.history
         for name, value in (("train_loss", one.train_loss), ("validation_loss", one.validation_loss))
+        if value is not None
     ]
     tracked.log_points(curves)
     files = ("records.tsv", "figures.json", "roc.png", "reliability.png")

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
-from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.classifier import save_classifier
 from virnuc_core.models.positions import unpair_rows
 
 _ESM2_LAYER = {
@@ -40,14 +40,9 @@ def export(model: TinyPair, folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "heads").mkdir(exist_ok=True)
     for chunk_length in model.heads:
-        save_head(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
-
-
-def save_head(head: MLPClassifier, path: Path) -> None:
-    """Writes a head as fp32 safetensors."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    del state["bn1.num_batches_tracked"]
-    save_file(state, path, metadata={"format": "pt"})
+        save_classifier(
+            model.head(int(chunk_length)).cpu(), folder / "heads" / f"tiny_{chunk_length}.safetensors"
+        )
 
 
 def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:

@@ -103,18 +103,23 @@ def _iter_records(path: str) -> Iterator[SeqRecord]:
     with reading_text(path) as text, _damage_of(path):
         if not text.peek(len(_BEGINNING)).startswith(_BEGINNING):
             raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
-        for record in SeqIO.parse(io.TextIOWrapper(text, encoding="utf-8"), "genbank"):
-            number += 1
-            try:
-                bytes(record.seq)
-            except UndefinedSequenceError as error:
-                raise InputError(
-                    f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
-                    '("GenBank (full)").'
-                ) from error
-            yield record
+        with io.TextIOWrapper(text, encoding="utf-8") as lines:
+            for record in SeqIO.parse(lines, "genbank"):
+                number += 1
+                _require_sequence(path, record)
+                yield record
     if number == 0:
         raise InputError(f"{path} holds no whole GenBank record. Download it again.")
+
+
+def _require_sequence(path: str, record: SeqRecord) -> None:
+    try:
+        str(record.seq)
+    except UndefinedSequenceError as error:
+        raise InputError(
+            f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+            '("GenBank (full)").'
+        ) from error
 
 
 @contextmanager

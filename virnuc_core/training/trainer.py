@@ -35,13 +35,13 @@ class TrainerSettings:
         epochs: most rounds of as many frames as there are.
         patience: rounds without a smaller loss on the validation frames after which a fit ends.
         batch_frames: frames in a step.
-        learning_rate: highest; it rises for a tenth of the rounds and then falls as a cosine.
+        learning_rate: highest; it rises for a tenth of the rounds, and falls as a cosine until the last.
         weight_decay: of AdamW.
     """
 
     seed: int = 0
-    members: int = 1
-    epochs: int = 30
+    members: int = 2
+    epochs: int = 10
     patience: int = 5
     batch_frames: int = 256
     learning_rate: float = 1e-3
@@ -71,13 +71,13 @@ class Epoch:
         member: number of the member, from 0.
         epoch: number of the round, from 1.
         train_loss: mean cross-entropy of the frames learnt from, with dropout.
-        validation_loss: weighted mean cross-entropy of the validation frames.
+        validation_loss: weighted mean cross-entropy of the validation frames; None without any.
     """
 
     member: int
     epoch: int
     train_loss: float
-    validation_loss: float
+    validation_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,25 +97,37 @@ class TrainedHead:
     best_epochs: tuple[int, ...]
 
 
-def train_head(train: LabelledVectors, validation: LabelledVectors, settings: TrainerSettings) -> TrainedHead:
-    """Fits a head, stops when it learns nothing more that holds for others, and calibrates it."""
+def train_head(
+    train: LabelledVectors, validation: LabelledVectors | None, settings: TrainerSettings
+) -> TrainedHead:
+    """Fits a head, stops when it learns nothing more that holds for others, and calibrates it.
+
+    Args:
+        train: frames to learn from.
+        validation: frames of others; None does all rounds, takes the last weights and leaves the temperature at 1, for
+            models that have seen all there is and would be sure of any part of it.
+        settings: how.
+    """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
     with _reproducible():
         history: list[Epoch] = []
         members: list[MLPClassifier] = []
         best_epochs: list[int] = []
-        parts = [(_standardised(part.features, mean, scale), part) for part in (train, validation)]
+        inputs = _standardised(train, mean, scale)
+        held_out = None if validation is None else _standardised(validation, mean, scale)
         for number in range(settings.members):
-            member, epochs, best = _fit_member(parts[0], parts[1], settings, number)
+            member, epochs, best = _fit_member(inputs, held_out, settings, number)
             members.append(member)
             history += epochs
             best_epochs.append(best)
         head = _side_by_side(members)
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
-        margins = margins_of(head, torch.from_numpy(validation.features))
-        temperature = fit_temperature(margins, validation.is_viral, validation.weights)
-        cool(head, temperature)
+        temperature = 1.0
+        if validation is not None:
+            margins = margins_of(head, torch.from_numpy(validation.features))
+            temperature = fit_temperature(margins, validation.is_viral, validation.weights)
+            cool(head, temperature)
     _log.info("head fitted: best rounds %s, temperature %.3f", best_epochs, temperature)
     return TrainedHead(
         classifier=head,
@@ -144,18 +156,25 @@ def _reproducible() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """Standardised features (n, D), classes int64 (n,), and how often each is drawn, float64 (n,)."""
+
+    features: Tensor
+    targets: Tensor
+    weights: npt.NDArray[np.float64]
+
+
 def _fit_member(
-    train: tuple[Tensor, LabelledVectors],
-    validation: tuple[Tensor, LabelledVectors],
+    train: _Inputs,
+    validation: _Inputs | None,
     settings: TrainerSettings,
     number: int,
 ) -> tuple[MLPClassifier, list[Epoch], int]:
     """A fitted member, its rounds, and which of them its weights are of."""
     torch.manual_seed(settings.seed + number)
     rng = np.random.default_rng((settings.seed, number))
-    inputs, labelled = train
-    targets = torch.from_numpy(labelled.is_viral.astype(np.int64))
-    head = MLPClassifier(inputs.shape[1])
+    head = MLPClassifier(train.features.shape[1])
     optimizer = torch.optim.AdamW(
         head.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
     )
@@ -163,13 +182,13 @@ def _fit_member(
     best, best_loss = 0, math.inf
     best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     for epoch in range(1, settings.epochs + 1):
-        drawn = torch.from_numpy(rng.choice(len(inputs), len(inputs), p=labelled.weights))
-        loss = _run_epoch(head, optimizer, (inputs, targets), drawn, (epoch, settings))
-        held_out = _weighted_loss(head, *validation)
+        drawn = torch.from_numpy(rng.choice(len(train.targets), len(train.targets), p=train.weights))
+        loss = _run_epoch(head, optimizer, train, drawn, (epoch, settings))
+        held_out = None if validation is None else _weighted_loss(head, validation)
         history.append(Epoch(member=number, epoch=epoch, train_loss=loss, validation_loss=held_out))
-        _log.info("round %d: loss %.4f, of the validation frames %.4f", epoch, loss, held_out)
-        if held_out < best_loss - _SMALLEST_GAIN:
-            best, best_loss = epoch, held_out
+        _log.info("round %d: loss %.4f, of the validation frames %s", epoch, loss, held_out)
+        if held_out is None or held_out < best_loss - _SMALLEST_GAIN:
+            best, best_loss = epoch, best_loss if held_out is None else held_out
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
         if epoch - best >= settings.patience:
             break
@@ -180,13 +199,12 @@ def _fit_member(
 def _run_epoch(
     head: MLPClassifier,
     optimizer: torch.optim.Optimizer,
-    data: tuple[Tensor, Tensor],
+    train: _Inputs,
     drawn: Tensor,
     progress: tuple[int, TrainerSettings],
 ) -> float:
-    """One pass over the drawn rows of data (inputs, targets); the mean loss."""
+    """One pass over the drawn rows; the mean loss."""
     head.train()
-    inputs, targets = data
     epoch, settings = progress
     # Batch statistics need more than one frame.
     batches = [rows for rows in drawn.split(settings.batch_frames) if len(rows) > 1]
@@ -195,7 +213,7 @@ def _run_epoch(
         done = (epoch - 1 + step / len(batches)) / settings.epochs
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * _rate(done)
-        loss = functional.cross_entropy(head(inputs[rows]), targets[rows])
+        loss = functional.cross_entropy(head(train.features[rows]), train.targets[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -208,17 +226,21 @@ def _rate(done: float) -> float:
     return min(1.0, 10 * done + 0.05) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _weighted_loss(head: MLPClassifier, inputs: Tensor, labelled: LabelledVectors) -> float:
+def _weighted_loss(head: MLPClassifier, validation: _Inputs) -> float:
     head.eval()
-    margins = margins_of(head, inputs)
-    signed = np.where(labelled.is_viral, margins, -margins)
-    return float(labelled.weights @ np.logaddexp(0.0, -signed))
+    margins = margins_of(head, validation.features)
+    signed = np.where(validation.targets.numpy() == 1, margins, -margins)
+    return float(validation.weights @ np.logaddexp(0.0, -signed))
 
 
 def _standardised(
-    features: npt.NDArray[np.float32], mean: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
-) -> Tensor:
-    return torch.from_numpy((features - mean) / scale)
+    labelled: LabelledVectors, mean: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]
+) -> _Inputs:
+    return _Inputs(
+        features=torch.from_numpy((labelled.features - mean) / scale),
+        targets=torch.from_numpy(labelled.is_viral.astype(np.int64)),
+        weights=labelled.weights,
+    )
 
 
 @torch.no_grad()

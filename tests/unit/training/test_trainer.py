@@ -10,7 +10,7 @@ import torch
 from virnuc_core.models.classifier import load_classifier, save_classifier
 from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head
 
-SETTINGS = TrainerSettings(epochs=8, patience=3)
+SETTINGS = TrainerSettings(epochs=8, patience=3, members=1)
 
 
 def made_vectors(count: int, seed: int, gap: float = 8.0) -> LabelledVectors:
@@ -28,7 +28,7 @@ def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     others = made_vectors(1000, 2)
     p = load_classifier(tmp_path / "head.safetensors").virus_probabilities(torch.from_numpy(others.features))
     assert ((p[:, 1].numpy() >= 0.5) == others.is_viral).mean() > 0.9
-    losses = [epoch.validation_loss for epoch in trained.history]
+    losses = [epoch.validation_loss for epoch in trained.history if epoch.validation_loss is not None]
     assert min(losses) == losses[trained.best_epochs[0] - 1]
 
 
@@ -38,8 +38,15 @@ def test_it_stops_when_nothing_more_is_learnt() -> None:
         replace(made_vectors(count, seed, gap=0.0), is_viral=rng.random(count) < 0.5)
         for count, seed in ((500, 4), (300, 5))
     ]
-    trained = train_head(*noise, TrainerSettings(epochs=50, patience=2))
+    trained = train_head(*noise, TrainerSettings(epochs=50, patience=2, members=1))
     assert len(trained.history) == trained.best_epochs[0] + 2 < 50
+
+
+def test_with_nothing_held_out_all_rounds_are_done() -> None:
+    trained = train_head(made_vectors(500, 9), None, TrainerSettings(epochs=4, patience=1, members=2))
+    assert trained.best_epochs == (4, 4)
+    assert trained.temperature == 1.0
+    assert [epoch.validation_loss for epoch in trained.history] == [None] * 8
 
 
 def test_frames_are_learnt_from_as_often_as_their_weights_say() -> None:
