@@ -91,7 +91,7 @@ TRAIN_OPTIONS: Final = (
     click.option(
         "--most-frames", type=int, default=200_000, metavar="N", help="Frames learnt from at most [200000]."
     ),
-    click.option("--epochs", type=int, default=10, metavar="N", help="Most rounds over the frames [10]."),
+    click.option("--epochs", type=int, default=20, metavar="N", help="Most rounds over the frames [20]."),
     click.option(
         "--members", type=int, default=2, metavar="N", help="Heads side by side in one, for their mean [2]."
     ),

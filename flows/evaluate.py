@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.naming import labelled_name
+from flows.labelled_naming import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
 from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config

@@ -20,14 +20,6 @@ def run_name() -> str:
     return f"{flow_run.flow_name} {sample} {models} {size(num_bytes)}"
 
 
-def labelled_name() -> str:
-    """What is done with labelled files, and how large they are: "train viruses.fa and 2 more 12.3 MB"."""
-    paths = [Path(name) for name in flow_run.parameters["files"].paths]
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    return f"{flow_run.flow_name} {paths[0].name if paths else ''}{more} {size(num_bytes)}"
-
-
 def reprocess_name() -> str:
     """What is moved to other settings: "reprocess my-results"."""
     return f"reprocess {Path(flow_run.parameters['run']).name}"

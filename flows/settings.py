@@ -113,7 +113,7 @@ class TrainSettings(EngineSettings):
     most_frames: PositiveInt = Field(
         default=200_000, description="About how many frames are learnt from at most"
     )
-    epochs: PositiveInt = Field(default=10, description="Most rounds")
+    epochs: PositiveInt = Field(default=20, description="Most rounds")
     members: Annotated[int, Field(ge=1, le=16)] = Field(
         default=2, description="Heads fitted from different seeds, side by side in one"
     )

@@ -5,8 +5,8 @@ from typing import Final
 
 from prefect import flow
 
+from flows.labelled_naming import labelled_name
 from flows.lanes import choose_lanes, run_lanes
-from flows.naming import labelled_name
 from flows.outputs import require_absolute, require_no_input
 from flows.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
 from tasks.core_logs import show_core_logs

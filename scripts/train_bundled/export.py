@@ -40,9 +40,7 @@ def export(model: TinyPair, folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "heads").mkdir(exist_ok=True)
     for chunk_length in model.heads:
-        save_classifier(
-            model.head(int(chunk_length)).cpu(), folder / "heads" / f"tiny_{chunk_length}.safetensors"
-        )
+        save_classifier(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
 
 
 def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:

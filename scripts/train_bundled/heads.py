@@ -9,7 +9,7 @@ are and vectors as a run computes them.
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +64,15 @@ def main() -> None:
     for name in ("train", "val", "table", "bundle"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--chunk-length", type=int, required=True)
+    parser.add_argument(
+        "--draws", nargs="+", metavar="SHIFT:FRAMES", help="other draws than those of HeadSettings"
+    )
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     bundle, chunk_length, settings = arguments.bundle, arguments.chunk_length, HeadSettings()
+    if arguments.draws:
+        pairs = [draw.split(":") for draw in arguments.draws]
+        settings = replace(settings, draws=tuple((int(shift), int(frames)) for shift, frames in pairs))
     train = dataset.load_genomes(arguments.train, arguments.table)
     features, labels = drawn_features(bundle, train, chunk_length, settings, arguments.device)
     path = bundle / "heads" / f"tiny_{chunk_length}.safetensors"

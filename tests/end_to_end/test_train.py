@@ -1,5 +1,6 @@
 """`virnuc train` and `virnuc evaluate`: from labelled sequences to a head, its figures, and its calls."""
 
+import hashlib
 import json
 import os
 import random
@@ -14,10 +15,11 @@ import pytest
 from mlflow import MlflowClient
 from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
 
+from flows.cli import main
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from tests.end_to_end.test_predict import is_empty_group, wait_until
 from tests.unit.training.test_genbank import made_record, write_genbank
-from virnuc_core import env_config
+from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.classifier import load_classifier
 
@@ -60,63 +62,84 @@ def classes(labelled: Sequence[Path]) -> tuple[str, ...]:
     return ("--viral", str(viral), "--other", str(other))
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(head: Path) -> dict[str, bytes]:
+    """The head and all that is written about it."""
     names = ("figures.json", "records.tsv", "roc.png", "reliability.png")
-    return {name: (folder / "training" / name).read_bytes() for name in names}
+    about = {name: (Path(f"{head}.run") / "training" / name).read_bytes() for name in names}
+    return about | {"head": head.read_bytes(), "card": head.with_suffix(".md").read_bytes()}
 
 
-def test_a_head_is_trained_and_calls_with_it_are_as_good_as_its_card_says(
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+    prefect_server: None,
+    checkpoints: Checkpoints,
+    labelled: tuple[Path, Path],
+) -> Path:
+    """A head that was trained in one go."""
+    head = tmp_path_factory.mktemp("trained") / "made.safetensors"
+    assert main(["train", *classes(labelled), "--out", str(head), *models(checkpoints), *FAST]) == 0
+    return head
+
+
+def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: Path) -> None:
+    run = Path(f"{trained}.run")
+    assert load_classifier(trained).in_features == 32 + 24
+    figures = json.loads((run / "training" / "figures.json").read_text())
+    assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}
+    report = json.loads((run / "run.json").read_text())
+    card = trained.with_suffix(".md").read_text()
+    for fingerprint in (report["models"][0]["weights_fingerprint"], report["inputs"][0]["sha256"]):
+        assert fingerprint in card
+
+    client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
+    model = client.get_registered_model("virnuc-head-dnabert_random-esm2_random-60bp")
+    versions = client.search_model_versions(f"name='{model.name}'")
+    (version,) = [version for version in versions if version.run_id == report["links"]["mlflow_run_id"]]
+    assert version.tags["sha256"] == hashlib.sha256(trained.read_bytes()).hexdigest()
+    tracked = client.get_run(str(version.run_id))
+    assert tracked.data.metrics["test_chunks_auroc"] == figures["test"]["chunks"]["auroc"]
+    assert [file.path for file in client.list_artifacts(str(version.run_id), "model")] == [
+        f"model/{trained.name}"
+    ]
+
+
+def test_the_same_command_computes_nothing_and_gives_the_same_files(
+    virnuc_flows: CommandLine, checkpoints: Checkpoints, labelled: tuple[Path, Path], trained: Path
+) -> None:
+    before = content(trained)
+    trained.unlink()
+    result = virnuc_flows(
+        "train", *classes(labelled), "--out", trained, *models(checkpoints), *FAST, "--json"
+    )
+    shards = json.loads(result.out)["shards"]
+    assert shards["computed"] == 0 < shards["total"]
+    assert content(trained) == before
+    fsck = virnuc_flows("fsck", f"{trained}.run")
+    assert fsck.code == 0, fsck.out
+
+
+def test_calls_of_the_records_held_out_are_as_good_as_the_card_says(
     virnuc_flows: CommandLine,
     checkpoints: Checkpoints,
     labelled: tuple[Path, Path],
+    trained: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/tracking.db")
-    monkeypatch.chdir(tmp_path)
-    env_config.reload()
-    head, run = tmp_path / "made.safetensors", tmp_path / "made.safetensors.run"
-    command = ("train", *classes(labelled), "--out", head, *models(checkpoints), *FAST)
-    result = virnuc_flows(*command, "--json")
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
-    assert load_classifier(head).in_features == 32 + 24
-    parts = {row[1]: row[4] for row in rows(run / "training" / "records.tsv")[1:]}
-    assert set(parts.values()) == {"train", "validation", "test"}
-    assert document["shards"]["computed"] == document["shards"]["total"] > 1
-    card = (tmp_path / "made.md").read_text()
-    assert document["models"][0]["weights_fingerprint"] in card
-    assert virnuc_flows("fsck", run).code == 0
-
-    first = head.read_bytes(), card, content(run)
-    again = virnuc_flows(*command, "--json")
-    assert json.loads(again.out)["shards"]["computed"] == 0
-    assert (head.read_bytes(), (tmp_path / "made.md").read_text(), content(run)) == first
-
-    client = MlflowClient(f"sqlite:///{tmp_path}/tracking.db")
-    (model,) = client.search_registered_models()
-    assert model.name == "virnuc-head-dnabert_random-esm2_random-60bp"
-    assert {version.version for version in client.search_model_versions(f"name='{model.name}'")} == {1, 2}
-    tracked = client.get_run(document["links"]["mlflow_run_id"])
-    assert tracked.data.metrics["test_chunks_auroc"] == document["test"]["chunks"]["auroc"]
-    assert client.list_artifacts(tracked.info.run_id, "model")[0].path == f"model/{head.name}"
-
-    # The same figures by the normal way of a run, on the records that were held out.
-    held_out = tmp_path / "held_out.fa"
-    table = tmp_path / "labels.tsv"
+    training = Path(f"{trained}.run") / "training"
     sequences = {}
     for path in labelled:
         lines = path.read_text().splitlines()
         sequences |= {name[1:]: bases for name, bases in zip(lines[::2], lines[1::2], strict=True)}
-    test = [name for name, part in parts.items() if part == "test"]
+    test = [row[1] for row in rows(training / "records.tsv") if row[4] == "test"]
+    held_out, table = tmp_path / "held_out.fa", tmp_path / "labels.tsv"
     held_out.write_text("".join(f">{name}\n{sequences[name]}\n" for name in test))
     table.write_text("record\tclass\n" + "".join(f"{name}\t{name.split('_')[0]}\n" for name in test))
-    evaluated = tmp_path / "evaluated"
-    flags = ("--labels", table, "--head", head, "--out", evaluated, *models(checkpoints))
+    out = tmp_path / "evaluated"
+    flags = ("--labels", table, "--head", trained, "--out", out, *models(checkpoints))
     assert virnuc_flows("evaluate", held_out, *flags).code == 0
-    figures = json.loads((evaluated / "evaluation.json").read_text())
-    for level in ("chunks", "contigs"):
-        expected = document["test"][level]
+    figures = json.loads((out / "evaluation.json").read_text())
+    for level, expected in json.loads((training / "figures.json").read_text())["test"].items():
         assert figures[level]["confusion"] == expected["confusion"]
         assert figures[level]["count"] == expected["count"]
         assert figures[level]["auroc"] == pytest.approx(expected["auroc"], abs=1e-3)
@@ -151,21 +174,22 @@ def test_figures_of_an_evaluation_are_those_of_its_tables(
 def test_a_training_that_was_killed_goes_on_with_the_shards_that_are_there(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, labelled: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    killed, whole = tmp_path / "killed.safetensors", tmp_path / "whole.safetensors"
-    flags = (*classes(labelled), *models(checkpoints), *FAST, "--shard-seconds", "0.0001")
-    command = [sys.executable, "-m", "flows.cli", "train", "--out", str(killed), *map(str, flags)]
-    shards = Path(f"{killed}.run") / "shards"
+    head = tmp_path / "head.safetensors"
+    flags = (*classes(labelled), *models(checkpoints), *FAST, "--shard-seconds", "0.001")
+    command = [sys.executable, "-m", "flows.cli", "train", "--out", str(head), *map(str, flags)]
+    shards = Path(f"{head}.run") / "shards"
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         wait_until(lambda: len(list(shards.glob("shard_*.h5"))) > 2, seconds=120)
         os.killpg(process.pid, signal.SIGKILL)
     wait_until(lambda: is_empty_group(process.pid), seconds=10)
-    assert not killed.exists()
-    result = virnuc_flows("train", "--out", killed, *flags, "--json")
+    assert not head.exists()
+    left = {path.name: path.stat().st_mtime_ns for path in shards.glob("shard_*.h5")}
+    result = virnuc_flows("train", "--out", head, *flags, "--json")
     assert result.code == 0, result.err
     counts = json.loads(result.out)["shards"]
-    assert 0 < counts["computed"] < counts["total"]
-    assert virnuc_flows("train", "--out", whole, *flags).code == 0
-    assert killed.read_bytes() == whole.read_bytes()
+    assert counts["computed"] + len(left) == counts["total"]
+    assert {name: (shards / name).stat().st_mtime_ns for name in left} == left
+    assert load_classifier(head).in_features == 32 + 24
 
 
 def test_labels_from_genbank(virnuc_flows: CommandLine, checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -176,11 +200,6 @@ def test_labels_from_genbank(virnuc_flows: CommandLine, checkpoints: Checkpoints
     result = virnuc_flows("train", "--genbank", genbank, "--out", head, *models(checkpoints), *FAST)
     assert result.code == 0, result.err
     assert "GenBank: 12 records; 0 left out" in (tmp_path / "head.md").read_text()
-    evaluated = virnuc_flows(
-        "evaluate", genbank, "--head", head, "--out", tmp_path / "out", *models(checkpoints), "--json"
-    )
-    by_class = json.loads(evaluated.out)["contigs"]["by_class"]
-    assert [(one["name"], one["count"]) for one in by_class] == [("viral", 6), ("bacteria", 6)]
 
 
 def test_what_cannot_be_trained_on(

@@ -124,7 +124,9 @@ def save_classifier(classifier: MLPClassifier, path: Path, facts: Mapping[str, A
         path: where the file shall be.
         facts: what a reader may want to know, kept as JSON in the file's metadata.
     """
-    state = {name: tensor.detach().float().contiguous() for name, tensor in classifier.state_dict().items()}
+    state = {
+        name: tensor.detach().cpu().float().contiguous() for name, tensor in classifier.state_dict().items()
+    }
     del state["bn1.num_batches_tracked"]
     # One entry: safetensors writes several in an order that changes from process to process.
     metadata = None if facts is None else {HEAD_FACTS: json.dumps(facts, sort_keys=True)}

@@ -41,7 +41,7 @@ class TrainerSettings:
 
     seed: int = 0
     members: int = 2
-    epochs: int = 10
+    epochs: int = 20
     patience: int = 5
     batch_frames: int = 256
     learning_rate: float = 1e-3
