@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flows.terminal import OutputMode
+if TYPE_CHECKING:
+    from flows.terminal import OutputMode
 
 _SPREAD: Final = frozenset({"--viral", "--other", "--genbank"})
 _LABELLED: Final = ("viral", "other", "genbank", "labelled", "labels")
@@ -105,20 +106,18 @@ def run_train(
     force: bool,
     mode: str,
     lane_minutes: float,
-    output: OutputMode,
+    output: "OutputMode",
 ) -> None:
     """`virnuc train`."""
     from flows.commands import require_models, show
     from flows.local_prefect import local_prefect
-    from flows.outputs import folder_of
+    from flows.outputs import folder_of, require_head_name
     from flows.settings import LaneSettings, TrainSettings, read_settings
     from flows.terminal import terminal
-    from virnuc_core.errors import UsageError
 
     chosen = read_settings(TrainSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
-    if Path(out).suffix != ".safetensors":
-        raise UsageError(f"--out {out} must end in .safetensors: a head is stored so.")
+    require_head_name(Path(out))
     folder_of(Path(out))
     require_models({"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model})
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
@@ -137,7 +136,7 @@ def run_evaluate(
     force: bool,
     mode: str,
     lane_minutes: float,
-    output: OutputMode,
+    output: "OutputMode",
 ) -> None:
     """`virnuc evaluate`."""
     from flows.commands import require_models_and_head, show

@@ -7,7 +7,7 @@ from prefect import flow
 
 from flows.labelled_naming import labelled_name
 from flows.lanes import choose_lanes, run_lanes
-from flows.outputs import require_absolute, require_no_input
+from flows.outputs import require_absolute, require_head_name, require_no_input
 from flows.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
 from tasks.core_logs import show_core_logs
 from tasks.indexing import index
@@ -95,6 +95,7 @@ def train(
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:
     read = files.paths if settings.groups is None else (*files.paths, settings.groups)
     require_absolute(*read, str(head))
+    require_head_name(head)
     for written in (head, card_of(head)):
         require_no_input(written, read)
 

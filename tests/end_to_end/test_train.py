@@ -209,6 +209,8 @@ def test_what_cannot_be_trained_on(
     few, closed, same = tmp_path / "few.fa", tmp_path / "closed.fa", tmp_path / "same.fa"
     few.write_text(f">a\n{random_dna(300, 1)}\n>b\n{random_dna(300, 2)}\n")
     closed.write_text("".join(f">c{i}\n{'TTAATTAACTAGCTAG' * (10 + i)}\n" for i in range(9)))
+    closed_too = tmp_path / "closed_too.fa"
+    closed_too.write_text(f">d\n{'TTAATTAACTAGCTAG' * 40}\n")
     same.write_text(f">x\n{viral.read_text().splitlines()[1]}\n")
     damaged = write_genbank(tmp_path / "damaged.gb", made_record("PHAGE", ["Viruses"]))
     damaged.write_text(damaged.read_text()[:-300])
@@ -216,6 +218,7 @@ def test_what_cannot_be_trained_on(
     for files, code, message in (
         (("--viral", few, "--other", other), 3, "2 groups of related viral records"),
         (("--viral", closed, "--other", few), 3, "groups of related viral records"),
+        (("--viral", closed, "--other", closed_too), 3, "no record has an open frame"),
         (("--viral", viral, "--other", other, same), 3, "the same sequence is viral and is not"),
         (("--genbank", damaged), 3, "damaged GenBank"),
         (("--viral", closed, "--other", tmp_path / "none.fa"), 3, "does not exist"),
@@ -225,6 +228,9 @@ def test_what_cannot_be_trained_on(
         assert result.code == code, result.err
         assert message in result.err
         assert not out.exists()
+    named = virnuc_flows("train", *classes(labelled), "--out", tmp_path / "head.pth", *models(checkpoints))
+    assert named.code == 2
+    assert "must end in .safetensors" in named.err
     wide = ("--head", "tiny-500", "--out", tmp_path / "evaluated", *models(checkpoints))
     result = virnuc_flows("evaluate", *classes(labelled), *wide)
     assert result.code == 4

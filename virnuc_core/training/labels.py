@@ -1,7 +1,6 @@
 """Sequences with their classes: from files of one class each, tables, or GenBank."""
 
 import csv
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ Int64 = npt.NDArray[np.int64]
 OTHER: Final = "other"
 _VIRAL_NAMES: Final = frozenset({"viral", "virus", "viruses"})
 _RECORD_COLUMNS: Final = ("record", "id")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

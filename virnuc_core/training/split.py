@@ -1,5 +1,6 @@
 """Which records a head learns from, which say when to stop, and which nobody looks at before the end."""
 
+import logging
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,8 @@ from virnuc_core.errors import InputError
 PARTS: Final = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 _FEWEST_GROUPS: Final = 3
+
+_log = logging.getLogger(__name__)
 
 
 def split_records(
@@ -37,11 +40,17 @@ def split_records(
     Raises:
         InputError: a class has too few groups with an open frame.
     """
+    both = np.intersect1d(groups[is_viral], groups[~is_viral])
+    if len(both):
+        _log.warning(
+            "%d groups of related records hold viral and other records, such as a prophage and its host: they are learnt from "
+            "and never held out",
+            len(both),
+        )
     part = np.full(len(groups), TRAIN, np.int8)
     rng = np.random.default_rng(seed)
     for viral, name in ((True, "viral"), (False, "other")):
-        mixed = groups[is_viral != viral]
-        own = np.setdiff1d(groups[(is_viral == viral) & is_usable], mixed)
+        own = np.setdiff1d(groups[(is_viral == viral) & is_usable], both)
         if len(own) < _FEWEST_GROUPS:
             raise InputError(
                 f"there are too few records to train on: {len(own)} groups of related {name} records with an open frame, "

@@ -39,13 +39,14 @@ def test_shares_are_of_the_groups_of_a_class() -> None:
         assert counts.tolist() == expected
 
 
-def test_a_group_of_both_classes_is_learnt_from() -> None:
+def test_a_group_of_both_classes_is_learnt_from(caplog: pytest.LogCaptureFixture) -> None:
     is_viral = np.array([True, False, *[True] * 5, *[False] * 5])
     groups = np.array([0, 0, *range(1, 11)])
     for seed in range(20):
         part = split_records(is_viral, groups, np.ones(12, bool), 0.4, seed)
         assert part[:2].tolist() == [TRAIN, TRAIN]
         assert {VALIDATION, TEST} <= set(part.tolist())
+    assert "1 groups of related records hold viral and other records" in caplog.text
 
 
 def test_too_few_groups_are_named() -> None:
