@@ -12,7 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 
@@ -32,8 +32,10 @@ from flows.cli_options import (
     REPROCESS_OPTIONS,
     UP_OPTIONS,
     WORKER_OPTIONS,
+    output_mode,
     with_options,
 )
+from flows.cli_training import evaluate, train
 from flows.config_file import use_settings_files
 from flows.config_origin import given_origins, in_words
 from flows.export import EXPORT_OPTIONS, run_export
@@ -101,7 +103,7 @@ def predict(
             mode=settings.pop("mode"),
             lane_minutes=settings.pop("lane_minutes"),
             settings=settings,
-            output=_output_mode(quiet, as_json),
+            output=output_mode(quiet, as_json),
         )
 
 
@@ -129,7 +131,7 @@ def embed(
             mode=settings.pop("mode"),
             lane_minutes=settings.pop("lane_minutes"),
             settings=settings,
-            output=_output_mode(quiet, as_json),
+            output=output_mode(quiet, as_json),
         )
 
 
@@ -150,7 +152,7 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
             mode=settings.pop("mode"),
             lane_minutes=settings.pop("lane_minutes"),
             settings=settings,
-            output=_output_mode(quiet, as_json),
+            output=output_mode(quiet, as_json),
         )
 
 
@@ -158,7 +160,7 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
 @with_options(*REPORT_OPTIONS, *OUTPUT_OPTIONS)
 def report(run: str, labels: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
     """Writes the report of the finished run in folder RUN anew, report.html, with figures by class if there are labels."""
-    run_report(run, labels=labels, output=_output_mode(quiet, as_json))
+    run_report(run, labels=labels, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -176,7 +178,7 @@ def frames(
     """Writes the open reading frames of INPUT as a table."""
     from flows.commands import run_frames
 
-    run_frames(inputs, chunk_length=chunk_length, out=out, output=_output_mode(quiet, as_json))
+    run_frames(inputs, chunk_length=chunk_length, out=out, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -190,14 +192,14 @@ def score(embeddings: str, head: str, out: str, quiet: bool, as_json: bool, debu
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.commands import run_score
 
-    run_score(embeddings, head=head, out=out, output=_output_mode(quiet, as_json))
+    run_score(embeddings, head=head, out=out, output=output_mode(quiet, as_json))
 
 
 @cli.command()
 @with_options(*EXPORT_OPTIONS, *OUTPUT_OPTIONS)
 def export(embeddings: str, to: str, vectors: str, quiet: bool, as_json: bool, debug: bool) -> None:
     """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
-    run_export(embeddings, to=to, vectors=vectors, output=_output_mode(quiet, as_json))
+    run_export(embeddings, to=to, vectors=vectors, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -206,7 +208,7 @@ def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
     from flows.commands import run_inspect
 
-    return run_inspect(path, output=_output_mode(quiet, as_json))
+    return run_inspect(path, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -219,14 +221,14 @@ def fsck(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     """
     from flows.commands import run_fsck
 
-    return run_fsck(path, output=_output_mode(quiet, as_json))
+    return run_fsck(path, output=output_mode(quiet, as_json))
 
 
 @cli.command()
 @with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
 def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
-    run_bench(settings, output=_output_mode(quiet, as_json))
+    run_bench(settings, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -235,7 +237,7 @@ def deploy(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
     from deployments.commands import run_deploy
 
-    run_deploy(**settings, output=_output_mode(quiet, as_json))
+    run_deploy(**settings, output=output_mode(quiet, as_json))
 
 
 @cli.command()
@@ -257,12 +259,10 @@ def up(debug: bool, **settings: Any) -> None:
 
 
 cli.add_command(models_group)
+cli.add_command(train)
+cli.add_command(evaluate)
 cli.add_command(doctor)
 cli.add_command(config_group)
-
-
-def _output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
-    return "json" if as_json else "quiet" if quiet else "human"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

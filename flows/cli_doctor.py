@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from flows.cli_options import OUTPUT_OPTIONS, with_options
+from flows.cli_options import OUTPUT_OPTIONS, output_mode, with_options
 
 
 @click.command()
@@ -34,7 +34,7 @@ def doctor(ctx: click.Context, /, quick: bool, quiet: bool, as_json: bool, debug
     counts = {"problems": len(problems), "warnings": warnings}
     document = {"findings": [asdict(finding) for finding in findings], **counts}
     show(
-        "json" if as_json else "quiet" if quiet else "human",
+        output_mode(quiet, as_json),
         document,
         f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
     )

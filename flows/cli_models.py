@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from flows.cli_options import OUTPUT_OPTIONS, with_options
+from flows.cli_options import OUTPUT_OPTIONS, output_mode, with_options
 from flows.columns import aligned
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
         "models": [facts.document for facts in models],
         "heads": [asdict(facts) | {"location": str(facts.location)} for facts in heads],
     }
-    show(_output(quiet, as_json), document, _catalogue_text(models, heads))
+    show(output_mode(quiet, as_json), document, _catalogue_text(models, heads))
 
 
 @models_group.command()
@@ -62,7 +62,7 @@ def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, deb
             for pulled in done
         ]
     }
-    show(_output(quiet, as_json), document, "\n".join(map(_pulled_text, done)))
+    show(output_mode(quiet, as_json), document, "\n".join(map(_pulled_text, done)))
 
 
 @models_group.command()
@@ -75,7 +75,7 @@ def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> i
 
     found = [read_whole(name) for name in names]
     text = "\n".join(each.summary for each in found)
-    show(_output(quiet, as_json), {"models": [each.document for each in found]}, text)
+    show(output_mode(quiet, as_json), {"models": [each.document for each in found]}, text)
     return 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
 
 
@@ -106,11 +106,7 @@ def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> Non
         "fingerprint": done.fingerprint,
     }
     text = f"{done.kind} of {done.source} in {done.out}, the same weights\n  fingerprint {done.fingerprint}"
-    show(_output(quiet, as_json), document, text)
-
-
-def _output(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
-    return "json" if as_json else "quiet" if quiet else "human"
+    show(output_mode(quiet, as_json), document, text)
 
 
 def _catalogue_text(models: "list[ModelFacts]", heads: "list[HeadFacts]") -> str:

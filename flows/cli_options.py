@@ -1,7 +1,7 @@
 """The options of the command line, in groups: what commands share, and what makes one long."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
@@ -218,3 +218,8 @@ UP_OPTIONS: Final = (
         "--mlflow-port", type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
     ),
 )
+
+
+def output_mode(quiet: bool, as_json: bool) -> Literal["human", "quiet", "json"]:
+    """What OUTPUT_OPTIONS ask for."""
+    return "json" if as_json else "quiet" if quiet else "human"

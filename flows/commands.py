@@ -45,7 +45,7 @@ def run_predict(
     """`virnuc predict`."""
     chosen = read_settings(PredictSettings, settings)
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
-    _require_models_and_head(predict_config(chosen))
+    require_models_and_head(predict_config(chosen))
     with terminal(output), readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
         from flows.predict import predict
 
@@ -68,7 +68,7 @@ def run_reprocess(
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
     require_run(Path(run))
     models: dict[Family, str | None] = {"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model}
-    _require_models(models)
+    require_models(models)
     if chosen.head is not None:
         resolve_head(chosen.head)
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
@@ -165,17 +165,22 @@ def run_fsck(path: str, *, output: OutputMode) -> int:
     return 0 if found.is_whole else DamagedFileError.exit_code
 
 
-def _require_models_and_head(config: RunConfig) -> None:
+def require_models_and_head(config: RunConfig) -> None:
     """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
 
     Raises:
         VirnucError: there can be no such model, no such head, or no head for these models.
     """
-    _require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
+    require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
     resolve_head(head_of(config))
 
 
-def _require_models(models: Mapping[Family, str | None]) -> None:
+def require_models(models: Mapping[Family, str | None]) -> None:
+    """Says at once when there can be no such model.
+
+    Raises:
+        CheckpointError: there can be none of that name.
+    """
     for family, name in models.items():
         if name is not None:
             require_known_model(name, family)

@@ -38,6 +38,16 @@ def require_no_input(out: Path, inputs: Iterable[str]) -> None:
             raise UsageError(f"output {out} is the input {name}: choose another --out.")
 
 
+def require_head_name(out: Path) -> None:
+    """Makes sure that readers of heads will know by its name what the file is.
+
+    Raises:
+        UsageError: they would not.
+    """
+    if out.suffix != ".safetensors":
+        raise UsageError(f"--out {out} must end in .safetensors: that is how a head is stored.")
+
+
 def require_run(root: Path) -> None:
     """Makes sure that a folder holds a planned run, or one that is being moved.
 

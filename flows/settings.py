@@ -88,6 +88,37 @@ class PredictSettings(EngineSettings):
     )
 
 
+class TrainSettings(EngineSettings):
+    """Settings of `train`: the models whose vectors the head takes, and how it is fitted."""
+
+    chunk_length: ChunkLength = Field(default=500, description="Chunk length in bp")
+    esm_model: str = Field(default="tiny", description="ESM-2: catalogue name, hub name or path")
+    dnabert_model: str = Field(default="tiny", description="DNABERT-S: catalogue name, hub name or path")
+    dnabert_precision: Precision | None = Field(
+        default=None, description="Arithmetic of DNABERT-S alone; as `precision` by default"
+    )
+    dnabert_engine: Engine | None = Field(
+        default=None, description="Engine of DNABERT-S alone; as `engine` by default"
+    )
+    groups: str | None = Field(
+        default=None, description="Table of records and the groups that must stay together"
+    )
+    seed: NonNegativeInt = Field(default=0, description="Of the split, the weights and the draws")
+    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5)] = Field(
+        default=0.1, description="Share of the groups of a class for validation, and again for the test"
+    )
+    group_power: Annotated[FiniteFloat, Field(ge=0, le=1)] = Field(
+        default=0.6, description="How often a group is drawn: by its size to this power"
+    )
+    most_frames: PositiveInt = Field(
+        default=200_000, description="About how many frames are learnt from at most"
+    )
+    epochs: PositiveInt = Field(default=20, description="Most rounds")
+    members: Annotated[int, Field(ge=1, le=16)] = Field(
+        default=2, description="Heads fitted from different seeds, side by side in one"
+    )
+
+
 class ReprocessSettings(BaseModel):
     """Settings of `reprocess`; None leaves what the run was made with."""
 
@@ -137,6 +168,7 @@ class FramesSettings(BaseModel):
 
 PREDICT_DEFAULTS: Final = PredictSettings()
 EMBED_DEFAULTS: Final = EmbedSettings()
+TRAIN_DEFAULTS: Final = TrainSettings()
 REPROCESS_DEFAULTS: Final = ReprocessSettings()
 LANE_DEFAULTS: Final = LaneSettings()
 
@@ -197,6 +229,19 @@ def embed_config(family: Family, model: str, settings: EmbedSettings) -> RunConf
         esm_model=model if family == "esm2" else None,
         dnabert_model=model if family == "dnabert_s" else None,
         embeddings=settings.embeddings,
+        **_engine_values(settings),
+    )
+
+
+def train_config(settings: TrainSettings) -> RunConfig:
+    """The run that gives the vectors to train on: those of chunks, without a head."""
+    return RunConfig(
+        chunk_length=settings.chunk_length,
+        esm_model=settings.esm_model,
+        dnabert_model=settings.dnabert_model,
+        dnabert_precision=settings.dnabert_precision,
+        dnabert_engine=settings.dnabert_engine,
+        embeddings="float32",
         **_engine_values(settings),
     )
 

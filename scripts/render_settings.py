@@ -18,7 +18,7 @@ import click
 from flows.cli import cli
 from flows.config_file import CommandPath, iter_commands, settings_of
 from flows.config_origin import variable_of
-from scripts.render_performance import markdown
+from scripts.result_pages import markdown
 from virnuc_core.env_config import VARIABLES
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 

@@ -36,7 +36,7 @@ def p_virus_figure(predictions: Path) -> "Figure":
     values = _p_virus(predictions)
     while block := list(islice(values, _BLOCK_ROWS)):
         counts += np.histogram(block, edges)[0]
-    figure, axes = _new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
+    figure, axes = new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
     colours = [_VIRUS_COLOUR if left >= 0.5 else _OTHER_COLOUR for left in edges[:-1]]
     axes.bar(
         edges[:-1], counts, width=1 / _BINS, align="edge", color=colours, edgecolor="white", linewidth=0.4
@@ -57,7 +57,7 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
     moments = [moment for _, curve in lanes for moment, _ in curve]
     begin, end = min(moments, default=0.0), max(moments, default=0.0)
     unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
-    figure, axes = _new_figure("Throughput of the lanes", unit, "sequences/s")
+    figure, axes = new_figure("Throughput of the lanes", unit, "sequences/s")
     is_named = len(lanes) <= _MAX_NAMED_CURVES
     style = {"marker": "o", "markersize": 3} if is_named else {"linewidth": 0.6, "alpha": 0.6}
     for name, curve in lanes:
@@ -79,7 +79,8 @@ def _p_virus(predictions: Path) -> Iterator[float]:
                 yield float(value)
 
 
-def _new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+    """An empty plot in the style of all of them."""
     from matplotlib.figure import Figure  # takes a second, and not every process draws
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")

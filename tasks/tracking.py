@@ -180,6 +180,31 @@ class TrackedRun:
         """Records a plot as an image."""
         self._try(lambda client, run_id: client.log_figure(run_id, figure, f"{name}.png"))
 
+    def register_model(self, name: str, path: Path, tags: Mapping[str, str], description: str) -> None:
+        """Keeps a file as the next version of a model in the registry.
+
+        Args:
+            name: of the model.
+            path: the file.
+            tags: of the version.
+            description: of the version, Markdown.
+        """
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.exceptions import MlflowException
+
+            client.log_artifact(run_id, str(path), "model")
+            try:
+                client.create_registered_model(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            client.create_model_version(
+                name, f"runs:/{run_id}/model", run_id, tags=dict(tags), description=description
+            )
+
+        self._try(write)
+
     def describe(self, markdown: str) -> None:
         """Sets the text on the page of the run."""
         self._try(lambda client, run_id: client.set_tag(run_id, "mlflow.note.content", markdown))

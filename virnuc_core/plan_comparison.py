@@ -71,7 +71,7 @@ def _causes(differing: list[str]) -> list[str]:
 def _ways_out(existing: RunPlan, differing: list[str], folder: RunFolder) -> str:
     if folder.previous is not None:
         return "Go on with the old setting, or throw away what was begun with it: --force."
-    if existing.kind == "embed":
+    if existing.kind != "predict":
         return "Go on with the old setting, choose another --out, or start over with --force."
     if _NOT_TO_BE_REPROCESSED & set(differing) or differing == ["shards"]:
         return (

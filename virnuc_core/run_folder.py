@@ -127,6 +127,16 @@ class RunFolder:
         return (*tables, *regions, *others, self.embeddings, self.rejected, self.page, self.report)
 
     @property
+    def sequences(self) -> Path:
+        """The folder of what was taken out of GenBank files, as FASTA with tables of labels."""
+        return self.root / "sequences"
+
+    @property
+    def training(self) -> Path:
+        """The folder of what the training of a head leaves beside the head."""
+        return self.root / "training"
+
+    @property
     def next(self) -> "RunFolder":
         """The run that this one is being reprocessed to, while it is not whole."""
         return RunFolder(self.root / "next")
@@ -148,5 +158,5 @@ class RunFolder:
 
     @property
     def embedded(self) -> Path:
-        """The file that an embed run makes: its folder is `FILE.run` beside it."""
+        """The file that an embed run, or the training of a head, makes: its folder is `FILE.run` beside it."""
         return self.root.with_name(self.root.name.removesuffix(EMBED_SUFFIX))

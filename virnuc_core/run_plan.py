@@ -27,7 +27,7 @@ from virnuc_core.specs import (
 )
 
 SCHEMA_VERSION: Final = 2
-Kind = Literal["predict", "embed"]
+Kind = Literal["predict", "embed", "train"]
 
 # What a plan says about where things were found; two plans that differ only here are the same plan.
 _PLACES: Final = frozenset({"inputs", "name", "location"})
@@ -107,7 +107,8 @@ class RunPlan:
 
     Attributes:
         schema_version: layout of plan and shards.
-        kind: chunks, frames and calls ("predict"), or one vector a sequence ("embed").
+        kind: chunks, frames and calls ("predict"), one vector a sequence ("embed"), or the vectors of frames,
+            for a head to be trained on ("train").
         inputs: the files, for people.
         input_digest: digest of what is in the frame store.
         chunk_length: chunk length in bp; None for whole sequences.

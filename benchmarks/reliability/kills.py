@@ -34,6 +34,7 @@ Way = Literal["forks", "lanes", "command line"]
 
 _RECORDS: Final = 400
 _MOST_SECONDS: Final = 300.0
+_NUM_THREADS: Final = 13  # place in /proc/PID/stat after the session
 _KEPT_LETTERS: Final = 2000  # of what a run that fails has said
 # Where a run is, by what is in its folder; the last that holds.
 _STAGES: Final = ("started", "indexing", "planning", "embedding", "aggregating", "writing tables", "ended")
@@ -133,12 +134,13 @@ def _kill_tree(leader: ForkProcess) -> None:
 
 
 def _session_of(entry: Path) -> int | None:
-    """The session of a process that is not yet dead."""
+    """The session of a process that is not yet dead: its files stay open until its last thread has ended."""
     try:
-        state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        state, _, _, session, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
-    return int(session) if state != "Z" else None
+    is_dead = state == "Z" and int(fields[_NUM_THREADS]) <= 1
+    return None if is_dead else int(session)
 
 
 def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from scripts.train_bundled.dataset import Genomes, TokenizedFrames
 from scripts.train_bundled.network import TinyPair, Tokens
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.models.encoder import Encoder
+from virnuc_core.training.sampling import sample_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class FrameSet:
         """Joins parts (the same genomes cut at different shifts) into one set."""
         record = np.concatenate([part.record for part in parts])
         starts = np.cumsum([0, *(part.num_chunks for part in parts)])
-        weights = sample_weights(genomes, record, group_power)
+        weights = sample_weights(genomes.is_viral[record], genomes.groups[record], group_power)
         return cls(
             chunk_length=parts[0].chunk_length,
             protein=DeviceTokens.build([part.protein for part in parts], device),
@@ -102,20 +103,3 @@ def _tokens(input_ids: Tensor, cu_seqlens: npt.NDArray[np.int32], model: Encoder
     special[layout.cu_seqlens[:-1].long()] = True
     special[layout.cu_seqlens[1:].long() - 1] = True
     return Tokens(input_ids, layout, special)
-
-
-def sample_weights(
-    genomes: Genomes, record: npt.NDArray[np.int64], group_power: float
-) -> npt.NDArray[np.float64]:
-    """Probability of drawing each frame, float64 (F,), sums to 1.
-
-    Viruses and the rest get half each. Within a half, a group of n frames is drawn as often as
-    n ** group_power says, so that much-sequenced groups do not drown the others.
-    """
-    group = genomes.groups[record]
-    size = np.maximum(np.bincount(group), 1)
-    weights = (size.astype(float) ** (group_power - 1))[group]
-    viral = genomes.is_viral[record]
-    weights[viral] *= 0.5 / weights[viral].sum()
-    weights[~viral] *= 0.5 / weights[~viral].sum()
-    return weights

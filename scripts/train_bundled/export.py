@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
 from virnuc_core.models.checksums import SUMS_NAME, write_sums
-from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.classifier import save_classifier
 from virnuc_core.models.positions import unpair_rows
 
 _ESM2_LAYER = {
@@ -42,15 +42,8 @@ def export(model: TinyPair, folder: Path) -> None:
         write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
     (folder / "heads").mkdir(exist_ok=True)
     for chunk_length in model.heads:
-        save_head(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
-
-
-def save_head(head: MLPClassifier, path: Path) -> None:
-    """Writes a head as fp32 safetensors."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    del state["bn1.num_batches_tracked"]
-    save_file(state, path, metadata={"format": "pt"})
-    write_sums(path.parent, path.parent.glob("*.safetensors"))
+        save_classifier(model.head(int(chunk_length)), folder / "heads" / f"tiny_{chunk_length}.safetensors")
+    write_sums(folder / "heads", (folder / "heads").glob("*.safetensors"))
 
 
 def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ def make_plan(
         DeviceError: the device cannot compute in the precision asked for.
     """
     models = plan_models(config, devices, existing)
-    if kind == "embed" and config.embeddings == "none":
+    if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = _plan_head(config, models, existing.head if existing else None) if kind == "predict" else None
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None

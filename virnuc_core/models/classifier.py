@@ -1,17 +1,22 @@
 """The published classifier head: features of one frame to P(other) and P(virus)."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 
 HIDDEN_WIDTH: Final = 512
+HEAD_FACTS: Final = "virnuc_head"
 _DROPOUT: Final = 0.5
 
 
@@ -109,6 +114,24 @@ def load_classifier(path: Path) -> MLPClassifier:
             "Give a head of VirNucPro or virnuc."
         ) from error
     return classifier.requires_grad_(False).eval()
+
+
+def save_classifier(classifier: MLPClassifier, path: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Writes a head as fp32 safetensors, atomically; the same head and facts give the same bytes.
+
+    Args:
+        classifier: the head.
+        path: where the file shall be.
+        facts: what a reader may want to know, kept as JSON in the file's metadata.
+    """
+    state = {
+        name: tensor.detach().cpu().float().contiguous() for name, tensor in classifier.state_dict().items()
+    }
+    del state["bn1.num_batches_tracked"]
+    # One entry: safetensors writes several in an order that changes from process to process.
+    metadata = None if facts is None else {HEAD_FACTS: json.dumps(facts, sort_keys=True)}
+    with atomic_path(path) as temporary:
+        save_file(state, temporary, metadata=metadata)
 
 
 def classifier_fingerprint(path: Path) -> str:

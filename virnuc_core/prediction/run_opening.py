@@ -72,6 +72,8 @@ def _empty(folder: RunFolder) -> None:
     own_names = {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
         folder.lanes: ("lane-*.jsonl", "plan-*.jsonl"),
+        folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
+        folder.training: ("records.tsv", "figures.json", "*.png"),
     }
     for parent, patterns in own_names.items():
         for path in [path for pattern in patterns for path in parent.glob(pattern)]:

@@ -132,21 +132,20 @@ class _Entry(NamedTuple):
     qualities: str | None
 
 
+@contextmanager
+def reading_text(path: str) -> Iterator[io.BufferedReader]:
+    """Opens a file, decompressed where need be, and names it in whatever goes wrong while it is read.
+
+    Raises:
+        InputError: it is missing, not a file, truncated or damaged.
+    """
+    with _reading(path) as raw, _decompressed(raw) as text:
+        yield text
+
+
 def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
     """Yields (header, sequence letters) of an open file, whatever its compression and format."""
-    start = raw.peek(len(_BGZF_END))
-    compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
-    if start[_BGZF_MARK] == _BGZF_END[_BGZF_MARK] and compression == "gz" and raw.seekable():
-        # Cut between two blocks, a bgzip file is still a valid, shorter gzip file.
-        raw.seek(-len(_BGZF_END), io.SEEK_END)
-        if raw.read() != _BGZF_END:
-            raise EOFError("the last block is missing")
-        raw.seek(0)
-    text = raw
-    if compression is not None:
-        # No helper process: with one, xopen reports a truncated zstd file as a shorter whole one.
-        plain = cast(io.RawIOBase, xopen(raw, "rb", threads=0, format=compression))
-        text = io.BufferedReader(plain, _BUFFER_BYTES)
+    text = _decompressed(raw)
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
@@ -165,6 +164,23 @@ def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
     with text:
         for entry in entries:
             yield entry.name, entry.sequence
+
+
+def _decompressed(raw: io.BufferedReader) -> io.BufferedReader:
+    """The content of an open file, whatever its compression."""
+    start = raw.peek(len(_BGZF_END))
+    compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    if start[_BGZF_MARK] == _BGZF_END[_BGZF_MARK] and compression == "gz" and raw.seekable():
+        # Cut between two blocks, a bgzip file is still a valid, shorter gzip file.
+        raw.seek(-len(_BGZF_END), io.SEEK_END)
+        if raw.read() != _BGZF_END:
+            raise EOFError("the last block is missing")
+        raw.seek(0)
+    if compression is None:
+        return raw
+    # No helper process: with one, xopen reports a truncated zstd file as a shorter whole one.
+    plain = cast(io.RawIOBase, xopen(raw, "rb", threads=0, format=compression))
+    return io.BufferedReader(plain, _BUFFER_BYTES)
 
 
 @contextmanager

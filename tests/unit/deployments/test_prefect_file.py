@@ -24,6 +24,8 @@ def test_the_deployments_and_their_pools() -> None:
         "predict/on-demand": RUNS_POOL,
         "embed/on-demand": RUNS_POOL,
         "reprocess/on-demand": RUNS_POOL,
+        "train/on-demand": RUNS_POOL,
+        "evaluate/on-demand": RUNS_POOL,
         NIGHTLY: RUNS_POOL,
         LANE_DEPLOYMENT: GPU_POOL,
         PLAN_DEPLOYMENT: GPU_POOL,

@@ -20,8 +20,43 @@ ENGINE = [
     "--force",
 ]
 LANES = ["--mode", "--lane-minutes"]
+LABELLED = ["--viral", "--other", "--genbank", "--labels"]
 FLAGS = {
     "predict": [
+        "--out",
+        "--chunk-length",
+        "--preset",
+        "--esm-model",
+        "--dnabert-model",
+        "--head",
+        "--dnabert-precision",
+        "--dnabert-engine",
+        "--embeddings",
+        *ENGINE,
+        *LANES,
+        *OUTPUT,
+    ],
+    "train": [
+        *LABELLED,
+        "--out",
+        "--chunk-length",
+        "--esm-model",
+        "--dnabert-model",
+        "--dnabert-precision",
+        "--dnabert-engine",
+        "--groups",
+        "--seed",
+        "--held-out",
+        "--group-power",
+        "--most-frames",
+        "--epochs",
+        "--members",
+        *ENGINE,
+        *LANES,
+        *OUTPUT,
+    ],
+    "evaluate": [
+        *LABELLED,
         "--out",
         "--chunk-length",
         "--preset",

@@ -185,3 +185,17 @@ def test_link_holds_no_password(monkeypatch: pytest.MonkeyPatch, uri: str, page:
 def test_error_of_virnuc_is_not_hidden() -> None:
     with pytest.raises(AttributeError), tracked_run("sample", {}, {}) as run:
         run.log_metrics(None)  # type: ignore[arg-type]
+
+
+def test_a_file_becomes_the_next_version_of_a_model(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    for content in ("first", "second"):
+        head.write_text(content)
+        with tracked_run("sample", {}, {}) as run:
+            run.register_model("heads-made", head, {"sha256": content}, "# made")
+    versions = own_store().search_model_versions("name='heads-made'")
+    assert {int(version.version): version.tags["sha256"] for version in versions} == {1: "first", 2: "second"}
+    (newest,) = [version for version in versions if int(version.version) == 2]
+    assert newest.description == "# made"
+    path = own_store().download_artifacts(str(run.run_id), "model/head.safetensors", str(tmp_path / "."))
+    assert Path(path).read_text() == "second"

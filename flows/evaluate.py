@@ -1,0 +1,65 @@
+"""Labelled sequences and a head in, how good its calls are out."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.labelled_naming import labelled_name
+from flows.outputs import require_absolute
+from flows.predict import predict
+from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
+from tasks.core_logs import show_core_logs
+from tasks.evaluation import RUN_NAME, EvaluationReport, evaluate_run
+from tasks.labelling import label
+from tasks.publishing import link_run, prefect_tags
+from tasks.tracking import Value, tracked_run
+from virnuc_core.errors import UsageError
+from virnuc_core.models.catalogue import head_of
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.training.labels import LabelledFiles
+
+
+@flow(name="evaluate", flow_run_name=labelled_name, persist_result=False)
+def evaluate(
+    files: LabelledFiles,
+    out: str,
+    settings: PredictSettings = PREDICT_DEFAULTS,
+    force: bool = False,
+    mode: LaneMode = "local",
+    lane_minutes: PositiveTime = 10.0,
+) -> EvaluationReport:
+    """Measures a head on labelled records; called again with the same arguments, it goes on where it stopped.
+
+    Args:
+        files: labelled sequences.
+        out: folder of the figures; the run of `predict` that they come from is in `run` there.
+        settings: models, head and how to run them.
+        force: keep nothing of an earlier run.
+        mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
+        lane_minutes: estimated work of a lane in the pool, in minutes.
+
+    Raises:
+        VirnucError: what is wrong, where, and what to do.
+    """
+    show_core_logs()
+    require_absolute(*files.paths, out)
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out {out} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
+    config = predict_config(settings)
+    params: dict[str, Value] = {
+        "kind": "evaluate",
+        "head": Path(head_of(config)).name,
+        "chunk_length": config.chunk_length,
+        "files": ",".join(Path(path).name for path in files.paths),
+        "mode": mode,
+    }
+    with tracked_run(labelled_name(), params, prefect_tags(folder)) as tracked:
+        labelled = label(files, RunFolder(folder), None, kinship=False)
+        link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
+        run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes)
+        return evaluate_run(folder, run, labelled.table, tracked)

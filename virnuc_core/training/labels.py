@@ -1,0 +1,233 @@
+"""Sequences with their classes: from files of one class each, tables, or GenBank."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.sequences.reader import STDIN, iter_records
+from virnuc_core.training.genbank import VIRAL, GenBankCounts, is_genbank, take_apart
+from virnuc_core.training.kinship import KinshipSketches, join_groups
+
+Int64 = npt.NDArray[np.int64]
+
+OTHER: Final = "other"
+_VIRAL_NAMES: Final = frozenset({"viral", "virus", "viruses"})
+_RECORD_COLUMNS: Final = ("record", "id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledFiles:
+    """Sequence files, and where the class of each record is said.
+
+    Attributes:
+        viral: FASTA or FASTQ of viruses alone.
+        other: the same of anything else alone.
+        genbank: GenBank files; the class of a record is in its lineage.
+        labelled: files whose records are in `labels`, or GenBank files.
+        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, whatever else there is
+            is not.
+    """
+
+    viral: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    genbank: tuple[str, ...] = ()
+    labelled: tuple[str, ...] = ()
+    labels: str | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file that is read, as given."""
+        tables = () if self.labels is None else (self.labels,)
+        return (*self.viral, *self.other, *self.genbank, *self.labelled, *tables)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledSource:
+    """A sequence file with the class of all of its records, or a table of their classes."""
+
+    path: str
+    class_name: str | None = None
+    classes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordTable:
+    """The R records of all sources, in order; those that cannot be used included.
+
+    Attributes:
+        names: as in the files.
+        classes: int64 (R,), index into class_names.
+        class_names: the viral class first.
+        lengths: int64 (R,), letters.
+        groups: int64 (R,): related records have the same number; all differ where nobody asked.
+    """
+
+    names: tuple[str, ...]
+    classes: Int64
+    class_names: tuple[str, ...]
+    lengths: Int64
+    groups: Int64
+
+    @property
+    def is_viral(self) -> npt.NDArray[np.bool_]:
+        """Bool (R,)."""
+        return np.asarray(self.classes == 0)
+
+
+def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSource, ...], GenBankCounts]:
+    """The files as sources; those in GenBank are taken apart into `scratch`.
+
+    Raises:
+        UsageError: nothing is given, a file is given twice, or a table is missing or not needed.
+        InputError: a file cannot be read.
+    """
+    _require_labels(files)
+    sources = [LabelledSource(path=path, class_name=VIRAL) for path in files.viral]
+    sources += [LabelledSource(path=path, class_name=OTHER) for path in files.other]
+    table = None if files.labels is None else read_table(files.labels, "class")
+    found = GenBankCounts()
+    for number, path in enumerate((*files.genbank, *files.labelled)):
+        if number < len(files.genbank) or is_genbank(path):
+            scratch.mkdir(parents=True, exist_ok=True)
+            stem = scratch / f"genbank_{number + 1}"
+            fasta, classes = stem.with_suffix(".fa"), stem.with_suffix(".tsv")
+            counts = take_apart(path, fasta, classes)
+            found = GenBankCounts(
+                records=found.records + counts.records,
+                left_out=found.left_out + counts.left_out,
+                prophages=found.prophages + counts.prophages,
+            )
+            sources.append(LabelledSource(path=str(fasta), classes=read_table(str(classes), "class")))
+        elif table is None:
+            raise UsageError(
+                f"nothing says which records of {path} are viral: give --labels, or give the file with --viral or --other."
+            )
+        else:
+            sources.append(LabelledSource(path=path, classes=table))
+    return tuple(sources), found
+
+
+def read_records(
+    sources: tuple[LabelledSource, ...], groups: Mapping[str, str] | None, *, kinship: bool
+) -> RecordTable:
+    """Reads all records once and labels them.
+
+    Args:
+        sources: where they are.
+        groups: names of records that a person knows to be related, with the name of the group.
+        kinship: group records that are alike as well, and refuse a sequence that is in both classes.
+
+    Raises:
+        InputError: a record has no label, or the same sequence is in both classes.
+    """
+    by_path = {source.path: source for source in sources}
+    names: list[str] = []
+    classes: list[str] = []
+    lengths: list[int] = []
+    own_groups: list[str] = []
+    sketches = KinshipSketches()
+    seen: dict[int, int] = {}
+    for record in iter_records([source.path for source in sources], "dna"):
+        class_name = _class_of(by_path[record.path], record.name)
+        names.append(record.name)
+        classes.append(class_name)
+        lengths.append(len(record.sequence))
+        own_groups.append(
+            f"g {groups[record.name]}" if groups and record.name in groups else f"r {len(names)}"
+        )
+        if kinship:
+            row = seen.setdefault(sketches.add(record.sequence), len(names) - 1)
+            if record.sequence and (classes[row] == VIRAL) != (class_name == VIRAL):
+                raise InputError(
+                    f"the same sequence is viral and is not: {names[row] or 'record 1'} ({classes[row]}) and "
+                    f"{record.name} ({class_name}, in {record.path}). Take it out of one of the two."
+                )
+    if groups and not any(name in groups for name in names):
+        raise InputError(
+            "none of the records is in the table of --groups: its first column is the first word of a header."
+        )
+    others = sorted(set(classes) - {VIRAL})
+    class_names = (VIRAL, *others)
+    number = {name: i for i, name in enumerate(class_names)}
+    grouped = (
+        np.unique(own_groups, return_inverse=True)[1].astype(np.int64) if names else np.zeros(0, np.int64)
+    )
+    return RecordTable(
+        names=tuple(names),
+        classes=np.array([number[name] for name in classes], np.int64),
+        class_names=class_names,
+        lengths=np.array(lengths, np.int64),
+        groups=join_groups(grouped, sketches.groups()) if kinship else grouped,
+    )
+
+
+def read_table(path: str, column: str) -> dict[str, str]:
+    """Record and value in a tab-separated table with a header line that names both columns.
+
+    Raises:
+        InputError: it cannot be read, lacks a column, or says two things of a record.
+    """
+    found: dict[str, str] = {}
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t")
+            header = rows.fieldnames or ()
+            key = next((name for name in _RECORD_COLUMNS if name in header), None)
+            if key is None or column not in header:
+                raise InputError(
+                    f"{path} has no columns record and {column}: give a tab-separated table whose first line names them."
+                )
+            for row in rows:
+                record, value = row[key], row[column]
+                if not record or not value:
+                    raise InputError(f"{path}, line {rows.line_num}: the record or its {column} is missing.")
+                if found.setdefault(record, value) != value:
+                    raise InputError(
+                        f"{path}: record {record} has two values of {column}: {found[record]} and {value}."
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read as a table: {error}.") from error
+    return found
+
+
+def _class_of(source: LabelledSource, name: str) -> str:
+    if source.classes is None:
+        return source.class_name or OTHER
+    if name not in source.classes:
+        raise InputError(
+            f"record {name} of {source.path} has no label: add it to the table, or take it out of the file."
+        )
+    class_name = source.classes[name]
+    return VIRAL if class_name.casefold() in _VIRAL_NAMES else class_name
+
+
+def _require_labels(files: LabelledFiles) -> None:
+    sequences = (*files.viral, *files.other, *files.genbank, *files.labelled)
+    if not sequences:
+        raise UsageError(
+            "no sequences are given: name files with --viral and --other, GenBank files, or a file with --labels."
+        )
+    if STDIN in sequences:
+        raise UsageError(
+            "labelled sequences cannot come from standard input (-): they are read more than once."
+        )
+    if files.labels is not None and not files.labelled:
+        raise UsageError("--labels is for files that are named without a flag, and there is none.")
+    twice = next(_repeated(sequences), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is given twice: a file has one class only.")
+
+
+def _repeated(paths: tuple[str, ...]) -> Iterator[str]:
+    seen: set[Path] = set()
+    for path in paths:
+        place = Path(path).absolute()
+        if place in seen:
+            yield path
+        seen.add(place)

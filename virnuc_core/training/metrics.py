@@ -1,0 +1,293 @@
+"""How good calls are, where the class of every sequence is known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+# Lower ends of the classes of record length, in bp.
+LENGTH_EDGES: Final = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
+RELIABILITY_BINS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownCalls:
+    """Calls of n chunks or contigs whose class is known.
+
+    Attributes:
+        is_viral: bool (n,), what they are.
+        is_called: bool (n,), whether they are called virus; means something only where p_virus is a number.
+        p_virus: float64 (n,), NaN where there is no score.
+        classes: int64 (n,), index into class_names.
+        class_names: finer names than viral and other, where there are any.
+        lengths: int64 (n,), bases of the record.
+    """
+
+    is_viral: Bool
+    is_called: Bool
+    p_virus: Float64
+    classes: Int64
+    class_names: tuple[str, ...]
+    lengths: Int64
+
+    @property
+    def is_scored(self) -> Bool:
+        """Bool (n,)."""
+        return ~np.isnan(self.p_virus)
+
+    def take(self, rows: Bool) -> "KnownCalls":
+        """Those of the given rows (n,)."""
+        return KnownCalls(
+            is_viral=self.is_viral[rows],
+            is_called=self.is_called[rows],
+            p_virus=self.p_virus[rows],
+            classes=self.classes[rows],
+            class_names=self.class_names,
+            lengths=self.lengths[rows],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Confusion:
+    """Scored sequences by what they are and what they are called."""
+
+    viral_called_virus: int
+    viral_called_other: int
+    other_called_virus: int
+    other_called_other: int
+
+    @classmethod
+    def of(cls, calls: KnownCalls) -> "Confusion":
+        """Counts scored calls."""
+        counts = np.bincount(
+            2 * calls.is_viral[calls.is_scored] + calls.is_called[calls.is_scored], minlength=4
+        )
+        return cls(
+            viral_called_virus=int(counts[3]),
+            viral_called_other=int(counts[2]),
+            other_called_virus=int(counts[1]),
+            other_called_other=int(counts[0]),
+        )
+
+    @property
+    def precision(self) -> float | None:
+        """Share of viruses among what is called virus."""
+        return _share(self.viral_called_virus, self.viral_called_virus + self.other_called_virus)
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the viruses that is called virus."""
+        return _share(self.viral_called_virus, self.viral_called_virus + self.viral_called_other)
+
+    @property
+    def f1(self) -> float | None:
+        """Harmonic mean of precision and recall."""
+        wrong = self.viral_called_other + self.other_called_virus
+        return _share(2 * self.viral_called_virus, 2 * self.viral_called_virus + wrong)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right calls."""
+        right = self.viral_called_virus + self.other_called_other
+        return _share(right, right + self.viral_called_other + self.other_called_virus)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFigures:
+    """One class: how many there are, have a score, and are called virus."""
+
+    name: str
+    is_viral: bool
+    count: int
+    scored: int
+    called_virus: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthFigures:
+    """The sequences of records of shortest to longest bp (None: no end)."""
+
+    shortest: int
+    longest: int | None
+    count: int
+    scored: int
+    auroc: float | None
+    accuracy: float | None
+    confusion: Confusion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReliabilityBin:
+    """The scored sequences with low <= p_virus < high (the last bin holds 1 as well).
+
+    Attributes:
+        low: lower end.
+        high: upper end.
+        count: how many.
+        mean_p: their mean p_virus; None for no sequence.
+        share_viral: share of viruses among them.
+    """
+
+    low: float
+    high: float
+    count: int
+    mean_p: float | None
+    share_viral: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Everything that is measured of calls; None for what they do not allow, such as an AUROC of one class alone.
+
+    Attributes:
+        count: all sequences.
+        scored: those with a score; all other figures are about these.
+        viral: the viruses among the scored.
+        auroc: area under the curve of recall over false alarms.
+        auprc: average precision.
+        f1: harmonic mean of precision and recall.
+        precision: share of viruses among what is called virus.
+        recall: share of the viruses that is called virus.
+        accuracy: share of right calls.
+        ece: expected calibration error: mean distance of p_virus from the share of viruses, over the reliability bins.
+        ece_balanced: the same when both classes weigh alike, whatever the share of viruses in these data.
+        confusion: counts.
+        by_class: for each class.
+        by_length: for each class of record length.
+        reliability: the bins of p_virus.
+    """
+
+    count: int
+    scored: int
+    viral: int
+    auroc: float | None
+    auprc: float | None
+    f1: float | None
+    precision: float | None
+    recall: float | None
+    accuracy: float | None
+    ece: float | None
+    ece_balanced: float | None
+    confusion: Confusion
+    by_class: tuple[ClassFigures, ...]
+    by_length: tuple[LengthFigures, ...]
+    reliability: tuple[ReliabilityBin, ...]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The single numbers that there are, by their names."""
+        names = ("count", "scored", "viral", "auroc", "auprc", "f1", "precision", "recall", "accuracy")
+        values = {name: getattr(self, name) for name in (*names, "ece", "ece_balanced")}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def figures_of(calls: KnownCalls) -> Figures:
+    """Measures calls."""
+    scored = calls.take(calls.is_scored)
+    confusion = Confusion.of(calls)
+    weights = np.ones(len(scored.is_viral))
+    balanced = weights / np.where(
+        scored.is_viral, max(1, scored.is_viral.sum()), max(1, (~scored.is_viral).sum())
+    )
+    return Figures(
+        count=len(calls.is_viral),
+        scored=len(scored.is_viral),
+        viral=int(scored.is_viral.sum()),
+        auroc=_auroc(scored),
+        auprc=_rounded(average_precision_score(scored.is_viral, scored.p_virus))
+        if scored.is_viral.any()
+        else None,
+        f1=confusion.f1,
+        precision=confusion.precision,
+        recall=confusion.recall,
+        accuracy=confusion.accuracy,
+        ece=calibration_error(scored.p_virus, scored.is_viral, weights),
+        ece_balanced=calibration_error(scored.p_virus, scored.is_viral, balanced)
+        if _auroc(scored) is not None
+        else None,
+        confusion=confusion,
+        by_class=tuple(_by_class(calls)),
+        by_length=tuple(_by_length(calls)),
+        reliability=tuple(_reliability(scored)),
+    )
+
+
+def calibration_error(p_virus: Float64, is_viral: Bool, weights: Float64) -> float | None:
+    """Expected calibration error of n weighted scores, over bins of equal width; None for no score."""
+    if not len(p_virus):
+        return None
+    bins = _bins(p_virus)
+    distances = np.bincount(bins, weights * (p_virus - is_viral), RELIABILITY_BINS)
+    return _rounded(np.abs(distances).sum() / weights.sum())
+
+
+def _by_class(calls: KnownCalls) -> Iterator[ClassFigures]:
+    for number, name in enumerate(calls.class_names):
+        rows = calls.classes == number
+        if rows.any():
+            own = calls.take(rows)
+            yield ClassFigures(
+                name=name,
+                is_viral=bool(own.is_viral[0]),
+                count=len(own.is_viral),
+                scored=int(own.is_scored.sum()),
+                called_virus=int(own.is_called[own.is_scored].sum()),
+            )
+
+
+def _by_length(calls: KnownCalls) -> Iterator[LengthFigures]:
+    ends: tuple[int | None, ...] = (*LENGTH_EDGES[1:], None)
+    bins = np.digitize(calls.lengths, LENGTH_EDGES[1:])
+    for number, (shortest, end) in enumerate(zip(LENGTH_EDGES, ends, strict=True)):
+        own = calls.take(bins == number)
+        if len(own.is_viral):
+            confusion = Confusion.of(own)
+            yield LengthFigures(
+                shortest=shortest,
+                longest=end and end - 1,
+                count=len(own.is_viral),
+                scored=int(own.is_scored.sum()),
+                auroc=_auroc(own.take(own.is_scored)),
+                accuracy=confusion.accuracy,
+                confusion=confusion,
+            )
+
+
+def _reliability(scored: KnownCalls) -> Iterator[ReliabilityBin]:
+    bins = _bins(scored.p_virus)
+    for number in range(RELIABILITY_BINS):
+        own = scored.take(bins == number)
+        count = len(own.p_virus)
+        yield ReliabilityBin(
+            low=number / RELIABILITY_BINS,
+            high=(number + 1) / RELIABILITY_BINS,
+            count=count,
+            mean_p=_rounded(own.p_virus.mean()) if count else None,
+            share_viral=_share(int(own.is_viral.sum()), count),
+        )
+
+
+def _bins(p_virus: Float64) -> Int64:
+    return np.minimum((p_virus * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
+
+
+def _auroc(scored: KnownCalls) -> float | None:
+    if scored.is_viral.all() or not scored.is_viral.any():
+        return None
+    return _rounded(roc_auc_score(scored.is_viral, scored.p_virus))
+
+
+def _share(part: int, whole: int) -> float | None:
+    return _rounded(part / whole) if whole else None
+
+
+def _rounded(value: float) -> float:
+    """Six decimals, so that a file of figures is the same wherever they are added up."""
+    return round(float(value), 6)
