@@ -96,32 +96,27 @@ def methods_table(results: Results) -> str:
 
 
 def figures_table(results: Results) -> str:
-    """Precision, recall and F1 on the validation windows, by length of the segment."""
-    result = results["regions"]
+    """Precision, recall and F1 on the validation windows, by length of chunk and segment."""
     rows = []
-    for length, group in {"all": result, **result["by_length"]}.items():
-        kind = "all" if length == "all" else f"{int(length):,} bp"
-        shares = (f"{group[figure]:.3f}" for figure in ("precision", "recall", "f1"))
-        rows.append((kind, str(group["contigs"]), *shares))
-    return markdown("segments|contigs|precision|recall|F1", rows)
+    for result in (results["regions"], results["regions_300"]):
+        for length, group in {"all": result, **result["by_length"]}.items():
+            kind = "all" if length == "all" else f"{int(length):,} bp"
+            shares = (f"{group[figure]:.3f}" for figure in ("precision", "recall", "f1"))
+            rows.append((f"{result['chunk_length']} bp", kind, str(group["contigs"]), *shares))
+    return markdown("chunks|segments|contigs|precision|recall|F1", rows)
 
 
 def tiers_table(results: Results) -> str:
     """How often calls of each tier are right."""
     rows = []
-    for tier, regions in results["regions"]["by_tier"].items():
-        contigs = results["regions"]["contig_tiers"][tier]
-        right = f"{contigs['right'] / contigs['contigs']:.1%}"
-        rows.append(
-            (
-                f"`{tier}`",
-                str(contigs["contigs"]),
-                right,
-                str(regions["regions"]),
-                f"{regions['precision']:.1%}",
-            )
-        )
-    return markdown("tier|records|called right|regions|their bases that are viral", rows)
+    for result in (results["regions"], results["regions_300"]):
+        for tier, regions in result["by_tier"].items():
+            contigs = result["contig_tiers"][tier]
+            right = f"{contigs['right'] / contigs['contigs']:.1%}"
+            names = (f"{result['chunk_length']} bp", f"`{tier}`")
+            counts = (str(contigs["contigs"]), right, str(regions["regions"]), f"{regions['precision']:.1%}")
+            rows.append((*names, *counts))
+    return markdown("chunks|tier|records|called right|regions|their bases that are viral", rows)
 
 
 TABLES: Final[dict[str, Callable[[Results], str]]] = {
@@ -133,7 +128,7 @@ TABLES: Final[dict[str, Callable[[Results], str]]] = {
 
 def read_results(folder: Path) -> Results:
     """All files, by name."""
-    names = ("regions", "regions_methods")
+    names = ("regions", "regions_300", "regions_methods")
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
