@@ -18,10 +18,12 @@ from enum import IntFlag
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
+from virnuc_core.inference.launcher import CPU_LIBRARIES
+
 _SOURCE: Final = Path(__file__).with_name("fault_shim.c")
 _VARIABLE: Final = "VIRNUC_FAULTS"
 # A run in this program gives the same bytes then as one with processes for its lanes.
-LANE_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO"}
+LANE_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", **CPU_LIBRARIES}
 # As struct faults in the C source.
 _HEAD: Final = struct.Struct("=iiiiiiqqq1024s1024s")
 _PASS: Final = 0

@@ -17,15 +17,22 @@ from virnuc_core.env_config import available_threads
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal, lane_report
-from virnuc_core.inference.launcher import LANE_PROCESS, deal_shards, end_lane_processes, run_lane
+from virnuc_core.inference.launcher import (
+    CPU_LIBRARIES,
+    LANE_PROCESS,
+    deal_shards,
+    end_lane_processes,
+    run_lane,
+)
 from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 
 _CPU: Final = ("cpu",)
-# As in the process of a lane, so that the numbers are the same to the last bit. MKL reads it at its first product.
-os.environ.setdefault("MKL_CBWR", "AUTO")
+# As in the process of a lane, so that the numbers are the same to the last bit.
+for _name, _value in CPU_LIBRARIES.items():
+    os.environ.setdefault(_name, _value)
 
 _log = logging.getLogger(__name__)
 

@@ -35,6 +35,15 @@ from virnuc_core.inference.lane_journal import JournalEntry, lane_report
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 
+# How libraries compute on the CPU; each reads it at its first product.
+CPU_LIBRARIES: Final = {
+    # Without it MKL rounds according to where in memory a thread finds its numbers, and so to the number of threads;
+    # then a run that goes on with fewer cores would not give the same bytes.
+    "MKL_CBWR": "AUTO",
+    # oneDNN keeps what it has prepared for each shape, by default for the last 1,024: nearly a gigabyte for batches that
+    # are all of different sizes. Layers of one batch share theirs.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}
 # How the names of lanes' processes begin.
 LANE_PROCESS: Final = "virnuc-lane"
 _FINISHED: Final = "finished"
@@ -240,9 +249,8 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     # Batches of many sizes would otherwise leave the GPU's memory in pieces that fit none of them.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    # Without it MKL rounds according to where in memory a thread finds its numbers, and so to the number
-    # of threads; then a run that goes on with fewer cores would not give the same bytes.
-    os.environ.setdefault("MKL_CBWR", "AUTO")
+    for name, value in CPU_LIBRARIES.items():
+        os.environ.setdefault(name, value)
     send = _one_at_a_time(sender.send)
     logging.getLogger().setLevel(log_level)
     logging.getLogger().addHandler(_PipeHandler(send))
