@@ -52,7 +52,7 @@ __all__ = [
 
 _LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
 # What is a name or a word, though it may look like a number or like nothing.
-_TEXT_COLUMNS: Final = ("contig", "call", "status", "best_frame", "id", "file", "reason")
+_TEXT_COLUMNS: Final = ("contig", "call", "tier", "status", "best_frame", "id", "file", "reason")
 
 
 class Options(TypedDict, total=False):
@@ -100,6 +100,7 @@ class Predictions:
     Attributes:
         contigs: one row a contig, as in `contigs.tsv`.
         chunks: one row a chunk, as in `predictions.tsv`.
+        regions: one row a viral region, as in `regions.tsv`.
         rejected: one row for each record that could not be used, and why.
         report: what was run, counts, throughput: the content of `run.json`.
         folder: the run's folder; None when it was not kept.
@@ -107,6 +108,7 @@ class Predictions:
 
     contigs: pd.DataFrame
     chunks: pd.DataFrame
+    regions: pd.DataFrame
     rejected: pd.DataFrame
     report: Mapping[str, Any]
     folder: Path | None
@@ -183,6 +185,7 @@ def predict(
         return Predictions(
             contigs=_read_table(folder.contigs),
             chunks=_read_table(folder.predictions),
+            regions=_read_table(folder.regions),
             rejected=_read_table(folder.rejected),
             report=report.document,
             folder=folder.root if out is not None else None,

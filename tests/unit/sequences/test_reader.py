@@ -154,7 +154,7 @@ def test_records_are_numbered_over_all_files(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b""), b"\n\n", b"# only a comment\n"])
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0), b"\n\n", b"# only a comment\n"])
 def test_a_file_without_records_is_named_in_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_file_without_records_is_named_in_a_warning(
     [
         (b"LOCUS       X 1 bp\n", "neither FASTA nor FASTQ"),
         (b"PK\x03\x04", "neither FASTA nor FASTQ"),
-        (gzip.compress(b"BAM\x01abc"), "neither FASTA nor FASTQ"),
+        (gzip.compress(b"BAM\x01abc", mtime=0), "neither FASTA nor FASTQ"),
         (b"##fileformat=VCFv4.2\nchr1\t5\n", "line 2"),
         (b"@HD\tVN:1.6\nread\t0\n", "cannot be parsed"),
         (b"@r\nACGT\n+\nII\n", "cannot be parsed"),
@@ -194,7 +194,7 @@ def test_missing_files_folders_and_locked_files(tmp_path: Path) -> None:
             list(iter_records([locked], "dna"))
 
 
-@pytest.mark.parametrize("content", [FASTA, gzip.compress(FASTQ)])
+@pytest.mark.parametrize("content", [FASTA, gzip.compress(FASTQ, mtime=0)])
 def test_standard_input(content: bytes) -> None:
     code = (
         "from virnuc_core.sequences.reader import iter_records\n"
