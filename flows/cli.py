@@ -9,6 +9,7 @@ Nothing heavy is imported before a command needs it, so that `virnuc --help` ans
 """
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -269,6 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `argv` is without the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _require_file_names(arguments)
         require_one_folder()
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -288,6 +290,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unexpected {type(error).__name__}: {error}. Run it with --debug and report what that shows."
         )
         return _report(message, UNEXPECTED, arguments)
+
+
+def _require_file_names(arguments: list[str]) -> None:
+    """Refuses what a shell could not have passed, and no file could be called."""
+    for argument in arguments:
+        try:
+            is_name = b"\0" not in os.fsencode(argument)
+        except UnicodeEncodeError:
+            is_name = False
+        if not is_name:
+            raise UsageError(f"the argument {argument!r} holds what cannot be in an argument: leave it out.")
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:

@@ -39,6 +39,8 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
         raise UsageError(
             f"--out {root} cannot be written: {error.strerror}. Choose another folder."
         ) from error
+    except ValueError as error:
+        raise UsageError(f"--out {str(root)!r} can be the name of no folder: {error}.") from error
     # The lock ends with the process, however that ends.
     with lock:
         try:

@@ -20,6 +20,7 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
     """A copy of a finished run, report included."""
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(finished_run.folder.root, copy.root)
+    copy.page.write_text("<!DOCTYPE html>")
     results = [path for path in copy.results if path != copy.report]
     copy.report.write_text(json.dumps({"files": records_of(results)}))
     return copy

@@ -27,7 +27,8 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def all_tables(folder: RunFolder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.results if path != folder.report}
+    written = (path for path in folder.results if path not in (folder.page, folder.report))
+    return {path.name: path.read_bytes() for path in written}
 
 
 def test_frames_have_the_digits_of_the_original() -> None:
