@@ -135,8 +135,13 @@ def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
         if isinstance(event, ShardDone):
             signal.pthread_kill(threading.main_thread().ident or os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, interrupt)
+    # A shell starts background jobs with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "shard_00000.h5" in shard_names(run)
     run.compute()
     assert len(shard_names(run)) == len(run.plan.shards)
