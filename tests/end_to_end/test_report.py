@@ -215,9 +215,13 @@ def test_the_keyboard_goes_through_the_table(show: Any) -> None:
     page.keyboard.press("End")
     focused = page.evaluate("document.activeElement.textContent")
     assert focused not in before
-    box, row = page.locator("#scroller").bounding_box(), shown.row(focused).bounding_box()
-    assert box["y"] <= row["y"]
-    assert row["y"] + row["height"] <= box["y"] + box["height"]
+    page.wait_for_function(
+        """() => {
+          const box = document.querySelector("#scroller").getBoundingClientRect();
+          const row = document.activeElement.getBoundingClientRect();
+          return box.top <= row.top && row.bottom <= box.bottom;
+        }"""
+    )
     page.keyboard.press("Home")
     assert page.evaluate("document.activeElement.textContent") == before[0]
 
