@@ -95,6 +95,19 @@ LANE_OPTIONS: Final = (
     ),
 )
 
+DNABERT_OPTIONS: Final = (
+    click.option(
+        "--dnabert-precision",
+        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
+        help="Arithmetic of DNABERT-S alone [as --precision].",
+    ),
+    click.option(
+        "--dnabert-engine",
+        type=click.Choice(["packed", "reference"]),
+        help="Engine of DNABERT-S alone [as --engine].",
+    ),
+)
+
 PREDICT_OPTIONS: Final = (
     click.option(
         "--out", required=True, metavar="DIR", help="Folder for the results; run again to continue."
@@ -113,16 +126,7 @@ PREDICT_OPTIONS: Final = (
     ),
     click.option("--dnabert-model", metavar="NAME|PATH", help="DNABERT-S: tiny, a hub name or a path."),
     click.option("--head", metavar="PATH", help="Classifier head that was trained on these models."),
-    click.option(
-        "--dnabert-precision",
-        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
-        help="Arithmetic of DNABERT-S alone [as --precision].",
-    ),
-    click.option(
-        "--dnabert-engine",
-        type=click.Choice(["packed", "reference"]),
-        help="Engine of DNABERT-S alone [as --engine].",
-    ),
+    *DNABERT_OPTIONS,
     click.option(
         "--embeddings",
         type=click.Choice(["none", "float16", "float32"]),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from flows.cli_options import (
+    DNABERT_OPTIONS,
     ENGINE_OPTIONS,
     LANE_OPTIONS,
     OUTPUT_OPTIONS,
@@ -74,16 +75,7 @@ TRAIN_OPTIONS: Final = (
         metavar="NAME|PATH",
         help="DNABERT-S: tiny, a hub name or a path [tiny].",
     ),
-    click.option(
-        "--dnabert-precision",
-        type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8"]),
-        help="Arithmetic of DNABERT-S alone [as --precision].",
-    ),
-    click.option(
-        "--dnabert-engine",
-        type=click.Choice(["packed", "reference"]),
-        help="Engine of DNABERT-S alone [as --engine].",
-    ),
+    *DNABERT_OPTIONS,
     click.option("--groups", metavar="TSV", help="Columns record and group: a group is not split."),
     click.option("--seed", type=int, default=0, metavar="N", help="Of split, weights and draws [0]."),
     click.option(
