@@ -34,6 +34,7 @@ from benchmarks.made_regions import (
 )
 from benchmarks.region_methods import methods
 from benchmarks.reports import print_and_write
+from virnuc_core.prediction.chunk_tables import DNA_ALONE_STATUS
 from virnuc_core.prediction.regions import DEFAULT_MODEL, ChunkScores, find_regions
 
 SEED: Final = 6
@@ -190,6 +191,7 @@ def read_chunks(contigs: Sequence[MadeContig], run: Path) -> ChunkScores:
         start=np.array([int(row["start"]) - 1 for row in rows]),
         end=np.array([int(row["end"]) for row in rows]),
         p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
+        is_dna_alone=np.array([row["status"] == DNA_ALONE_STATUS for row in rows]),
     )
 
 

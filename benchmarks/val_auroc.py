@@ -3,13 +3,15 @@
     python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/val_auroc.json
 
 The table is tab-separated with columns id and class ("viral" or any other). A chunk counts when it has an
-open frame; the share of chunks that do is given beside the figures.
+open frame; the share of chunks that do is given beside the figures, and so are the figures of the others, which
+are scored by their DNA alone.
 """
 
 import argparse
 import csv
 import tempfile
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks.reports import print_and_write
 from flows.cli import main as virnuc
+from virnuc_core.training.metrics import calibration_error
 
 CHUNK_LENGTHS = (500, 300)
 
@@ -25,24 +28,43 @@ def measure(fasta: Path, classes: dict[str, str], chunk_length: int) -> dict[str
     """Predicts `fasta` in a temporary folder and compares the calls of its chunks with the labels."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["predict", str(fasta), "--out", folder, "--chunk-length", str(chunk_length), "--quiet"]
-        code = virnuc([*command, "--embeddings", "none"])
+        code = virnuc([*command, "--embeddings", "none", "--dna-head", "auto"])
         if code:
             raise SystemExit(code)
         with (Path(folder) / "predictions.tsv").open(newline="") as handle:
             rows = list(csv.DictReader(handle, delimiter="\t"))
-    scored = [row for row in rows if row["status"] == "scored"]
-    names = np.array([classes[row["contig"]] for row in scored])
-    viral, p_virus = names == "viral", np.array([float(row["p_virus"]) for row in scored])
-    called = np.array([row["call"] == "virus" for row in scored])
-    totals: dict[str, int] = defaultdict(int)
-    for row in rows:
-        totals[classes[row["contig"]]] += 1
+    scored, dna_alone = (
+        [row for row in rows if row["status"] == status] for status in ("scored", "dna_alone")
+    )
+    totals = Counter(classes[row["contig"]] for row in rows)
     return {
         "chunks": len(rows),
         "share_with_open_frame": round(len(scored) / len(rows), 4),
-        "auroc": round(float(roc_auc_score(viral, p_virus)), 4),
-        "average_precision": round(float(average_precision_score(viral, p_virus)), 4),
-        "accuracy": round(float((called == viral).mean()), 4),
+        **figures(scored, classes, totals),
+        "dna_alone": figures(dna_alone, classes, totals),
+    }
+
+
+def figures(
+    rows: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
+) -> dict[str, object]:
+    """How good the scores of some chunks are.
+
+    Args:
+        rows: of predictions.tsv, with a score each.
+        classes: of the contigs.
+        totals: all chunks of each class.
+    """
+    names = np.array([classes[row["contig"]] for row in rows])
+    is_viral, p_virus = names == "viral", np.array([float(row["p_virus"]) for row in rows])
+    called = np.array([row["call"] == "virus" for row in rows])
+    # Both classes weigh alike, as they did when scores were calibrated.
+    weights = np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum())
+    return {
+        "auroc": round(float(roc_auc_score(is_viral, p_virus)), 4),
+        "average_precision": round(float(average_precision_score(is_viral, p_virus)), 4),
+        "accuracy": round(float((called == is_viral).mean()), 4),
+        "ece_balanced": calibration_error(p_virus, is_viral, weights),
         "by_class": {
             name: {
                 "chunks": totals[name],

@@ -186,14 +186,19 @@ def frames(
 @with_options(
     click.argument("embeddings", metavar="EMBEDDINGS.h5"),
     click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
+    click.option(
+        "--dna-head", metavar="PATH", help="Head for chunks without an open frame [they are left out]."
+    ),
     click.option("--out", required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
     *OUTPUT_OPTIONS,
 )
-def score(embeddings: str, head: str, out: str, quiet: bool, as_json: bool, debug: bool) -> None:
+def score(
+    embeddings: str, head: str, dna_head: str | None, out: str, quiet: bool, as_json: bool, debug: bool
+) -> None:
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.commands import run_score
 
-    run_score(embeddings, head=head, out=out, output=output_mode(quiet, as_json))
+    run_score(embeddings, head=head, dna_head=dna_head, out=out, output=output_mode(quiet, as_json))
 
 
 @cli.command()

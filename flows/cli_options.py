@@ -126,6 +126,11 @@ PREDICT_OPTIONS: Final = (
     ),
     click.option("--dnabert-model", metavar="NAME|PATH", help="DNABERT-S: tiny, a hub name or a path."),
     click.option("--head", metavar="PATH", help="Classifier head that was trained on these models."),
+    click.option(
+        "--dna-head",
+        metavar="auto|PATH",
+        help="Head that scores chunks without an open frame by their DNA alone; auto: the bundled one [no such scores].",
+    ),
     *DNABERT_OPTIONS,
     click.option(
         "--embeddings",
@@ -139,6 +144,7 @@ REPROCESS_OPTIONS: Final = (
     click.option("--esm-model", metavar="NAME|PATH", help="Another ESM-2 model."),
     click.option("--dnabert-model", metavar="NAME|PATH", help="Another DNABERT-S model."),
     click.option("--head", metavar="PATH", help="Classifier head; must be given with another model."),
+    click.option("--dna-head", metavar="PATH", help="Another head for chunks without an open frame."),
     click.option(
         "--repr-layer", type=int, metavar="N", help="Layer of the representation [last of another model]."
     ),

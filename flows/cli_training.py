@@ -76,6 +76,11 @@ TRAIN_OPTIONS: Final = (
         help="DNABERT-S: tiny, a hub name or a path [tiny].",
     ),
     *DNABERT_OPTIONS,
+    click.option(
+        "--dna-alone",
+        is_flag=True,
+        help="Train a head for chunks without an open frame, by their DNA alone (see --dna-head of predict).",
+    ),
     click.option("--groups", metavar="TSV", help="Columns record and group: a group is not split."),
     click.option("--seed", type=int, default=0, metavar="N", help="Of split, weights and draws [0]."),
     click.option(
@@ -115,14 +120,15 @@ def run_train(
     from flows.commands import require_models, show
     from flows.local_prefect import local_prefect
     from flows.outputs import folder_of, require_head_name
-    from flows.settings import LaneSettings, TrainSettings, read_settings
+    from flows.settings import LaneSettings, TrainSettings, read_settings, train_config
     from flows.terminal import terminal
 
     chosen = read_settings(TrainSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
     require_head_name(Path(out))
     folder_of(Path(out))
-    require_models({"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model})
+    config = train_config(chosen)
+    require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
         from flows.train import train
         from virnuc_core.training.labels import LabelledFiles

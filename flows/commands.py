@@ -25,7 +25,7 @@ from flows.settings import (
 )
 from flows.terminal import OutputMode, terminal
 from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
-from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head, split_family
+from virnuc_core.models.catalogue import dna_head_of, head_of, require_known_model, resolve_head, split_family
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import STDIN
@@ -69,8 +69,9 @@ def run_reprocess(
     require_run(Path(run))
     models: dict[Family, str | None] = {"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model}
     require_models(models)
-    if chosen.head is not None:
-        resolve_head(chosen.head)
+    for head in (chosen.head, chosen.dna_head):
+        if head is not None:
+            resolve_head(head)
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
         from flows.reprocess import reprocess
 
@@ -134,14 +135,14 @@ def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: Ou
     show(output, document, summary)
 
 
-def run_score(embeddings: str, *, head: str, out: str, output: OutputMode) -> None:
+def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, output: OutputMode) -> None:
     """`virnuc score`."""
     from virnuc_core.prediction.rescore import score_embeddings  # imports torch
 
-    require_no_input(Path(out), (embeddings, head))
+    require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
     folder_of(Path(out))
     with terminal(output):
-        rows = score_embeddings(Path(embeddings), head, Path(out))
+        rows = score_embeddings(Path(embeddings), head, Path(out), dna_head)
     show(output, {"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 
@@ -173,6 +174,8 @@ def require_models_and_head(config: RunConfig) -> None:
     """
     require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
     resolve_head(head_of(config))
+    if (dna_head := dna_head_of(config)) is not None:
+        resolve_head(dna_head)
 
 
 def require_models(models: Mapping[Family, str | None]) -> None:

@@ -11,7 +11,7 @@ from flows.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime
 from tasks.core_logs import show_core_logs
 from tasks.indexing import index
 from tasks.lane_tracking import LaneTracking
-from tasks.progress import StageClock
+from tasks.progress import stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, validate
 from tasks.tracking import tracked_run
@@ -52,7 +52,7 @@ def embed(
     require_no_input(Path(out), inputs)
     lanes = choose_lanes(mode, config.devices, lane_minutes)
     asked = {**lanes.settings, "lane_minutes": lane_minutes, "shard_seconds": settings.shard_seconds}
-    clock = StageClock()
+    clock = stage_clock()
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
             Path(out).unlink(missing_ok=True)

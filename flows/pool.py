@@ -227,6 +227,7 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
         esm_model=absolute(config.esm_model),
         dnabert_model=absolute(config.dnabert_model),
         head=absolute(config.head),
+        dna_head=absolute(config.dna_head),
     )
 
 

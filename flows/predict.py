@@ -11,7 +11,7 @@ from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSett
 from tasks.core_logs import show_core_logs
 from tasks.indexing import index
 from tasks.lane_tracking import LaneTracking
-from tasks.progress import StageClock
+from tasks.progress import stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, classify, validate
 from tasks.tracking import Value, tracked_run
@@ -51,10 +51,10 @@ def predict(
         "shard_seconds": settings.shard_seconds,
         "preset": settings.preset,
     }
-    clock = StageClock()
+    clock = stage_clock()
     with open_run_folder(Path(out), force=force) as folder:
         with clock.stage("index"):
-            index(folder, inputs, config.chunk_length, "dna")
+            index(folder, inputs, config.chunk_length, "dna", config.rows)
         with clock.stage("plan"):
             planned = lanes.plan(folder, config, "predict")
         with tracked_run(run_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:

@@ -16,7 +16,7 @@ from flows.settings import (
 )
 from tasks.core_logs import show_core_logs
 from tasks.lane_tracking import LaneTracking
-from tasks.progress import StageClock
+from tasks.progress import stage_clock
 from tasks.publishing import params_of, prefect_tags, publish
 from tasks.reprocessing import move_to_next
 from tasks.results import aggregate, classify, validate
@@ -53,7 +53,7 @@ def reprocess(
     require_absolute(run)
     require_run(Path(run))
     lanes = choose_lanes(mode, settings.devices, lane_minutes)
-    clock = StageClock()
+    clock = stage_clock()
     with open_run_folder(Path(run), force=False) as folder:
         with clock.stage("plan"):
             old = read_plan(folder.plan)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from virnuc_core.errors import UsageError
+from virnuc_core.models.catalogue import AUTO_HEAD
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import (
     AttentionChoice,
@@ -77,6 +78,10 @@ class PredictSettings(EngineSettings):
     esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
     dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
     head: str | None = Field(default=None, description="Classifier head file")
+    dna_head: str | None = Field(
+        default=None,
+        description='Head that scores chunks without an open frame by their DNA alone; "auto" for the bundled one',
+    )
     dnabert_precision: Precision | None = Field(
         default=None, description="Arithmetic of DNABERT-S alone; as `precision` by default"
     )
@@ -99,6 +104,10 @@ class TrainSettings(EngineSettings):
     )
     dnabert_engine: Engine | None = Field(
         default=None, description="Engine of DNABERT-S alone; as `engine` by default"
+    )
+    dna_alone: bool = Field(
+        default=False,
+        description="The head takes the DNA vector alone: for chunks without an open frame, which it is trained on",
     )
     groups: str | None = Field(
         default=None, description="Table of records and the groups that must stay together"
@@ -127,6 +136,9 @@ class ReprocessSettings(BaseModel):
     esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
     dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
     head: str | None = Field(default=None, description="Classifier head file; to be given with another model")
+    dna_head: str | None = Field(
+        default=None, description="Another head for chunks without an open frame, of a run that has one"
+    )
     repr_layer: NonNegativeInt | None = Field(default=None, description="Layer of the ESM-2 representation")
     precision: Precision | None = Field(default=None, description="Arithmetic of both models")
     dnabert_precision: Precision | None = Field(default=None, description="Arithmetic of DNABERT-S alone")
@@ -215,6 +227,7 @@ def predict_config(settings: PredictSettings) -> RunConfig:
         esm_model=settings.esm_model or preset.esm_model,
         dnabert_model=settings.dnabert_model or preset.dnabert_model,
         head=settings.head,
+        dna_head=settings.dna_head,
         dnabert_precision=settings.dnabert_precision,
         dnabert_engine=settings.dnabert_engine,
         embeddings=settings.embeddings,
@@ -237,7 +250,7 @@ def train_config(settings: TrainSettings) -> RunConfig:
     """The run that gives the vectors to train on: those of chunks, without a head."""
     return RunConfig(
         chunk_length=settings.chunk_length,
-        esm_model=settings.esm_model,
+        esm_model=None if settings.dna_alone else settings.esm_model,
         dnabert_model=settings.dnabert_model,
         dnabert_precision=settings.dnabert_precision,
         dnabert_engine=settings.dnabert_engine,
@@ -255,7 +268,14 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
     esm2, dnabert = plan.model("esm2"), plan.model("dnabert_s")
     if esm2 is None or dnabert is None or plan.head is None:
         raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
+    if settings.dna_head is not None and plan.dna_head is None:
+        raise UsageError(
+            "this run has no rows for chunks without an open frame: make a new one with --dna-head."
+        )
     other_models = settings.esm_model is not None or settings.dnabert_model is not None
+    dna_head = settings.dna_head
+    if plan.dna_head is not None and dna_head is None:
+        dna_head = AUTO_HEAD if settings.dnabert_model is not None else plan.dna_head.location
     same_engine = settings.engine is None and settings.dnabert_engine is None
     same_precision = settings.precision is None and settings.dnabert_precision is None
     attention: AttentionChoice = "auto"
@@ -269,6 +289,7 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         esm_model=settings.esm_model or esm2.location,
         dnabert_model=settings.dnabert_model or dnabert.location,
         head=settings.head or (None if other_models else plan.head.location),
+        dna_head=dna_head,
         repr_layer=esm2.repr_layer if same_layer else settings.repr_layer,
         precision=settings.precision or (esm2.precision if same_engine else "auto"),
         dnabert_precision=settings.dnabert_precision

@@ -13,7 +13,7 @@ from tasks.core_logs import show_core_logs
 from tasks.indexing import index
 from tasks.labelling import label
 from tasks.lane_tracking import LaneTracking
-from tasks.progress import StageClock
+from tasks.progress import stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import validate
 from tasks.tracking import tracked_run
@@ -25,7 +25,17 @@ from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
 
 _RECORDED: Final = frozenset(
-    {"groups", "seed", "held_out", "group_power", "most_frames", "epochs", "members", "shard_seconds"}
+    {
+        "dna_alone",
+        "groups",
+        "seed",
+        "held_out",
+        "group_power",
+        "most_frames",
+        "epochs",
+        "members",
+        "shard_seconds",
+    }
 )
 
 
@@ -57,14 +67,14 @@ def train(
     config, fitting = train_config(settings), _head_settings(settings)
     lanes = choose_lanes(mode, config.devices, lane_minutes)
     asked = {**lanes.settings, "lane_minutes": lane_minutes, **settings.model_dump(include=set(_RECORDED))}
-    clock = StageClock()
+    clock = stage_clock()
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
             head.unlink(missing_ok=True)
         with clock.stage("label"):
             labelled = label(files, folder, settings.groups, kinship=True)
         with clock.stage("index"):
-            index(folder, labelled.paths, config.chunk_length, "dna")
+            index(folder, labelled.paths, config.chunk_length, "dna", config.rows)
         with clock.stage("divide"):
             division = divide(folder, labelled.table, fitting)
         with clock.stage("plan"):

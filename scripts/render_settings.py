@@ -6,7 +6,6 @@ A part stands between `<!-- NAME -->` and `<!-- /NAME -->`. With --check nothing
 whether the page is what the commands give.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import click
 from flows.cli import cli
 from flows.config_file import CommandPath, iter_commands, settings_of
 from flows.config_origin import variable_of
-from scripts.result_pages import markdown
+from scripts.result_pages import RESULTS, ResultPage, markdown
 from virnuc_core.env_config import VARIABLES
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
@@ -47,21 +46,6 @@ def versions_part() -> str:
     drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())
     table = markdown("package|known to work|a newer one is a|what is known of others", rows)
     return f"{table}\n\nOn GPUs: {drivers}; triton is the one that the installed torch asks for."
-
-
-def render(page: str) -> str:
-    """The page with its parts filled.
-
-    Raises:
-        ValueError: the page has no place for a part.
-    """
-    parts = {"settings": settings_part(), "variables": variables_part(), "versions": versions_part()}
-    for name, part in parts.items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not place.search(page):
-            raise ValueError(f"the page has no <!-- {name} -->")
-        page = place.sub(lambda found, part=part: f"{found[1]}{part}\n{found[2]}", page)  # type: ignore[misc]
-    return page
 
 
 def _tables() -> Iterator[str]:
@@ -108,25 +92,18 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Writes the page, or checks it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--page", type=Path, default=PAGE)
-    arguments = parser.parse_args(argv)
-    page = arguments.page.read_text()
-    rendered = render(page)
-    if arguments.check:
-        if rendered != page:
-            print(
-                f"{arguments.page.name} is not what the commands say: run python -m scripts.render_settings"
-            )
-        return int(rendered != page)
-    arguments.page.write_text(rendered)
-    return 0
+RESULT_PAGE: Final = ResultPage(
+    path=PAGE,
+    script="scripts.render_settings",
+    results=RESULTS,
+    read=lambda _: None,
+    tables={
+        "settings": lambda _: settings_part(),
+        "variables": lambda _: variables_part(),
+        "versions": lambda _: versions_part(),
+    },
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(RESULT_PAGE.main())

@@ -57,12 +57,12 @@ class ResultPage(Generic[R]):
         return parser.parse_args(argv)
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Writes the page; with --check nothing is written, and the exit code says whether it is what the results give."""
+        """Writes the page; with --check nothing is written, and the exit code says whether it is what its source gives."""
         arguments = self.arguments(argv)
         page = arguments.page.read_text()
         rendered = self.render(page, self.read(arguments.results))
         if arguments.check and rendered != page:
-            print(f"{arguments.page.name} is not what the results give: run python -m {self.script}")
+            print(f"{arguments.page.name} is not what it is made from: run python -m {self.script}")
             return 1
         arguments.page.write_text(rendered)
         return 0

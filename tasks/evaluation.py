@@ -18,6 +18,7 @@ from tasks.tracking import TrackedRun
 from tasks.training_plots import reliability_figure, roc_figure, save_png
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import MismatchError
+from virnuc_core.prediction.chunk_tables import DNA_ALONE_STATUS
 from virnuc_core.prediction.run_json import RunReport
 from virnuc_core.prediction.text_table import NOT_AVAILABLE
 from virnuc_core.prediction.verdicts import VIRUS
@@ -38,7 +39,7 @@ class EvaluationReport:
     Attributes:
         out: folder of the figures; the predict run is in `run` there.
         run: the predict run.
-        levels: figures of chunks and of contigs.
+        levels: figures of chunks, of contigs, and of chunks scored by their DNA alone if there are any.
     """
 
     out: str
@@ -119,7 +120,7 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
 
 
 def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
-    """The calls in the tables of a run, of chunks and of contigs.
+    """The calls in the tables of a run, of chunks and of contigs; chunks scored by their DNA alone are by themselves.
 
     Raises:
         MismatchError: the run is of other records.
@@ -131,8 +132,13 @@ def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]
         contigs.append((record[row["contig"]], row["mean_p"], row["call"]))
     if contigs and max(contigs)[0] >= len(table.names):
         raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
-    chunks = [(record[row["contig"]], row["p_virus"], row["call"]) for row in _rows(folder.predictions)]
-    return {"chunks": _known(chunks, table), "contigs": _known(contigs, table)}
+    chunks: list[tuple[int, str, str]] = []
+    dna_alone: list[tuple[int, str, str]] = []
+    for row in _rows(folder.predictions):
+        by_status = dna_alone if row["status"] == DNA_ALONE_STATUS else chunks
+        by_status.append((record[row["contig"]], row["p_virus"], row["call"]))
+    levels = {"chunks": chunks, "contigs": contigs} | ({"dna_alone_chunks": dna_alone} if dna_alone else {})
+    return {level: _known(calls, table) for level, calls in levels.items()}
 
 
 def _known(calls: list[tuple[int, str, str]], table: RecordTable) -> KnownCalls:

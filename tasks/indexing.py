@@ -4,15 +4,21 @@ from tasks.stage import stage
 from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.store_meta import StoreMeta
-from virnuc_core.specs import Alphabet
+from virnuc_core.specs import Alphabet, Rows
 
 
 @stage
-def index(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet) -> StoreMeta:
-    """Builds the frame store, or keeps the one of the same files and chunk length.
+def index(
+    folder: RunFolder,
+    inputs: list[str],
+    chunk_length: int | None,
+    alphabet: Alphabet,
+    rows: Rows = "open_frames",
+) -> StoreMeta:
+    """Builds the frame store, or keeps the one of the same files, chunk length and kind of rows.
 
     Raises:
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
-    return index_inputs(folder, inputs, chunk_length, alphabet)
+    return index_inputs(folder, inputs, chunk_length, alphabet, rows)

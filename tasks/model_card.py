@@ -21,10 +21,16 @@ _LIMITS: Final = (
     "may be called worse.",
     "Records that share many 21-mers, or a group in `--groups`, are never on both sides of the split. More distant "
     "relatives can be: figures for new families are lower. Give families as groups to see how much.",
-    "A chunk whose six frames all have a stop codon has no score.",
     "Scores are probabilities where half of what is scored is viral: it is fitted and calibrated with both classes "
     "weighted alike. Where viruses are rare, more of what is called virus is not.",
 )
+
+
+_CLOSED_LIMITS: Final = {
+    False: "A chunk whose six frames all have a stop codon has no score.",
+    True: "It is for chunks whose six frames all have a stop codon, and was shown no others. The DNA alone tells less than "
+    "DNA and protein.",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +56,16 @@ class HeadCard:
     sampling: dict[str, float]
 
     @property
+    def is_dna_alone(self) -> bool:
+        """Whether the head takes the DNA vector alone."""
+        return self.plan.model("esm2") is None
+
+    @property
     def registered_name(self) -> str:
         """Under which the registry of models lists heads that can stand for each other."""
         models = "-".join(model.name for model in self.plan.models)
         allowed = "".join(c if c.isalnum() or c in "._-" else "-" for c in models)
-        return f"virnuc-head-{allowed}-{self.plan.chunk_length}bp"
+        return f"virnuc-head-{allowed}-{self.plan.chunk_length}bp{'-dna-alone' if self.is_dna_alone else ''}"
 
 
 def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) -> str:
@@ -68,7 +79,8 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) 
     lines = [
         f"# {cell(card.name)}",
         "",
-        f"A classifier head for virnuc: viral or not, from the vectors of chunks of {card.plan.chunk_length} bp.",
+        f"A classifier head for virnuc: viral or not, from the {'DNA ' if card.is_dna_alone else ''}vectors of chunks of "
+        f"{card.plan.chunk_length} bp{' without an open frame' if card.is_dna_alone else ''}.",
         "",
         *_use(card),
         "",
@@ -91,7 +103,7 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) 
         *figures_lines(levels, "###"),
         "## Limits",
         "",
-        *(f"- {limit}" for limit in _LIMITS),
+        *(f"- {limit}" for limit in (*_LIMITS, _CLOSED_LIMITS[card.is_dna_alone])),
     ]
     return "\n".join(lines) + "\n"
 
@@ -105,9 +117,12 @@ def head_page(card: HeadCard, levels: dict[str, Figures]) -> str:
 
 
 def _use(card: HeadCard) -> list[str]:
-    names = {model.family: model.name for model in card.plan.models}
-    flags = f"--esm-model {names['esm2']} --dnabert-model {names['dnabert_s']} --chunk-length {card.plan.chunk_length}"
-    return [f"    virnuc predict contigs.fa --out run {flags} --head {card.name}"]
+    flags = {"dnabert_s": "--dnabert-model", "esm2": "--esm-model"}
+    models = " ".join(f"{flags[model.family]} {model.name}" for model in card.plan.models)
+    head = "--dna-head" if card.is_dna_alone else "--head"
+    return [
+        f"    virnuc predict contigs.fa --out run {models} --chunk-length {card.plan.chunk_length} {head} {card.name}"
+    ]
 
 
 def _models(card: HeadCard) -> list[str]:

@@ -2,15 +2,15 @@
 
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalEntry
+from virnuc_core.prediction.stage_clock import StageClock
 from virnuc_core.run_plan import RunPlan
 
 _log = logging.getLogger(__name__)
@@ -116,20 +116,6 @@ class LaneRows:
         self._changed.clear()
 
 
-class StageClock:
-    """Names the stages of a run as they begin and keeps their wall times.
-
-    Attributes:
-        seconds: wall time of each finished stage, in order.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: Final[dict[str, float]] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """One stage, from the beginning of the block to its end."""
-        current_progress().stage(name)
-        begin = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - begin, 3)
+def stage_clock() -> StageClock:
+    """A clock that tells whoever is told how far the run is."""
+    return StageClock(lambda name: current_progress().stage(name))

@@ -99,10 +99,13 @@ def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
         "input_digest": plan.input_digest,
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
+        "rows": plan.rows,
         "embeddings": plan.embeddings,
         "shards": len(plan.shards),
         "head": plan.head.name if plan.head else None,
         "head_fingerprint": plan.head.fingerprint if plan.head else None,
+        "dna_head": plan.dna_head.name if plan.dna_head else None,
+        "dna_head_fingerprint": plan.dna_head.fingerprint if plan.dna_head else None,
         "virnuc_version": plan.virnuc_version,
         **asked,
     }

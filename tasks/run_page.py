@@ -107,6 +107,11 @@ def _counts(counts: TableCounts) -> list[str]:
         ("", "virus", "other", "no open frame", "all"),
         [(what, *(f"{number:,}" for number in numbers)) for what, *numbers in rows],
     )
+    if counts.dna_alone_chunks:
+        lines += [
+            "",
+            f"{counts.dna_alone_chunks:,} chunks have no open frame and were scored by their DNA alone.",
+        ]
     if counts.rejected:
         lines += ["", f"{counts.rejected:,} records cannot be used: rejected.tsv says why."]
     return lines

@@ -143,6 +143,11 @@ def divide(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> Div
         InputError: there is no open frame, or a class has too few groups of records.
     """
     store = FrameStore.open(folder.frames)
+    if store.num_frames == 0 and store.meta.rows == "closed_chunks":
+        raise InputError(
+            "every chunk has an open frame, so there is nothing that a head for DNA alone would be for. Give longer records, "
+            "or a longer --chunk-length."
+        )
     if store.num_frames == 0:
         raise InputError(
             "no record has an open frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "

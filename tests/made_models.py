@@ -38,6 +38,11 @@ class MadeModels:
     dnabert: Path
     head: Path
 
+    @property
+    def dna_head(self) -> Path:
+        """A head for the DNA model alone, beside the other."""
+        return self.head.with_name("dna_head.safetensors")
+
     def config(self, **changes: object) -> RunConfig:
         """Settings of a predict run with these models and 60-bp chunks."""
         settings = {
@@ -55,8 +60,9 @@ def make_models(folder: Path) -> MadeModels:
     dnabert = folder / "dnabert"
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
-    head = make_head(folder / "head.safetensors", 2 * WIDTH)
-    return MadeModels(ESM2, dnabert, head)
+    models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
+    make_head(models.dna_head, WIDTH, bias=0.0)
+    return models
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def plan_run(
     folder = RunFolder(root)
     root.mkdir(exist_ok=True)
     alphabet = "protein" if config.dnabert_model is None else "dna"
-    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet)
+    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet, rows=config.rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHARD_SECONDS, "cpu", shard_seconds)
         plan = open_plan(config, store, kind, ("cpu",), folder)

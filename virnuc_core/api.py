@@ -19,7 +19,7 @@ import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.json_records import record_of
-from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
+from virnuc_core.models.catalogue import dna_head_of, head_of, require_known_model, resolve_head
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
 from virnuc_core.prediction.embeddings import Embeddings
@@ -83,11 +83,14 @@ class PredictOptions(Options, total=False):
     """What `predict` takes besides.
 
     Attributes:
+        dna_head: head that scores chunks without an open frame by their DNA alone, "auto" for the bundled one of the
+            bundled models; None gives them no score.
         dnabert_precision: arithmetic of DNABERT-S alone.
         dnabert_engine: engine of DNABERT-S alone.
         embeddings: how vectors are stored in `embeddings.h5`: "float32", "float16" or "none".
     """
 
+    dna_head: str | None
     dnabert_precision: Precision | None
     dnabert_engine: Engine | None
     embeddings: EmbeddingsDtype
@@ -177,7 +180,9 @@ def predict(
     """
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
     config = _config({"chunk_length": chunk_length, **names, **options})
-    resolve_head(head_of(config))  # at once, since reading the inputs takes its time
+    for name in (head_of(config), dna_head_of(config)):  # at once, since reading the inputs takes its time
+        if name is not None:
+            resolve_head(name)
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
         folder = RunFolder(Path(root))

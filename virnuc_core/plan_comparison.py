@@ -15,7 +15,7 @@ _FLAGGED: Final = (
 _DNABERT_FLAGGED: Final = ("precision", "engine")
 # What is chosen for a model by its arithmetic, where nothing is asked for.
 _CHOSEN: Final = ("attention", "compile_mode", "token_budget")
-_NOT_TO_BE_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length"})
+_NOT_TO_BE_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "rows"})
 
 
 def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> None:
@@ -43,7 +43,7 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
 
 def kept_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
     """The models whose vectors in the shards of one run are those that another run would compute."""
-    common = ("kind", "input_digest", "chunk_length", "shards", "virnuc_version")
+    common = ("kind", "input_digest", "chunk_length", "rows", "shards", "virnuc_version")
     before, now = old.decisive_values, new.decisive_values
     # Vectors that were rounded to be stored are not those that scores are computed from.
     if old.embeddings != "float32" or any(before[key] != now[key] for key in common):
@@ -93,10 +93,12 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         models = [plan.model("esm2" if family == "esm2" else "dnabert_s") for plan in (existing, wanted)]
         was, now = (f"{m.name} ({m.weights_fingerprint[:12]})" if m else "none" for m in models)
         return f"{family} model was {was}, now {now}"
-    if key == "head":
-        heads = (existing.head, wanted.head)
+    if key in ("head", "dna_head"):
+        heads = (getattr(existing, key), getattr(wanted, key))
         was, now = (f"{head.name} ({head.fingerprint[:12]})" if head else "none" for head in heads)
-        return f"head (--head) was {was}, now {now}"
+        return f"{key} (--{key.replace('_', '-')}) was {was}, now {now}"
+    if key == "rows":
+        return f"rows (--dna-head) were of {old}, now of {new}"
     if key == "shards":
         return f"it was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
     is_one_of_two = family == "dnabert_s" and wanted.model("esm2") is not None

@@ -24,9 +24,10 @@ from virnuc_core.specs import (
     ModelSpec,
     ResolvedCompileMode,
     ResolvedPrecision,
+    Rows,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 Kind = Literal["predict", "embed", "train"]
 
 # What a plan says about where things were found; two plans that differ only here are the same plan.
@@ -112,8 +113,10 @@ class RunPlan:
         inputs: the files, for people.
         input_digest: digest of what is in the frame store.
         chunk_length: chunk length in bp; None for whole sequences.
+        rows: of what there are rows; says nothing for whole sequences.
         models: the DNA model first, then the protein model; one of them for a run with one model.
         head: the classifier; None for no scores.
+        dna_head: the classifier for chunks without an open frame; None when they get no score.
         embeddings: dtype of the stored vectors, or "none".
         shards: the units of work, in row order without gaps.
         virnuc_version: version that made the plan.
@@ -124,8 +127,10 @@ class RunPlan:
     inputs: tuple[InputFile, ...]
     input_digest: str
     chunk_length: int | None
+    rows: Rows
     models: tuple[PlannedModel, ...]
     head: PlannedHead | None
+    dna_head: PlannedHead | None
     embeddings: EmbeddingsDtype
     shards: tuple[Shard, ...]
     virnuc_version: str
@@ -134,6 +139,11 @@ class RunPlan:
     def num_rows(self) -> int:
         """Rows over all shards."""
         return self.shards[-1].end if self.shards else 0
+
+    @property
+    def heads(self) -> tuple[PlannedHead, ...]:
+        """The classifiers that it has."""
+        return tuple(head for head in (self.head, self.dna_head) if head is not None)
 
     def model(self, family: Family) -> PlannedModel | None:
         """The model of one family, if the run has it."""
@@ -153,8 +163,8 @@ class RunPlan:
             if field.name == "models":
                 for model in value:
                     values |= {f"{model.family}.{k}": v for k, v in model.decisive_values.items()}
-            elif field.name == "head":
-                values["head"] = value and value.fingerprint
+            elif field.name in ("head", "dna_head"):
+                values[field.name] = value and value.fingerprint
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
             elif field.name not in _PLACES:

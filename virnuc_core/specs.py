@@ -15,6 +15,9 @@ CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotun
 EmbeddingsDtype = Literal["none", "float16", "float32"]
 Alphabet = Literal["dna", "protein"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
+# Of what there is a row to be embedded: each open frame; also each chunk without one, whose DNA alone is there; or of
+# these chunks only.
+Rows = Literal["open_frames", "all_chunks", "closed_chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,8 @@ class RunConfig:
         dnabert_model: the same for the DNA model; None for a protein-only run.
         head: path of the classifier head; None takes the bundled head of the bundled models, or, when
             `chunk_length` is None, no head.
+        dna_head: path of the head that scores chunks without an open frame by their DNA vector alone, "auto" for the
+            bundled one of the bundled models; None leaves them without a score.
         repr_layer: layer of the ESM-2 representation (of the single model when only one is run),
             0..num_layers; None is the last.
         precision: arithmetic of the forward pass.
@@ -75,6 +80,7 @@ class RunConfig:
     esm_model: str | None = "tiny"
     dnabert_model: str | None = "tiny"
     head: str | None = None
+    dna_head: str | None = None
     repr_layer: int | None = None
     precision: Precision = "auto"
     dnabert_precision: Precision | None = None
@@ -86,6 +92,14 @@ class RunConfig:
     compile_mode: CompileMode = "auto"
     shard_seconds: float | None = None
     embeddings: EmbeddingsDtype = "float32"
+
+    @property
+    def rows(self) -> Rows:
+        """Of what chunks rows are needed: without a protein model, of those that have no open frame."""
+        if self.dna_head is not None:
+            return "all_chunks"
+        is_dna_alone = self.chunk_length is not None and self.esm_model is None
+        return "closed_chunks" if is_dna_alone else "open_frames"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

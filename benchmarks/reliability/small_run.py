@@ -76,7 +76,7 @@ def run(
     """
     config = config_of(made, shard_seconds)
     with open_run_folder(root, force=False) as folder:
-        index.fn(folder, [str(made / CONTIGS)], config.chunk_length, "dna")
+        index.fn(folder, [str(made / CONTIGS)], config.chunk_length, "dna", config.rows)
         planned = plan.fn(folder, config, "predict", ("cpu",))
         reports = _compute(folder, planned, find_pending.fn(folder), lanes, forked)
         validate.fn(folder)

@@ -16,7 +16,9 @@ from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.sequences.translation import open_frames
+from virnuc_core.sequences.translation import DNA_ALONE, open_frames, with_closed_chunks
+
+Int64 = npt.NDArray[np.int64]
 
 VIRAL = "viral"
 SPECIAL_TOKENS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
@@ -131,11 +133,7 @@ def tokenized_frames(
     With shift 0 the chunks are exactly those of a prediction run. `recoded` holds the shares of codons and
     of residues that `recode` draws anew.
     """
-    begins = np.minimum(genomes.bases.offsets[:-1] + shift, genomes.bases.offsets[1:] - 1)
-    lengths = genomes.bases.offsets[1:] - begins
-    chunks = chunk_table(lengths, chunk_length)
-    starts = begins[chunks.record] + chunks.start
-    ends = begins[chunks.record] + chunks.end
+    record, starts, ends = _chunks(genomes, chunk_length, shift)
     frames = open_frames(genomes.bases.data, starts, ends)
     dna, protein = frames.dna, frames.protein
     if any(recoded):
@@ -144,10 +142,35 @@ def tokenized_frames(
         chunk_length=chunk_length,
         protein=Esm2Tokenizer().encode(protein),
         dna=tokenizer.encode(dna),
-        record=chunks.record[frames.chunk],
+        record=record[frames.chunk],
         chunk=np.asarray(frames.chunk),
-        num_chunks=len(chunks.record),
+        num_chunks=len(record),
     )
+
+
+def tokenized_closed_chunks(
+    genomes: Genomes, chunk_length: int, tokenizer: DnabertTokenizer, shift: int = 0
+) -> TokenizedFrames:
+    """The chunks without an open frame, as a run with a head for DNA alone has them; their proteins are empty."""
+    record, starts, ends = _chunks(genomes, chunk_length, shift)
+    frames = open_frames(genomes.bases.data, starts, ends)
+    rows = with_closed_chunks(frames, genomes.bases.data, starts, ends)
+    closed = rows.take(np.flatnonzero(rows.frame == DNA_ALONE))
+    return TokenizedFrames(
+        chunk_length=chunk_length,
+        protein=Esm2Tokenizer().encode(closed.protein),
+        dna=tokenizer.encode(closed.dna),
+        record=record[closed.chunk],
+        chunk=np.asarray(closed.chunk),
+        num_chunks=len(record),
+    )
+
+
+def _chunks(genomes: Genomes, chunk_length: int, shift: int) -> tuple[Int64, Int64, Int64]:
+    """Record, start and end of every chunk, starting `shift` bp into each record."""
+    begins = np.minimum(genomes.bases.offsets[:-1] + shift, genomes.bases.offsets[1:] - 1)
+    chunks = chunk_table(genomes.bases.offsets[1:] - begins, chunk_length)
+    return chunks.record, begins[chunks.record] + chunks.start, begins[chunks.record] + chunks.end
 
 
 def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Generator) -> None:

@@ -22,9 +22,14 @@ from virnuc_core.specs import Family
 
 def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
     """Classifier features fp32 (F, D_dna + D_protein) of every frame."""
-    dna = _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
+    dna = dna_features(bundle, frames, device)
     protein = _vectors(bundle / "esm2_tiny", "esm2", frames.protein, device)
     return np.concatenate([dna, protein], axis=1)
+
+
+def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
+    """Those of the DNA model alone, fp32 (F, D_dna)."""
+    return _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
 
 
 @torch.inference_mode()

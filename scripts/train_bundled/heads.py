@@ -1,10 +1,10 @@
-"""Fits a classifier head anew to the vectors of finished models.
+"""Fits a classifier head to the vectors of finished models.
 
     python -m scripts.train_bundled.heads --train train.fa.gz --val val.fa.gz --table genomes.tsv \
         --bundle virnuc_core/models/bundled --chunk-length 300
 
 The heads that the models are trained under see masked and recoded frames. This one sees real frames as they
-are and vectors as a run computes them.
+are and vectors as a run computes them. With `--dna-alone` it is for chunks without an open frame.
 """
 
 import argparse
@@ -13,15 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from scripts.train_bundled import dataset
-from scripts.train_bundled.evaluate import evaluate, frame_features
+from scripts.train_bundled.evaluate import dna_features, evaluate, frame_features
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.models.checksums import write_sums
-from virnuc_core.models.classifier import save_classifier
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.training.calibration import cool, fit_temperature
 from virnuc_core.training.sampling import sample_weights
-from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, train_head
+from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,30 +32,96 @@ class HeadSettings:
     Attributes:
         draws: how far into each genome its chunks begin, in bp, and how many of their frames are drawn.
         group_power: see `sample_weights`.
-        trainer: the fit. Nothing is held out of it, since the models have seen all of these genomes.
+        trainer: the fit.
+        relatives: frames for the temperature of a head for open frames: from how far into each genome, how many, and
+            the shares of codons and of residues that are drawn anew. The models have seen all of these genomes and are
+            surer of them than of others, so the temperature is fitted to made relatives of their frames.
+        held_out: share of the groups of a class that a head for DNA alone is stopped and calibrated by; chunks without an
+            open frame have not been seen by the models, and have no codons to be drawn anew.
     """
 
     draws: tuple[tuple[int, int], ...] = ((137, 20_000), (0, 40_000), (61, 40_000))
     group_power: float = 0.6
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    trainer: TrainerSettings = field(default_factory=lambda: TrainerSettings(members=4))
+    relatives: tuple[int, int, float, float] = (211, 6_000, 0.85, 0.25)
+    held_out: float = 0.1
 
 
-def drawn_features(
-    bundle: Path, train: dataset.Genomes, chunk_length: int, settings: HeadSettings, device: str
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Features (n, D) and labels (n,) of the drawn frames."""
-    tokenizer = DnabertTokenizer(bundle / "dnabert_tiny" / "tokenizer.json")
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What heads are fitted to: models, genomes, chunk length in bp, and the device to compute vectors on."""
+
+    bundle: Path
+    train: dataset.Genomes
+    chunk_length: int
+    device: str
+
+    @property
+    def tokenizer(self) -> DnabertTokenizer:
+        """Of the DNA model."""
+        return DnabertTokenizer(self.bundle / "dnabert_tiny" / "tokenizer.json")
+
+    def draw(
+        self, frames: dataset.TokenizedFrames, size: int, group_power: float, seed: int
+    ) -> dataset.TokenizedFrames:
+        """So many of the frames, related ones less often than their number says."""
+        is_viral, groups = self.train.is_viral[frames.record], self.train.groups[frames.record]
+        weights = sample_weights(is_viral, groups, group_power)
+        rng = np.random.default_rng(seed)
+        size = min(size, len(weights))
+        return frames.take(np.sort(rng.choice(len(weights), size, replace=False, p=weights)))
+
+
+def fit_for_frames(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
+    """A head for open frames, and its temperature."""
     features, labels = [], []
     for shift, size in settings.draws:
-        frames = dataset.tokenized_frames(train, chunk_length, tokenizer, shift)
-        weights = sample_weights(
-            train.is_viral[frames.record], train.groups[frames.record], settings.group_power
+        frames = dataset.tokenized_frames(source.train, source.chunk_length, source.tokenizer, shift)
+        drawn = source.draw(frames, size, settings.group_power, shift)
+        features.append(frame_features(source.bundle, drawn, source.device))
+        labels.append(source.train.is_viral[drawn.record])
+    vectors = _drawn_by_weight(np.concatenate(features), np.concatenate(labels))
+    head = train_head(vectors, None, settings.trainer).classifier
+    shift, size, *anew = settings.relatives
+    frames = dataset.tokenized_frames(
+        source.train, source.chunk_length, source.tokenizer, shift, (anew[0], anew[1])
+    )
+    relatives = source.draw(frames, size, settings.group_power, shift)
+    margins = margins_of(head, torch.from_numpy(frame_features(source.bundle, relatives, source.device)))
+    is_viral = source.train.is_viral[relatives.record]
+    temperature = fit_temperature(margins, is_viral, np.full(len(is_viral), 1 / len(is_viral)))
+    cool(head, temperature)
+    return head, temperature
+
+
+def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
+    """A head for chunks without an open frame, and its temperature."""
+    groups = np.unique(source.train.groups)
+    held = np.random.default_rng(0).choice(groups, round(settings.held_out * len(groups)), replace=False)
+    parts: dict[bool, list[LabelledVectors]] = {False: [], True: []}
+    for shift, size in settings.draws:
+        closed = dataset.tokenized_closed_chunks(source.train, source.chunk_length, source.tokenizer, shift)
+        drawn = source.draw(closed, size, settings.group_power, shift)
+        features = dna_features(source.bundle, drawn, source.device)
+        is_held = np.isin(source.train.groups[drawn.record], held)
+        for which in parts:
+            own = is_held == which
+            parts[which].append(_drawn_by_weight(features[own], source.train.is_viral[drawn.record[own]]))
+    train, validation = (
+        _drawn_by_weight(
+            np.concatenate([p.features for p in part]), np.concatenate([p.is_viral for p in part])
         )
-        rng = np.random.default_rng(shift)
-        drawn = frames.take(np.sort(rng.choice(len(weights), size, replace=False, p=weights)))
-        features.append(frame_features(bundle, drawn, device))
-        labels.append(train.is_viral[drawn.record])
-    return np.concatenate(features), np.concatenate(labels)
+        for part in parts.values()
+    )
+    fitted = train_head(train, validation, settings.trainer)
+    return fitted.classifier, fitted.temperature
+
+
+def _drawn_by_weight(features: np.ndarray, is_viral: np.ndarray) -> LabelledVectors:
+    """Vectors that were drawn by their weights already."""
+    return LabelledVectors(
+        features=features, is_viral=is_viral, weights=np.full(len(is_viral), 1 / len(is_viral))
+    )
 
 
 def main() -> None:
@@ -65,28 +132,31 @@ def main() -> None:
     for name in ("train", "val", "table", "bundle"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--chunk-length", type=int, required=True)
+    parser.add_argument("--dna-alone", action="store_true")
     parser.add_argument(
         "--draws", nargs="+", metavar="SHIFT:FRAMES", help="other draws than those of HeadSettings"
     )
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    bundle, chunk_length, settings = arguments.bundle, arguments.chunk_length, HeadSettings()
+    settings = HeadSettings()
     if arguments.draws:
         pairs = [draw.split(":") for draw in arguments.draws]
         settings = replace(settings, draws=tuple((int(shift), int(frames)) for shift, frames in pairs))
     train = dataset.load_genomes(arguments.train, arguments.table)
-    features, labels = drawn_features(bundle, train, chunk_length, settings, arguments.device)
-    path = bundle / "heads" / f"tiny_{chunk_length}.safetensors"
-    # Drawn by their weights already.
-    drawn = LabelledVectors(features=features, is_viral=labels, weights=np.full(len(labels), 1 / len(labels)))
-    save_classifier(train_head(drawn, None, settings.trainer).classifier, path)
+    source = Source(arguments.bundle, train, arguments.chunk_length, arguments.device)
+    fit = fit_for_dna_alone if arguments.dna_alone else fit_for_frames
+    head, temperature = fit(source, settings)
+    name = f"{arguments.chunk_length}{'_dna' if arguments.dna_alone else ''}"
+    path = arguments.bundle / "heads" / f"tiny_{name}.safetensors"
+    save_classifier(head, path)
     write_sums(path.parent, path.parent.glob("*.safetensors"))
-    record = bundle / "training.json"
+    record = arguments.bundle / "training.json"
     document = json.loads(record.read_text())
-    document["head_settings"] = document.get("head_settings", {}) | {str(chunk_length): asdict(settings)}
-    val = dataset.load_genomes(arguments.val, arguments.table)
+    document["heads"] = document.get("heads", {}) | {name: {**asdict(settings), "temperature": temperature}}
     record.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(evaluate(bundle, chunk_length, val, arguments.device), indent=1))
+    if not arguments.dna_alone:
+        val = dataset.load_genomes(arguments.val, arguments.table)
+        print(json.dumps(evaluate(arguments.bundle, arguments.chunk_length, val, arguments.device), indent=1))
 
 
 if __name__ == "__main__":

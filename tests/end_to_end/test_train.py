@@ -235,3 +235,38 @@ def test_what_cannot_be_trained_on(
     result = virnuc_flows("evaluate", *classes(labelled), *wide)
     assert result.code == 4
     assert "512 features" in result.err
+
+
+def test_a_head_for_dna_alone_scores_the_chunks_that_have_no_open_frame(
+    virnuc_flows: CommandLine,
+    checkpoints: Checkpoints,
+    labelled: tuple[Path, Path],
+    trained: Path,
+    tmp_path: Path,
+) -> None:
+    # Short chunks of this composition always have an open frame.
+    flags = (*models(checkpoints)[:-1], "300")
+    dna_head = tmp_path / "dna_alone.safetensors"
+    chosen = ("--dna-alone", "--out", dna_head, *flags, *FAST)
+    result = virnuc_flows("train", *classes(labelled), *chosen)
+    assert result.code == 0, result.err
+    assert load_classifier(dna_head).in_features == 24
+    report = json.loads((Path(f"{dna_head}.run") / "run.json").read_text())
+    assert report["rows"] == "closed_chunks"
+    assert [model["family"] for model in report["models"]] == ["dnabert_s"]
+    assert "--dna-head dna_alone.safetensors" in dna_head.with_suffix(".md").read_text()
+
+    heads = ("--head", trained, "--dna-head", dna_head)
+    out = tmp_path / "evaluated"
+    evaluation = virnuc_flows("evaluate", *classes(labelled), "--out", out, *heads, *flags)
+    assert evaluation.code == 0, evaluation.err
+    figures = json.loads((out / "evaluation.json").read_text())
+    header, *chunks = rows(out / "run" / "predictions.tsv")
+    status = header.index("status")
+    closed = [row for row in chunks if row[status] == "dna_alone"]
+    assert len(closed) == report["work"]["frames"] > 0
+    assert figures["dna_alone_chunks"]["count"] == figures["dna_alone_chunks"]["scored"] == len(closed)
+    assert figures["chunks"]["count"] == len(chunks) - len(closed)
+    assert figures["dna_alone_chunks"]["auroc"] > 0.6
+    page = (out / "run" / "report.html").read_text()
+    assert f'"dna_alone_chunks":{len(closed)}' in page.replace(": ", ":")

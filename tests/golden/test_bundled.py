@@ -10,7 +10,7 @@ from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.loading import load_model
 
-MAX_BYTES = 20_000_000
+MAX_BYTES = 30_000_000
 MAX_PARAMETERS = 4_000_000
 
 

@@ -54,10 +54,12 @@ def store() -> FrameStore:
         meta=StoreMeta(
             chunk_length=500,
             alphabet="dna",
+            rows="open_frames",
             inputs=(),
             num_records=NUM_ROWS,
             num_chunks=NUM_ROWS,
             num_frames=NUM_ROWS,
+            num_closed=0,
             num_rejected=0,
             num_renamed=0,
             content_sha256="0" * 64,

@@ -19,7 +19,11 @@ def made_chunks(draw: st.DrawFn) -> tuple[ChunkScores, list[int]]:
     table = chunk_table(np.array(lengths), draw(st.sampled_from([60, 300, 500])))
     scores = draw(st.lists(SCORES, min_size=len(table), max_size=len(table)))
     chunks = ChunkScores(
-        contig=table.record, start=table.start, end=table.end, p_virus=np.array(scores, np.float64)
+        contig=table.record,
+        start=table.start,
+        end=table.end,
+        p_virus=np.array(scores, np.float64),
+        is_dna_alone=np.arange(len(table)) % 3 == 0,
     )
     return chunks, lengths
 
@@ -33,6 +37,7 @@ def test_regions_lie_apart_and_in_order_within_their_contigs(made: tuple[ChunkSc
         own = slice(*np.searchsorted(chunks.contig, (region.contig, region.contig + 1)))
         inside = (chunks.start[own] >= region.start) & (chunks.end[own] <= region.end)
         assert inside.sum() == region.chunks
+        assert chunks.is_dna_alone[own][inside].sum() == region.dna_alone_chunks
         p_virus = chunks.p_virus[own][inside]
         assert not np.isnan(p_virus).all()
         assert abs(region.mean_p - np.nanmean(p_virus)) < 1e-9
@@ -54,6 +59,7 @@ def test_a_contig_s_regions_depend_on_its_own_chunks_alone(
             start=chunks.start[own],
             end=chunks.end[own],
             p_virus=chunks.p_virus[own],
+            is_dna_alone=chunks.is_dna_alone[own],
         )
     )
     assert alone == [region for region in find_regions(chunks) if region.contig == contig]

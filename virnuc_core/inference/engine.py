@@ -77,7 +77,7 @@ class _ModelPass:
     """One model's way through one shard.
 
     Attributes:
-        vectors: fp32 (d, D) on the device, one row a place.
+        vectors: fp32 (d + 1, D) on the device, one row a place, and zeros for the rows without a sequence.
         counters: the work done so far.
     """
 
@@ -85,7 +85,9 @@ class _ModelPass:
         self.runner = runner
         self.work = work
         self._streams = streams
-        self.vectors = torch.empty((len(work.rows), runner.planned.spec.embedding_dim), device=streams.device)
+        width = runner.planned.spec.embedding_dim
+        self.vectors = torch.empty((len(work.rows) + 1, width), device=streams.device)
+        self.vectors[-1] = 0.0
         self._fp32_batches = 0
         self._out_of_memory = 0
 
@@ -209,8 +211,10 @@ class Embedder:
             runners = tuple(ModelRunner.load(model, streams) for model in needed)
             scorer = None
             if plan.head is not None:
-                _require_same_head(plan.head)
-                scorer = Scorer(Path(plan.head.location), device)
+                for head in plan.heads:
+                    _require_same_head(head)
+                dna_head = Path(plan.dna_head.location) if plan.dna_head else None
+                scorer = Scorer(Path(plan.head.location), device, dna_head)
             if device.type != "cpu":
                 for runner in runners:
                     runner.warm_up()
@@ -248,7 +252,7 @@ class Embedder:
         with memory_for("the vectors of a shard", self._streams.device):
             passes = tuple(self._pass_of(planned, work) for planned, work in pairs)
         shard = _ShardPass(prepared.shard, passes, prepared.seconds, begun)
-        models = [model for model in passes if isinstance(model, _ModelPass)]
+        models = [model for model in passes if isinstance(model, _ModelPass) and model.work.batches]
         for model in models:
             for batch in model.work.batches:
                 is_last = model is models[-1] and batch is model.work.batches[-1]

@@ -13,26 +13,34 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.specs import Alphabet, InputFile
+from virnuc_core.specs import Alphabet, InputFile, Rows
 
 _log = logging.getLogger(__name__)
 
 
 def index_inputs(
-    folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet
+    folder: RunFolder,
+    inputs: list[str],
+    chunk_length: int | None,
+    alphabet: Alphabet,
+    rows: Rows = "open_frames",
 ) -> StoreMeta:
-    """Builds the frame store, or keeps the one of the same files and chunk length.
+    """Builds the frame store, or keeps the one of the same files, chunk length and kind of rows.
 
     Raises:
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
-    if not _has_store_of(folder, inputs, chunk_length, alphabet):
-        build_frame_store(inputs, folder.frames, chunk_length, alphabet, rejected_copy=folder.rejected)
+    if not _has_store_of(folder, inputs, chunk_length, alphabet, rows):
+        build_frame_store(
+            inputs, folder.frames, chunk_length, alphabet, rows=rows, rejected_copy=folder.rejected
+        )
     return StoreMeta.read(folder.frames)
 
 
-def _has_store_of(folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet) -> bool:
+def _has_store_of(
+    folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet, rows: Rows
+) -> bool:
     """Whether the store of these files is there; the files are read only when there is one to compare with.
 
     Raises:
@@ -42,22 +50,24 @@ def _has_store_of(folder: RunFolder, inputs: list[str], chunk_length: int | None
         return False
     files = tuple(input_digest(path) for path in inputs)
     if folder.plan.exists():
-        _require_same_input(folder, files, chunk_length)
-    return _is_store_of(folder.frames, files, chunk_length, alphabet)
+        _require_same_input(folder, files, chunk_length, rows)
+    return _is_store_of(folder.frames, files, chunk_length, alphabet, rows)
 
 
-def _require_same_input(folder: RunFolder, files: tuple[InputFile, ...], chunk_length: int | None) -> None:
+def _require_same_input(
+    folder: RunFolder, files: tuple[InputFile, ...], chunk_length: int | None, rows: Rows
+) -> None:
     """Asks before the old frame store makes room for a new one."""
     existing = read_plan(folder.plan)
     digest = existing.input_digest
     if [file.sha256 for file in files] != [file.sha256 for file in existing.inputs]:
         digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
-    wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length)
+    wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length, rows=rows)
     require_same_plan(existing, wanted, folder)
 
 
 def _is_store_of(
-    path: Path, files: tuple[InputFile, ...], chunk_length: int | None, alphabet: Alphabet
+    path: Path, files: tuple[InputFile, ...], chunk_length: int | None, alphabet: Alphabet, rows: Rows
 ) -> bool:
     if not path.exists():
         return False
@@ -68,7 +78,7 @@ def _is_store_of(
         return False
     digests = [file.sha256 for file in files]
     same_files = [file.sha256 for file in meta.inputs] == digests
-    if not same_files or (meta.chunk_length, meta.alphabet) != (chunk_length, alphabet):
+    if not same_files or (meta.chunk_length, meta.alphabet, meta.rows) != (chunk_length, alphabet, rows):
         return False
     # Read whole, as the inputs have been: every row would be computed from a byte that is not as it was.
     if content_digest(path) != meta.content_sha256:

@@ -8,7 +8,7 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.model_planning import computes_alike, plan_models
 from virnuc_core.inference.sharding import plan_shards, with_costs
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.plan_comparison import require_same_plan
@@ -77,7 +77,11 @@ def make_plan(
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = _plan_head(config, models, existing.head if existing else None) if kind == "predict" else None
+    head = dna_head = None
+    if kind == "predict":
+        head = _plan_head(head_of(config), models, existing.head if existing else None)
+        if (name := dna_head_of(config)) is not None:
+            dna_head = _plan_head(name, models[:1], existing.dna_head if existing else None)
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
     shards = _plan_shards(config, store, models, devices[0], kept)
     before = {model.family: model for model in existing.models} if existing is not None else {}
@@ -87,6 +91,7 @@ def make_plan(
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
+        rows=store.meta.rows,
         models=tuple(
             replace(
                 model,
@@ -95,6 +100,7 @@ def make_plan(
             for model in models
         ),
         head=head,
+        dna_head=dna_head,
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
@@ -130,18 +136,18 @@ def _plan_compile_mode(
     return resolve_compile_mode(config.compile_mode, model.attention, lane_seconds)
 
 
-def _plan_head(
-    config: RunConfig, models: tuple[PlannedModel, ...], before: PlannedHead | None
-) -> PlannedHead:
-    """The head asked for, or the bundled one, checked against the widths of the models."""
-    name = head_of(config)
+def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:
+    """A head, checked against the widths of the models whose vectors it takes."""
     path = resolve_head(name)
-    width = sum(model.spec.embedding_dim for model in models)
-    if (expected := load_classifier(path).in_features) != width:
+    widths = [model.spec.embedding_dim for model in models]
+    if (expected := load_classifier(path).in_features) != sum(widths):
+        given = " and ".join(
+            f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
+        )
+        flag = "--head" if len(models) > 1 else "--dna-head"
         raise MismatchError(
-            f"head {name} takes {expected} features, but {models[0].name} and {models[1].name} give {width} "
-            f"({models[0].spec.embedding_dim} and {models[1].spec.embedding_dim}). Give the --head that was "
-            "trained with these models."
+            f"head {name} takes {expected} features, but {given}. Give the {flag} that was trained with "
+            f"{'these models' if len(models) > 1 else 'this model'}."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):

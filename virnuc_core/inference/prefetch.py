@@ -80,11 +80,13 @@ class PreparedBatch:
 class PreparedModel:
     """The sequences of a shard for one model: equal ones once, in the order of their batches.
 
+    A row may have no sequence for a model: a chunk without an open frame has no protein.
+
     Attributes:
         batches: all of them together have each place once.
         store: where the sequences are from.
         rows: int64 (d,), row of the store of the sequence at each place, the first of equal ones.
-        places: int64 (n,), on the host, place of the sequence of each row of the shard.
+        places: int64 (n,), on the host, place of the sequence of each row of the shard; d for a row without one.
         letters: residues or bases over all n rows.
         tokens: over all batches.
         capacity: tokens that the batches have room for.
@@ -175,7 +177,9 @@ def _prepare_model(
     if column is None:
         raise MismatchError(f"model {planned.name} needs sequences of a kind that {store.folder} lacks.")
     sequences = column.rows(shard.begin, shard.end)
-    rows, equal_to = distinct_rows(sequences)
+    first_rows, equal_to = distinct_rows(sequences)
+    is_given = sequences.lengths[first_rows] > 0
+    rows = first_rows[is_given]
     distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
     tokens = tokenizer.encode(distinct)
     packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
@@ -188,8 +192,8 @@ def _prepare_model(
         batches.append(PreparedBatch(part, batch.cu_seqlens, place))
         token += batch.num_tokens
         place += len(batch.rows)
-    place_of = np.empty(len(rows), np.int64)
-    place_of[packing.rows] = np.arange(len(rows))
+    place_of = np.full(len(first_rows), len(rows))
+    place_of[np.flatnonzero(is_given)[packing.rows]] = np.arange(len(rows))
     places = streams.empty_on_host(len(sequences), torch.int64)
     places.numpy()[:] = place_of[equal_to]
     return PreparedModel(

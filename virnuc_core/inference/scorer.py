@@ -17,42 +17,59 @@ _BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
 
 
 class Scorer:
-    """A classifier head on one device."""
+    """A classifier head on one device, and one for rows of which there is the DNA alone, where that is asked for."""
 
-    def __init__(self, path: Path, device: torch.device | str) -> None:
-        """Loads a head.
+    def __init__(self, path: Path, device: torch.device | str, dna_path: Path | None = None) -> None:
+        """Loads the heads.
+
+        Args:
+            path: the head for frames.
+            device: where to compute.
+            dna_path: the head for rows without a protein vector, that is, with a vector of zeros.
 
         Raises:
-            CheckpointError: the file is not a head.
+            CheckpointError: a file is not a head.
         """
         self._classifier: MLPClassifier = load_classifier(path).to(device)
+        self._dna_classifier = None if dna_path is None else load_classifier(dna_path).to(device)
         self._device = torch.device(device)
         self._block_rows = _BLOCK_ROWS[self._device.type]
 
     def score(
-        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]]
+        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]] | None
     ) -> npt.NDArray[np.float32]:
-        """P(other) and P(virus) of n frames.
+        """P(other) and P(virus) of n rows.
 
         Args:
             dna: (n, D_dna).
-            protein: (n, D_protein).
+            protein: (n, D_protein); None for a head that takes the DNA vector alone.
 
         Returns:
             fp32 (n, 2).
 
         Raises:
-            MismatchError: the head takes features of another width.
+            MismatchError: a head takes features of another width.
         """
-        features = (torch.from_numpy(x.astype(np.float32)).to(self._device) for x in (dna, protein))
-        scores: npt.NDArray[np.float32] = self.launch(*features).cpu().numpy()
+        given = [x for x in (dna, protein) if x is not None]
+        vectors = [torch.from_numpy(x.astype(np.float32)).to(self._device) for x in given]
+        scores: npt.NDArray[np.float32] = self.launch(*vectors).cpu().numpy()
         return scores
 
-    def launch(self, dna: Tensor, protein: Tensor) -> Tensor:
+    def launch(self, dna: Tensor, protein: Tensor | None = None) -> Tensor:
         """As `score`, for fp32 tensors on the head's device and with the result on it; waits for nothing."""
+        if protein is None:
+            return self._apply(self._classifier, dna)
+        scores = self._apply(self._classifier, dna, protein)
+        if self._dna_classifier is None:
+            return scores
+        has_protein = protein.any(dim=1, keepdim=True)
+        return torch.where(has_protein, scores, self._apply(self._dna_classifier, dna))
+
+    def _apply(self, classifier: MLPClassifier, *vectors: Tensor) -> Tensor:
+        """fp32 (n, 2) of the vectors (n, D_1), (n, D_2), ... that are the features side by side."""
         scores = [torch.empty((0, 2), device=self._device)]
-        for rows in zip(dna.split(self._block_rows), protein.split(self._block_rows), strict=True):
+        for rows in zip(*(part.split(self._block_rows) for part in vectors), strict=True):
             features = torch.cat(rows, dim=1)
             block = functional.pad(features, (0, 0, 0, self._block_rows - len(features)))
-            scores.append(self._classifier.virus_probabilities(block)[: len(features)])
+            scores.append(classifier.virus_probabilities(block)[: len(features)])
         return torch.cat(scores)

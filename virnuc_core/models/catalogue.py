@@ -109,8 +109,13 @@ CATALOGUE: Final = (
     ),
 )
 
+# Asks for the bundled head of the bundled models.
+AUTO_HEAD: Final = "auto"
+# For open frames, and for chunks without one.
 BUNDLED_HEADS: Final = {
-    f"tiny-{length}": _BUNDLED / "heads" / f"tiny_{length}.safetensors" for length in (300, 500)
+    f"tiny-{length}{dna}": _BUNDLED / "heads" / f"tiny_{length}{dna.replace('-', '_')}.safetensors"
+    for length in (300, 500)
+    for dna in ("", "-dna")
 }
 
 
@@ -167,16 +172,34 @@ def head_of(config: RunConfig) -> str:
         raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
     if config.head is not None:
         return config.head
-    esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
+    return _bundled_head(config, "", "--head")
+
+
+def dna_head_of(config: RunConfig) -> str | None:
+    """The head for chunks without an open frame, as `head_of`; None when none is asked for.
+
+    Raises:
+        UsageError: the bundled one is asked for, and there is none for these models.
+    """
+    return _bundled_head(config, "-dna", "--dna-head") if config.dna_head == AUTO_HEAD else config.dna_head
+
+
+def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
+    """Name of the bundled head of a run's models and chunk length.
+
+    Raises:
+        UsageError: there is none.
+    """
+    esm_model, dnabert_model = config.esm_model or "", config.dnabert_model or ""
+    esm2, dnabert = find_entries(esm_model, "esm2"), find_entries(dnabert_model, "dnabert_s")
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
-        names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
-        raise UsageError(f"no head is bundled for {names}: give --head, or use both tiny models.")
-    name = f"tiny-{config.chunk_length}"
+        names = " and ".join(Path(name).name for name in (dnabert_model, esm_model))
+        raise UsageError(f"no head is bundled for {names}: give {flag}, or use both tiny models.")
+    name = f"tiny-{config.chunk_length}{suffix}"
     if name not in BUNDLED_HEADS:
-        lengths = " or ".join(head.removeprefix("tiny-") for head in BUNDLED_HEADS)
         raise UsageError(
-            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give --head, "
-            f"or --chunk-length {lengths}."
+            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give {flag}, "
+            "or --chunk-length 300 or 500."
         )
     return name
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import h5py
 import numpy as np
@@ -25,9 +25,8 @@ from virnuc_core.prediction.embeddings_file import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.translation import ROW_NAMES
 from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
-
-_FRAME_NAME_BYTES: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -110,4 +109,5 @@ def _id_bytes(store: FrameStore) -> int:
     if store.meta.chunk_length is None:
         return longest_name
     chunk_digits = len(str(int(store.chunk_index.max(initial=0)) + 1))
-    return longest_name + len("_chunk_") + chunk_digits + _FRAME_NAME_BYTES
+    frame_name = ROW_NAMES[int(store.frame_number.max(initial=0))]
+    return longest_name + len("_chunk_") + chunk_digits + len(frame_name)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from virnuc_core.prediction.verdicts import OTHER, UNSCORED, VIRUS, ChunkVerdicts
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import FRAME_NAMES
+from virnuc_core.sequences.translation import ROW_NAMES
 
 PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -24,6 +24,8 @@ PREDICTION_SCHEMA: Final = pa.schema(
     ]
 )
 PREDICTION_COLUMNS: Final = tuple(PREDICTION_SCHEMA.names)
+# Of a chunk without an open frame that has a score all the same.
+DNA_ALONE_STATUS: Final = "dna_alone"
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 
@@ -46,16 +48,16 @@ def prediction_table(store: FrameStore, begin: int, end: int, verdicts: ChunkVer
         store.chunk_index[begin:end] + 1,
         store.chunk_start[begin:end] + 1,
         store.chunk_end[begin:end],
-        pa.array(FRAME_NAMES).take(pa.array(verdicts.best_frame, mask=~is_scored)),
+        pa.array(ROW_NAMES).take(pa.array(verdicts.best_frame, mask=~is_scored)),
         pa.array(verdicts.p_virus, mask=~is_scored),
         np.where(is_scored, np.where(verdicts.is_virus, VIRUS, OTHER), UNSCORED),
-        np.where(is_scored, "scored", "no_open_frame"),
+        np.select((verdicts.is_dna_alone, is_scored), (DNA_ALONE_STATUS, "scored"), "no_open_frame"),
     )
     return pa.table(dict(zip(PREDICTION_COLUMNS, columns, strict=True)), PREDICTION_SCHEMA)
 
 
 def highest_score_rows(store: FrameStore, begin: int, end: int, verdicts: ChunkVerdicts) -> Iterator[str]:
-    """Lines of prediction_results_highestscore.csv, unsorted: one for each scored chunk.
+    """Lines of prediction_results_highestscore.csv, unsorted: one for each chunk with an open frame.
 
     Args:
         store: has the chunks.
@@ -66,12 +68,16 @@ def highest_score_rows(store: FrameStore, begin: int, end: int, verdicts: ChunkV
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
     ids = store.chunk_ids(begin, end)
-    for row in np.flatnonzero(verdicts.is_scored).tolist():
+    for row in np.flatnonzero(verdicts.is_scored & ~verdicts.is_dna_alone).tolist():
         yield f"{ids[row]}\t{bool(verdicts.is_virus[row])}\n"
 
 
 def frame_rows(ids: list[str], scores: npt.NDArray[np.float32]) -> Iterator[str]:
     """Lines of `prediction_results.txt`: the shortest digits that give the fp32 value again.
+
+    Args:
+        ids: of n open frames.
+        scores: fp32 (n, 2).
 
     Source: `make_predictdata` in VirNucPro's prediction.py, which writes `str` of each fp32 score and takes
     the first of two equal scores as the label.

@@ -25,6 +25,7 @@ CONTIG_SCHEMA: Final = pa.schema(
         ("mean_p", pa.float64()),
         ("call", pa.string()),
         ("tier", pa.string()),
+        ("dna_alone_chunks", pa.int64()),
     ]
 )
 CONTIG_COLUMNS: Final = tuple(CONTIG_SCHEMA.names)
@@ -55,6 +56,7 @@ def contig_table(store: FrameStore, first: int, totals: ContigTotals) -> pa.Tabl
         pa.array(totals.p_sum / some, mask=is_empty),
         [call_contig(scored_chunks, p_sum) for scored_chunks, _, p_sum in sums],
         [tier_contig(*row) for row in sums],
+        totals.dna_alone_chunks,
     )
     return pa.table(dict(zip(CONTIG_COLUMNS, columns, strict=True)), CONTIG_SCHEMA)
 

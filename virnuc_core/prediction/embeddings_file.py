@@ -60,6 +60,11 @@ def attributes_of(plan: RunPlan) -> dict[str, str | int]:
     }
     if plan.head is not None:
         attributes |= {"head_name": plan.head.name, "head_fingerprint": plan.head.fingerprint}
+    if plan.dna_head is not None:
+        attributes |= {
+            "dna_head_name": plan.dna_head.name,
+            "dna_head_fingerprint": plan.dna_head.fingerprint,
+        }
     for model in plan.models:
         prefix = f"{VECTORS[model.family]}_" if plan.kind == "predict" else ""
         attributes |= {prefix + name: value for name, value in _model_attributes(model).items()}

@@ -128,8 +128,7 @@ def _plan_facts(plan: RunPlan) -> Facts:
         layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
         facts.append((f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"))
         facts.append((f"{model.family} arithmetic", model.arithmetic))
-    if plan.head is not None:
-        facts.append(("head", plan.head.name))
+    facts += [(kind, head.name) for kind, head in (("head", plan.head), ("DNA head", plan.dna_head)) if head]
     facts.append(("rows", str(plan.num_rows)))
     facts.append(("virnuc version", plan.virnuc_version))
     return facts

@@ -16,7 +16,10 @@ from virnuc_core.prediction.regions import Region
 from virnuc_core.prediction.text_table import open_table, open_text
 from virnuc_core.run_folder import RunFolder
 
-REGION_COLUMNS: Final = ("contig", "start", "end", "length", "chunks", "score", "mean_p", "tier")
+REGION_COLUMNS: Final = (
+    *("contig", "start", "end", "length", "chunks", "score", "mean_p", "tier"),
+    "dna_alone_chunks",
+)
 _GFF3_HEADER: Final = "##gff-version 3\n"
 # Besides letters and digits, what may stand in the first column of GFF3 as it is.
 _GFF3_PLAIN: Final = ".:^*$@!+_?-|"
@@ -90,7 +93,8 @@ def table_line(named: NamedRegion) -> str:
     """A line of regions.tsv; start and end are 1-based and inclusive."""
     region = named.region
     where = f"{named.contig}\t{region.start + 1}\t{region.end}\t{region.end - region.start}"
-    return f"{where}\t{region.chunks}\t{region.score:.2f}\t{region.mean_p:.6f}\t{region.tier}\n"
+    facts = f"{region.score:.2f}\t{region.mean_p:.6f}\t{region.tier}\t{region.dna_alone_chunks}"
+    return f"{where}\t{region.chunks}\t{facts}\n"
 
 
 def bed_line(named: NamedRegion) -> str:
@@ -113,6 +117,7 @@ def gff3_lines(named: NamedRegion) -> str:
     directive = f"##sequence-region {contig} 1 {named.contig_length}\n" if named.number == 1 else ""
     columns = f"{contig}\tvirnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{region.score:.2f}\t.\t."
     facts = f"chunks={region.chunks};mean_p={region.mean_p:.6f};tier={region.tier}"
+    facts += f";dna_alone_chunks={region.dna_alone_chunks}"
     return f"{directive}{columns}\tID={contig}.region_{named.number};{facts}\n"
 
 

@@ -65,12 +65,14 @@ class ChunkScores:
         start: int64 (C,), first base in the contig, 0-based.
         end: int64 (C,), one past the last base.
         p_virus: float64 (C,), NaN where the chunk is not scored.
+        is_dna_alone: bool (C,), whether the score is of the DNA alone.
     """
 
     contig: Int64
     start: Int64
     end: Int64
     p_virus: Float64
+    is_dna_alone: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,7 @@ class Region:
         start: first base, 0-based.
         end: one past the last base.
         chunks: chunks that it consists of, with those that are not scored.
+        dna_alone_chunks: those of them whose score is of the DNA alone.
         score: how many times likelier the scores of its chunks are, each by itself, at viral levels than at the
             others, as 10 times the decimal logarithm (decibans).
         mean_p: mean p_virus of its scored chunks.
@@ -91,6 +94,7 @@ class Region:
     start: int
     end: int
     chunks: int
+    dna_alone_chunks: int
     score: float
     mean_p: float
 
@@ -136,12 +140,21 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
         chunks.start[begins],
         chunks.end[ends - 1],
         ends - begins,
+        _sums(chunks.is_dna_alone, begins, ends).astype(np.int64),
         _sums(scores, begins, ends),
         _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(~np.isnan(chunks.p_virus), begins, ends),
     )
     return [
-        Region(contig=contig, start=start, end=end, chunks=number, score=score, mean_p=mean_p)
-        for contig, start, end, number, score, mean_p in zip(
+        Region(
+            contig=contig,
+            start=start,
+            end=end,
+            chunks=number,
+            dna_alone_chunks=dna_alone,
+            score=score,
+            mean_p=mean_p,
+        )
+        for contig, start, end, number, dna_alone, score, mean_p in zip(
             *(column.tolist() for column in columns), strict=True
         )
     ]

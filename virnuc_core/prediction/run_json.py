@@ -176,7 +176,8 @@ def _counts_in_words(counts: TableCounts) -> list[str]:
         f"{counts.contigs_unscored} without an open frame; {counts.rejected} records rejected",
         f"{counts.chunks} chunks: {counts.viral_chunks} virus, "
         f"{counts.scored_chunks - counts.viral_chunks} other, "
-        f"{counts.chunks - counts.scored_chunks} without an open frame",
+        f"{counts.chunks - counts.scored_chunks} without an open frame"
+        + (f"; {counts.dna_alone_chunks} scored by their DNA alone" if counts.dna_alone_chunks else ""),
     ]
 
 

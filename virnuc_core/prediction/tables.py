@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -31,11 +32,13 @@ from virnuc_core.prediction.text_table import open_table, text_lines
 from virnuc_core.prediction.verdicts import ChunkVerdicts, call_chunks, sum_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.translation import DNA_ALONE
 
 _BLOCK_CHUNKS: Final = 1 << 16
 
 _COUNTED: Final = (
     "scored_chunks",
+    "dna_alone_chunks",
     "viral_chunks",
     "contigs_virus",
     "contigs_other",
@@ -48,12 +51,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """How many of what a run has found."""
+    """How many of what a run has found; scored chunks are those with an open frame and those by their DNA alone."""
 
     records: int
     rejected: int
     chunks: int
     scored_chunks: int
+    dna_alone_chunks: int = 0
     viral_chunks: int
     frames: int
     contigs_virus: int
@@ -72,8 +76,8 @@ class _Block:
         first_record: row of the first contig.
         num_records: contigs.
         verdicts: on the chunks.
-        frame_ids: ids of the n frames.
-        scores: fp32 (n, 2).
+        frame_ids: ids of the n open frames.
+        scores: fp32 (n, 2), of these.
     """
 
     begin: int
@@ -100,8 +104,8 @@ def write_tables(folder: RunFolder, store: FrameStore) -> TableCounts:
         embeddings = stack.enter_context(EmbeddingsFile(folder.embeddings))
         if embeddings.num_rows != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames} "
-                "frames, so they are of different runs. Start over with --force."
+                f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames}, "
+                "so they are of different runs. Start over with --force."
             )
         tables = _Tables(folder, store, stack)
         for block in _blocks(store, embeddings):
@@ -114,7 +118,7 @@ def write_tables(folder: RunFolder, store: FrameStore) -> TableCounts:
         records=store.num_records,
         rejected=store.meta.num_rejected,
         chunks=store.num_chunks,
-        frames=store.num_frames,
+        frames=store.num_frames - store.meta.num_closed,
         **tables.counts,
     )
 
@@ -128,15 +132,16 @@ def _blocks(store: FrameStore, embeddings: EmbeddingsFile) -> Iterator[_Block]:
         end = int(np.searchsorted(store.chunk_record, last_record, side="right"))
         first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
         scores = embeddings.rows(SCORES, first, last)
-        chunks = store.frame_chunk[first:last] - begin
+        chunks, numbers = store.frame_chunk[first:last] - begin, store.frame_number[first:last]
+        is_frame = numbers != DNA_ALONE
         yield _Block(
             begin=begin,
             end=end,
             first_record=first_record,
             num_records=last_record + 1 - first_record,
-            verdicts=call_chunks(scores, chunks, store.frame_number[first:last], end - begin),
-            frame_ids=store.frame_ids(first, last),
-            scores=scores,
+            verdicts=call_chunks(scores, chunks, numbers, end - begin),
+            frame_ids=list(compress(store.frame_ids(first, last), is_frame)),
+            scores=scores[is_frame],
         )
         begin = end
 
@@ -176,6 +181,7 @@ class _Tables:
         self._frames.writelines(frame_rows(block.frame_ids, block.scores))
         self._highest.extend(highest_score_rows(self._store, block.begin, block.end, block.verdicts))
         self.counts["scored_chunks"] += int(block.verdicts.is_scored.sum())
+        self.counts["dna_alone_chunks"] += int(block.verdicts.is_dna_alone.sum())
         self.counts["viral_chunks"] += int(block.verdicts.is_virus.sum())
         self._add_contigs(block)
 
@@ -194,6 +200,7 @@ class _Tables:
             start=self._store.chunk_start[chunks],
             end=self._store.chunk_end[chunks],
             p_virus=block.verdicts.p_virus,
+            is_dna_alone=block.verdicts.is_dna_alone,
         )
         regions = find_regions(scores)
         self._regions.extend(regions, contigs["contig"].to_pylist(), contigs["length"].to_pylist())

@@ -6,6 +6,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.sequences.translation import DNA_ALONE
+
 NO_FRAME: Final = 255
 VIRUS: Final = "virus"
 OTHER: Final = "other"
@@ -25,16 +27,22 @@ class ChunkVerdicts:
     """What is called of C chunks.
 
     Attributes:
-        is_scored: bool (C,), whether the chunk has an open frame; the rest means something only then.
+        is_scored: bool (C,), whether the chunk has a row; the rest means something only then.
         is_virus: bool (C,).
         p_virus: float64 (C,), at least 0.5 exactly where `is_virus`; NaN where not scored.
-        best_frame: uint8 (C,), number of the most decided frame, `NO_FRAME` where not scored.
+        best_frame: uint8 (C,), number of the most decided frame, `DNA_ALONE` where there is no open one, and
+            `NO_FRAME` where not scored.
     """
 
     is_scored: npt.NDArray[np.bool_]
     is_virus: npt.NDArray[np.bool_]
     p_virus: npt.NDArray[np.float64]
     best_frame: npt.NDArray[np.uint8]
+
+    @property
+    def is_dna_alone(self) -> npt.NDArray[np.bool_]:
+        """Bool (C,), whether the score is of the DNA alone."""
+        return np.equal(self.best_frame, DNA_ALONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,13 +51,15 @@ class ContigTotals:
 
     Attributes:
         chunks: int64 (R,), chunks of the contig.
-        scored_chunks: int64 (R,), those with an open frame.
+        scored_chunks: int64 (R,), those with a score.
+        dna_alone_chunks: int64 (R,), those of them without an open frame.
         viral_chunks: int64 (R,), those called virus.
         p_sum: float64 (R,), p_virus added up over the scored chunks.
     """
 
     chunks: npt.NDArray[np.int64]
     scored_chunks: npt.NDArray[np.int64]
+    dna_alone_chunks: npt.NDArray[np.int64]
     viral_chunks: npt.NDArray[np.int64]
     p_sum: npt.NDArray[np.float64]
 
@@ -71,7 +81,7 @@ def call_chunks(
     Args:
         scores: fp32 (n, 2), P(other) and P(virus) of n frames.
         chunks: int64 (n,), chunk of each frame, 0..num_chunks-1, ascending.
-        frame_numbers: uint8 (n,), 0..5.
+        frame_numbers: uint8 (n,), 0..5, or `DNA_ALONE` for a chunk without an open frame.
         num_chunks: C.
 
     Source: `determine_virus` in VirNucPro's prediction.py, for the call.
@@ -118,6 +128,7 @@ def sum_contigs(verdicts: ChunkVerdicts, contigs: npt.NDArray[np.int64], num_con
     return ContigTotals(
         chunks=np.bincount(contigs, minlength=num_contigs),
         scored_chunks=np.bincount(scored, minlength=num_contigs),
+        dna_alone_chunks=np.bincount(contigs[verdicts.is_dna_alone], minlength=num_contigs),
         viral_chunks=np.bincount(contigs[verdicts.is_virus], minlength=num_contigs),
         p_sum=np.bincount(scored, verdicts.p_virus[verdicts.is_scored], num_contigs).astype(np.float64),
     )

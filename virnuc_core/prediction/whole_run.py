@@ -1,12 +1,10 @@
 """A run from its sequence files to its results, in one call: the stages of the commands, without Prefect."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
 
 from virnuc_core.errors import storage_error
 from virnuc_core.inference.device import resolve_devices
@@ -17,12 +15,11 @@ from virnuc_core.inference.shards import remove_shard_temporaries, require_all_s
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.run_json import RunReport, write_report
 from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.prediction.stage_clock import StageClock
 from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_plan import Kind
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import Alphabet, RunConfig
-
-_DECIMALS: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +56,11 @@ def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport
 def _run(inputs: Sequence[str], root: Path, config: RunConfig, kind: Kind, *, force: bool) -> RunReport:
     require_main_process()
     devices = resolve_devices(config.devices)
-    clock = _Clock()
+    clock = StageClock(partial(_log.info, "stage: %s"))
     with _in_own_words(), open_run_folder(root, force=force) as folder:
         with clock.stage("index"):
             alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
-            index_inputs(folder, list(inputs), config.chunk_length, alphabet)
+            index_inputs(folder, list(inputs), config.chunk_length, alphabet, config.rows)
         with clock.stage("plan"):
             store = FrameStore.open(folder.frames)
             plan = open_plan(config, store, kind, devices, folder)
@@ -87,21 +84,6 @@ def _run(inputs: Sequence[str], root: Path, config: RunConfig, kind: Kind, *, fo
         )
         write_report(folder.report, report)
     return report
-
-
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    """Wall seconds of each stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Measures the block."""
-        _log.info("stage: %s", name)
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - begin, _DECIMALS)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ A store is a folder:
     record_*.bin    one row a used record: name, length, number in the input
     sequence.bin    one byte string a used record: all its bases, for what is written of whole contigs
     chunk_*.bin     one row a chunk: record, index in it, start, end
-    frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame
+    frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame; where it is asked for, one row a
+                    chunk without an open frame too, of which there is no protein
     protein.bin, dna.bin   what the models are given, one byte string a frame
 
 When whole sequences are stored, each record is one chunk and one frame, and only one of protein and dna
@@ -28,7 +29,7 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import UsageError
 from virnuc_core.sequences.column_files import map_column, map_strings
 from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta
-from virnuc_core.sequences.translation import FRAME_NAMES
+from virnuc_core.sequences.translation import ROW_NAMES
 
 Int64 = npt.NDArray[np.int64]
 
@@ -49,7 +50,8 @@ class FrameStore:
         chunk_start: int64 (num_chunks,), first letter, 0-based.
         chunk_end: int64 (num_chunks,), one past the last letter.
         frame_chunk: int64 (num_frames,), row of the chunk; ascending.
-        frame_number: uint8 (num_frames,), 0..5 for F1..R3; 0 for whole sequences.
+        frame_number: uint8 (num_frames,), 0..5 for F1..R3, DNA_ALONE for a chunk without an open frame; 0 for whole
+            sequences.
         names: (num_records,), unique record names in UTF-8.
         sequences: (num_records,), the bases of each record, upper case; None when whole sequences are stored.
         protein: (num_frames,) for ESM-2; None when whole DNA sequences are stored.
@@ -116,7 +118,7 @@ class FrameStore:
 
     @property
     def num_frames(self) -> int:
-        """Open frames (or whole sequences): the rows that a run embeds."""
+        """Frames (or whole sequences): the rows that a run embeds."""
         return self.meta.num_frames
 
     @property
@@ -146,7 +148,7 @@ class FrameStore:
         ]
 
     def frame_ids(self, begin: int, end: int) -> list[str]:
-        """Chunk id and frame, `NAME_chunk_1F1`, of the rows begin..end-1; the record name for whole sequences."""
+        """Chunk id and frame, `NAME_chunk_1F1` or `NAME_chunk_2DNA`, of the rows begin..end-1; the record name for whole sequences."""
         if self.meta.chunk_length is None:
             return self.record_names(begin, end)
         if begin >= end:
@@ -155,7 +157,7 @@ class FrameStore:
         first = int(chunks[0])
         ids = self.chunk_ids(first, int(chunks[-1]) + 1)
         return [
-            ids[chunk - first] + FRAME_NAMES[frame]
+            ids[chunk - first] + ROW_NAMES[frame]
             for chunk, frame in zip(chunks.tolist(), self.frame_number[begin:end].tolist(), strict=True)
         ]
 

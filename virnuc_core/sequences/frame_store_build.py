@@ -21,8 +21,8 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
 from virnuc_core.sequences.record_names import NameRegister, numbered_name, renamed
 from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta, content_digest
-from virnuc_core.sequences.translation import open_frames
-from virnuc_core.specs import Alphabet, InputFile
+from virnuc_core.sequences.translation import DNA_ALONE, FrameTable, open_frames, with_closed_chunks
+from virnuc_core.specs import Alphabet, InputFile, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ def build_frame_store(
     chunk_length: int | None,
     alphabet: Alphabet = "dna",
     *,
+    rows: Rows = "open_frames",
     rejected_copy: Path | None = None,
 ) -> FrameStore:
     """Reads sequence files and stores their open frames, or whole sequences, in a new store.
@@ -50,6 +51,7 @@ def build_frame_store(
         folder: where the store shall be.
         chunk_length: chunk length in bp; None stores whole sequences.
         alphabet: what the records are; frames need "dna".
+        rows: of what rows are stored, when chunks are.
         rejected_copy: where rejected.tsv is also written, even if no record can be used.
 
     Raises:
@@ -63,7 +65,7 @@ def build_frame_store(
         )
     folder = Path(folder)
     with naming(folder), _new_folder(folder) as building:
-        _Builder(building, chunk_length, alphabet).build(inputs, rejected_copy)
+        _Builder(building, chunk_length, alphabet, rows).build(inputs, rejected_copy)
     return FrameStore.open(folder)
 
 
@@ -94,13 +96,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 class _Builder:
     """Fills a new, empty folder with the columns, tables and meta.json of one store."""
 
-    def __init__(self, folder: Path, chunk_length: int | None, alphabet: Alphabet) -> None:
+    def __init__(self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows) -> None:
         self._folder = folder
         self._chunk_length = chunk_length
         self._alphabet: Alphabet = alphabet
+        self._rows: Rows = rows
         self._names = NameRegister()
         self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
-        self._num_escaped = 0
+        self._num_closed = self._num_escaped = 0
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last.
@@ -137,10 +140,12 @@ class _Builder:
         StoreMeta(
             chunk_length=self._chunk_length,
             alphabet=self._alphabet,
+            rows=self._rows,
             inputs=digests,
             num_records=self._num_records,
             num_chunks=self._num_chunks,
             num_frames=self._num_frames,
+            num_closed=self._num_closed,
             num_rejected=self._num_rejected,
             num_renamed=num_renamed,
             content_sha256=content_digest(self._folder),
@@ -197,7 +202,7 @@ class _Builder:
         self._num_frames += count
 
     def _add_frames(self, columns: ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
-        """Appends the chunks of the records and the open frames of the chunks."""
+        """Appends the chunks of the records and the rows of the chunks."""
         columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)
         first_chunk = self._num_chunks
@@ -206,12 +211,25 @@ class _Builder:
         ends = sequences.offsets[table.record] + table.end
         for begin, end in _groups(ends):
             left, right = int(starts[begin]), int(ends[end - 1])
-            frames = open_frames(sequences.data[left:right], starts[begin:end] - left, ends[begin:end] - left)
+            frames = self._rows_of(
+                sequences.data[left:right], starts[begin:end] - left, ends[begin:end] - left
+            )
             columns.append("frame_chunk", first_chunk + begin + frames.chunk)
             columns.append("frame_number", frames.frame)
             columns.append_strings("protein", frames.protein)
             columns.append_strings("dna", frames.dna)
             self._num_frames += len(frames)
+            self._num_closed += int((frames.frame == DNA_ALONE).sum())
+
+    def _rows_of(self, bases: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> FrameTable:
+        """The rows of some chunks, see `open_frames`."""
+        frames = open_frames(bases, starts, ends)
+        if self._rows == "open_frames":
+            return frames
+        frames = with_closed_chunks(frames, bases, starts, ends)
+        return (
+            frames if self._rows == "all_chunks" else frames.take(np.flatnonzero(frames.frame == DNA_ALONE))
+        )
 
     def _add_chunks(
         self, columns: ColumnWriter, record: Int64, index: Int64, start: Int64, end: Int64

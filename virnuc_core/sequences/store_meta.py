@@ -9,9 +9,9 @@ from typing import Final, Self
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.json_records import parse_object, record_of
-from virnuc_core.specs import Alphabet, InputFile
+from virnuc_core.specs import Alphabet, InputFile, Rows
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 REJECTED_NAME: Final = "rejected.tsv"
 _META_NAME: Final = "meta.json"
 
@@ -23,10 +23,12 @@ class StoreMeta:
     Attributes:
         chunk_length: chunk length in bp; None when whole sequences are stored.
         alphabet: what the input records are.
+        rows: of what there is a row; says nothing when whole sequences are stored.
         inputs: the input files.
         num_records: used records.
         num_chunks: their chunks.
-        num_frames: open frames, or records when whole sequences are stored: the rows of a run.
+        num_frames: the rows of a run: frames, or records when whole sequences are stored.
+        num_closed: those of them that are chunks without an open frame.
         num_rejected: records that were not used.
         num_renamed: records that got a number because an earlier one has the same name.
         content_sha256: hex digest over everything that a run computes with.
@@ -35,10 +37,12 @@ class StoreMeta:
 
     chunk_length: int | None
     alphabet: Alphabet
+    rows: Rows
     inputs: tuple[InputFile, ...]
     num_records: int
     num_chunks: int
     num_frames: int
+    num_closed: int
     num_rejected: int
     num_renamed: int
     content_sha256: str

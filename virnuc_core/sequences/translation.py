@@ -1,6 +1,7 @@
 """Six-frame translation of chunks, keeping the frames that are open, without a loop over chunks."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,10 @@ from virnuc_core.columns import ByteColumn, concatenated_ranges
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
-FRAME_NAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
+# Stands in the place of a frame's number for a chunk without an open frame, of which there is the DNA alone.
+DNA_ALONE: Final = 6
+ROW_NAMES: Final = (*FRAME_NAMES, "DNA")
 
 _STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
 _DROPPED = 0  # stands for the amino acid of a codon that is not pure ACGT
@@ -39,7 +43,7 @@ class FrameTable:
 
     Attributes:
         chunk: int64 (n,), row of the chunk.
-        frame: uint8 (n,), index into FRAME_NAMES.
+        frame: uint8 (n,), index into ROW_NAMES.
         protein: the translation; codons with other letters than ACGT are left out.
         dna: what DNABERT-S is given: the frame's strand from the frame's start, 3 bases a residue and one
             more unless the chunk ends there.
@@ -52,6 +56,10 @@ class FrameTable:
 
     def __len__(self) -> int:
         return len(self.chunk)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "FrameTable":
+        """The given rows, copied, in the given order."""
+        return FrameTable(self.chunk[rows], self.frame[rows], self.protein.take(rows), self.dna.take(rows))
 
 
 def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
@@ -92,6 +100,30 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
         np.frombuffer(strands, np.uint8), first[kept], np.minimum(3 * protein.lengths + 1, strand_left)
     )
     return FrameTable(chunk, frame.astype(np.uint8), protein, dna)
+
+
+def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Adds a row for each chunk without an open frame: no protein, and all its DNA as it is given.
+
+    Args:
+        frames: the open frames of the chunks.
+        bases: as for `open_frames`.
+        starts: as for `open_frames`.
+        ends: as for `open_frames`.
+    """
+    closed = np.setdiff1d(np.arange(len(starts)), frames.chunk)
+    chunk = np.concatenate((frames.chunk, closed))
+    frame = np.concatenate((frames.frame, np.full(len(closed), DNA_ALONE, np.uint8)))
+    no_protein = np.zeros(len(closed), np.int64)
+    whole = _gather(bases, starts[closed], ends[closed] - starts[closed])
+    dna = np.concatenate((frames.dna.data, whole.data))
+    table = FrameTable(
+        chunk,
+        frame,
+        ByteColumn(frames.protein.data, _offsets(np.append(frames.protein.lengths, no_protein))),
+        ByteColumn(dna, _offsets(np.append(frames.dna.lengths, whole.lengths))),
+    )
+    return table.take(np.argsort(chunk, kind="stable"))
 
 
 def _translate_by_class(strands: bytes) -> tuple[UInt8, int]:

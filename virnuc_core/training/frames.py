@@ -88,7 +88,7 @@ def read_features(
 
     Args:
         folder: the run's folder.
-        plan: its plan, with both models.
+        plan: its plan.
         wanted: each int64 (n,), ascending rows.
 
     Returns:
@@ -114,7 +114,7 @@ def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> n
 
     Args:
         folder: the run's folder.
-        plan: its plan, with both models.
+        plan: its plan.
         head: file of a head.
         rows: int64 (n,), ascending rows.
 
@@ -126,9 +126,10 @@ def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> n
     scores = np.empty((len(rows), 2), np.float32)
     for shard, result in iter_shard_results(folder, plan):
         begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-        if begin < end and result.dna is not None and result.protein is not None:
+        if begin < end and result.dna is not None:
             own = rows[begin:end] - shard.begin
-            scores[begin:end] = scorer.score(result.dna[own], result.protein[own])
+            protein = None if result.protein is None else result.protein[own]
+            scores[begin:end] = scorer.score(result.dna[own], protein)
     return scores
 
 
@@ -161,7 +162,6 @@ def count_parts(
 
 
 def _features(result: ShardResult) -> npt.NDArray[np.float32]:
-    """fp32 (n, D): the DNA vectors beside the protein vectors."""
-    assert result.dna is not None
-    assert result.protein is not None
-    return np.concatenate([result.dna, result.protein], axis=1).astype(np.float32)
+    """fp32 (n, D): the DNA vectors beside the protein vectors, where there are any."""
+    vectors = [part for part in (result.dna, result.protein) if part is not None]
+    return np.concatenate(vectors, axis=1).astype(np.float32)

@@ -30,7 +30,7 @@ def split_records(
     Args:
         is_viral: (R,).
         groups: (R,).
-        is_usable: (R,), whether the record has an open frame.
+        is_usable: (R,), whether the record can be learnt from.
         held_out: share of the groups of a class for validation, and again for the test; below 0.5.
         seed: of the draw.
 
@@ -38,7 +38,7 @@ def split_records(
         int8 (R,), index into `PARTS`.
 
     Raises:
-        InputError: a class has too few groups with an open frame.
+        InputError: a class has too few groups that can be learnt from.
     """
     both = np.intersect1d(groups[is_viral], groups[~is_viral])
     if len(both):
@@ -53,7 +53,7 @@ def split_records(
         own = np.setdiff1d(groups[(is_viral == viral) & is_usable], both)
         if len(own) < _FEWEST_GROUPS:
             raise InputError(
-                f"there are too few records to train on: {len(own)} groups of related {name} records with an open frame, "
+                f"there are too few records to train on: {len(own)} groups of related {name} records that can be learnt from, "
                 f"and at least {_FEWEST_GROUPS} are needed, one each to learn from, to validate and to test. Give more "
                 f"--{name} records that are not alike."
             )

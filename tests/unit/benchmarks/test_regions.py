@@ -60,7 +60,13 @@ def island() -> tuple[list[MadeContig], ChunkScores]:
     p_virus = np.array([0.05] * 20 + [0.9] * 20 + [0.05] * 20)
     p_virus[[5, 25, 26, 50]] = np.nan
     start = np.arange(60) * 500
-    chunks = ChunkScores(contig=np.zeros(60, np.int64), start=start, end=start + 500, p_virus=p_virus)
+    chunks = ChunkScores(
+        contig=np.zeros(60, np.int64),
+        start=start,
+        end=start + 500,
+        p_virus=p_virus,
+        is_dna_alone=np.zeros(60, np.bool_),
+    )
     return [contig(10_000, 20_000, 30_000)], chunks
 
 

@@ -59,7 +59,7 @@ def test_tiny_is_a_model_of_each_family() -> None:
 
 
 def test_bundled_heads_have_a_name_for_each_chunk_length() -> None:
-    assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-500"}
+    assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-300-dna", "tiny-500", "tiny-500-dna"}
 
 
 @pytest.mark.parametrize("name", BUNDLED_HEADS)
@@ -70,7 +70,9 @@ def test_bundled_heads_are_found_by_name(name: str) -> None:
 def test_heads_are_found_by_path(tmp_path: Path) -> None:
     (tmp_path / "mine.pth").touch()
     assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
-    with pytest.raises(CheckpointError, match=r"no classifier head absent: .* tiny-300, tiny-500"):
+    with pytest.raises(
+        CheckpointError, match=r"no classifier head absent: .* tiny-300, tiny-300-dna, tiny-500, tiny-500-dna"
+    ):
         resolve_head("absent")
 
 

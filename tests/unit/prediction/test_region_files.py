@@ -20,7 +20,9 @@ GFF3_NAME = re.compile(r"(?:[a-zA-Z0-9.:^*$@!+_?|-]|%[0-9A-F]{2})+")
 
 
 def region(contig: int, start: int, *, score: float = 25.0) -> Region:
-    return Region(contig=contig, start=start, end=start + 500, chunks=1, score=score, mean_p=0.75)
+    return Region(
+        contig=contig, start=start, end=start + 500, chunks=1, dna_alone_chunks=0, score=score, mean_p=0.75
+    )
 
 
 def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
@@ -72,9 +74,9 @@ def test_the_same_regions_in_every_form(tmp_path: Path) -> None:
     table = pd.read_csv(run.regions, sep="\t")
     assert tuple(table.columns) == REGION_COLUMNS
     assert table.values.tolist() == [
-        ["k141_1", 1, 500, 500, 1, 25.0, 0.75, "likely"],
-        ["k141_1", 5001, 5500, 500, 1, 250.0, 0.75, "confident"],
-        ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure"],
+        ["k141_1", 1, 500, 500, 1, 25.0, 0.75, "likely", 0],
+        ["k141_1", 5001, 5500, 500, 1, 250.0, 0.75, "confident", 0],
+        ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure", 0],
     ]
     assert list(bed_rows(run.regions_bed)) == [
         ("k141_1", 0, 500, "region_1_likely", 250, "."),
@@ -87,7 +89,8 @@ def test_the_same_regions_in_every_form(tmp_path: Path) -> None:
         ("k141_3", 41, 540, -1.0),
     ]
     [_, second, _] = gff3_rows(run.regions_gff3)
-    assert second[4] == {"ID": "k141_1.region_2", "chunks": "1", "mean_p": "0.750000", "tier": "confident"}
+    counted = {"chunks": "1", "dna_alone_chunks": "0"}
+    assert second[4] == {"ID": "k141_1.region_2", **counted, "mean_p": "0.750000", "tier": "confident"}
 
 
 def test_no_regions(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Regions from made scores."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from virnuc_core.prediction.regions import (
     DEFAULT_MODEL,
     LEVELS,
     ChunkScores,
-    Region,
     find_regions,
     level_evidence,
     posterior,
@@ -24,11 +24,13 @@ def chunks_of(*contigs: list[float]) -> ChunkScores:
     counts = [len(scores) for scores in contigs]
     index = np.concatenate([np.arange(count) for count in counts]) if contigs else np.zeros(0)
     start = (STEP * index).astype(np.int64)
+    p_virus = np.array([p for scores in contigs for p in scores], np.float64)
     return ChunkScores(
         contig=np.repeat(np.arange(len(contigs)), counts),
         start=start,
         end=start + 500,
-        p_virus=np.array([p for scores in contigs for p in scores], np.float64),
+        p_virus=p_virus,
+        is_dna_alone=p_virus == 0.3,
     )
 
 
@@ -108,7 +110,7 @@ def test_contigs_do_not_know_of_each_other() -> None:
     contigs = [generator.choice([0.05, 0.4, 0.9, NAN], n).tolist() for n in (1, 7, 60, 3, 25, 60)]
     together = find_regions(chunks_of(*contigs))
     alone = [
-        Region(contig=number, start=r.start, end=r.end, chunks=r.chunks, score=r.score, mean_p=r.mean_p)
+        replace(r, contig=number)
         for number, scores in enumerate(contigs)
         for r in find_regions(chunks_of(scores))
     ]
@@ -138,6 +140,7 @@ def test_a_million_chunks_in_contigs_of_all_lengths_take_seconds() -> None:
         start=start,
         end=start + 500,
         p_virus=generator.random(len(index)),
+        is_dna_alone=np.zeros(len(index), np.bool_),
     )
     begin = time.process_time()
     assert find_regions(chunks)

@@ -134,6 +134,7 @@ def test_regions_are_those_of_the_chunks(finished_run: MadeRun) -> None:
         start=chunks.start.to_numpy() - 1,
         end=chunks.end.to_numpy(),
         p_virus=chunks.p_virus.replace("NA", "nan").astype(float).to_numpy(),
+        is_dna_alone=(chunks.status == "dna_alone").to_numpy(),
     )
     expected = [(contigs.contig[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
     regions = read(finished_run.folder.regions)

@@ -7,7 +7,8 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.store_meta import SCHEMA_VERSION, StoreMeta
+from virnuc_core.sequences.translation import DNA_ALONE
 
 SEQUENCES = {"long": "GCC" * 300, "none": "N" * 30, "short": "GCCGCCA"}
 
@@ -36,6 +37,27 @@ def test_ids_of_any_range(store: FrameStore) -> None:
 def test_a_chunk_without_an_open_frame_has_a_row_as_chunk_only(store: FrameStore) -> None:
     assert 2 not in store.frame_chunk
     assert store.chunk_record.tolist() == [0, 0, 1, 2]
+
+
+def test_a_chunk_without_an_open_frame_may_have_a_row_of_its_dna(store: FrameStore, tmp_path: Path) -> None:
+    every = build_frame_store([tmp_path / "input.fa"], tmp_path / "all", 500, rows="all_chunks")
+    closed = build_frame_store([tmp_path / "input.fa"], tmp_path / "closed", 500, rows="closed_chunks")
+    ids = every.frame_ids(0, every.num_frames)
+    row = ids.index("none_chunk_1DNA")
+    assert [*ids[:row], *ids[row + 1 :]] == store.frame_ids(0, store.num_frames)
+    assert row == int(np.searchsorted(every.frame_chunk, 2))
+    assert closed.frame_ids(0, closed.num_frames) == ["none_chunk_1DNA"]
+    for made, place in ((every, row), (closed, 0)):
+        assert made.dna is not None
+        assert made.protein is not None
+        assert made.dna.rows(place, place + 1).to_strings() == ["N" * 30]
+        assert made.protein.rows(place, place + 1).to_strings() == [""]
+        assert made.frame_number[place] == DNA_ALONE
+        assert made.meta.num_closed == 1
+    others = np.delete(np.arange(every.num_frames), row)
+    for name in ("dna", "protein"):
+        kept = getattr(every, name).take(others)
+        assert kept.to_strings() == getattr(store, name).rows(0, store.num_frames).to_strings()
 
 
 def test_rows_are_found_without_reading_the_others(store: FrameStore) -> None:
@@ -98,7 +120,7 @@ def test_meta_of_another_shape_is_damage(store: FrameStore, text: str) -> None:
 
 def test_another_schema_version_is_refused(store: FrameStore) -> None:
     path = store.folder / "meta.json"
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
+    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
     with pytest.raises(DamagedFileError, match="version 99"):
         StoreMeta.read(store.folder)
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tasks.progress import LaneProgress, LaneRows, StageClock, current_progress, telling
+from tasks.progress import LaneProgress, LaneRows, current_progress, stage_clock, telling
 from tests.made_models import MadeRun
 from tests.unit.inference.test_lane_journal import done, loaded
 from virnuc_core.inference.events import LaneEvent, LaneStarted
@@ -24,7 +24,7 @@ class Listener:
 
 def test_clock_names_stages_and_keeps_their_times() -> None:
     listener = Listener()
-    clock = StageClock()
+    clock = stage_clock()
     with telling(listener):
         with clock.stage("index"):
             time.sleep(0.01)

@@ -132,6 +132,7 @@ class ReportData:
             "length": [contig.length for contig in shown],
             "chunks": [contig.chunks for contig in shown],
             "scored": [contig.scored_chunks for contig in shown],
+            "dna_alone": [contig.dna_alone_chunks for contig in shown],
             "viral": [contig.viral_chunks for contig in shown],
             "mean_p": [contig.mean_p for contig in shown],
             "call": [_number_of(CALLS, contig.call) for contig in shown],
@@ -206,8 +207,9 @@ def _read_rejections(folder: RunFolder, limits: ReportLimits) -> Rejections:
 def _run_values(facts: RunFacts, limits: ReportLimits) -> dict[str, Any]:
     """The run without the paths of its models, which are of one machine."""
     values = asdict(facts)
-    for part in (*values["models"], values["head"]):
-        del part["location"]
+    for part in (*values["models"], values["head"], values["dna_head"]):
+        if part is not None:
+            del part["location"]
     for model in values["models"]:
         model["name"] = visible(model["name"])
     values["inputs"] = [{**file, "name": visible(file["name"])} for file in values["inputs"][: limits.files]]

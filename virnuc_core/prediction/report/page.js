@@ -155,12 +155,19 @@ function classSection() {
     data.unknown_labels ? text(`${plural(data.unknown_labels, "label is", "labels are")} of no contig of this run.`, { class: "dim" }) : null);
 }
 
+function byDnaAlone() {
+  const alone = counts.dna_alone_chunks;
+  return text(`Every chunk has one. ${count(alone)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(alone, counts.chunks)}) ${alone === 1 ? "has" : "have"} no open frame: there is `
+    + `no protein to read, and the score is of the DNA vector alone, by the head ${run.dna_head.name}. Such scores are wrong more often than those of open frames. They count in calls, `
+    + "means and regions like any other; the column By DNA of the contigs says how many of them a contig has, and predictions.tsv marks each one: dna_alone.");
+}
+
 function unscored() {
   const none = counts.chunks - counts.scored_chunks, rejected = data.rejected;
   const left = rejected.total - rejected.first.length;
   section("unscored", "What has no score",
-    text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no open frame: each of the six frames holds a stop codon, so there is `
-      + "no protein to read. No model can score such a chunk; it says neither virus nor other. A contig's call rests on its scored chunks alone, so "
+    counts.dna_alone_chunks ? byDnaAlone() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no open frame: each of the six frames holds a stop codon, so there is `
+      + "no protein to read. Such a chunk says neither virus nor other, unless a head for DNA alone is asked for (--dna-head). A contig's call rests on its scored chunks alone, so "
       + "trust it less where these are few. The share is a matter of chance and of chunk length: genes end and begin, and the longer a chunk, the more likely is a "
       + "stop in every frame; shorter chunks leave fewer without a score."),
     counts.contigs_unscored ? text(`${plural(counts.contigs_unscored, "contig has", "contigs have")} no scored chunk at all.`) : null,
@@ -189,7 +196,7 @@ function computation() {
     : "Every shard was there from an earlier attempt: nothing was computed.";
   section("computed", "How it was computed",
     plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing")], models),
-    text(`${count(run.work.frames)} open frames, ${count(run.work.residues)} residues. Packing is how full the batches were; equal sequences are embedded once.`, { class: "dim" }),
+    text(`${count(run.work.frames)} ${counts.dna_alone_chunks ? "open frames and chunks without one" : "open frames"}, ${count(run.work.residues)} residues. Packing is how full the batches were; equal sequences are embedded once.`, { class: "dim" }),
     h("h3", { text: "Throughput" }), text(speeds),
     run.lanes.length ? laneTable() : null,
     h("h3", { text: "Time" }), stageTimes(),

@@ -97,6 +97,7 @@ class Contig:
         length: bases.
         chunks: chunks of it.
         scored_chunks: those with a score.
+        dna_alone_chunks: those of them whose score is of the DNA alone.
         viral_chunks: those called virus.
         mean_p: mean p_virus of the scored chunks; None when none is scored.
         call: "virus", "other" or "unscored".
@@ -109,6 +110,7 @@ class Contig:
     length: int
     chunks: int
     scored_chunks: int
+    dna_alone_chunks: int
     viral_chunks: int
     mean_p: float | None
     call: str
@@ -135,8 +137,8 @@ def iter_contigs(contigs: Path, regions: Path) -> Iterator[Contig]:
     waiting = _regions_by_contig(regions)
     following = next(waiting, None)
     try:
-        for place, (name, length, chunks, scored, viral, mean_p, call, tier) in enumerate(
-            iter_rows(contigs, columns, optional=("tier",))
+        for place, (name, length, chunks, scored, viral, mean_p, call, tier, dna_alone) in enumerate(
+            iter_rows(contigs, columns, optional=("tier", "dna_alone_chunks"))
         ):
             own: tuple[Region, ...] = ()
             if following is not None and following[0] == name:
@@ -147,6 +149,7 @@ def iter_contigs(contigs: Path, regions: Path) -> Iterator[Contig]:
                 length=int(length),
                 chunks=int(chunks),
                 scored_chunks=int(scored),
+                dna_alone_chunks=int(dna_alone) if dna_alone != NOT_AVAILABLE else 0,
                 viral_chunks=int(viral),
                 mean_p=optional_number(mean_p),
                 call=call,

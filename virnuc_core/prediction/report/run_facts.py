@@ -26,6 +26,7 @@ class CountFacts:
     contigs_virus: int
     contigs_other: int
     contigs_unscored: int
+    dna_alone_chunks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,7 @@ class RunFacts:
         chunk_length: bp.
         models: the transformers.
         head: the classifier.
+        dna_head: the one for chunks without an open frame, if there is one.
         counts: what was found.
         work: over all shards.
         shards: how many there are, and how many were computed in the last attempt.
@@ -73,6 +75,7 @@ class RunFacts:
     chunk_length: int
     models: tuple[PlannedModel, ...]
     head: PlannedHead
+    dna_head: PlannedHead | None
     counts: CountFacts
     work: ShardCounters
     shards: Mapping[str, float]
@@ -93,7 +96,9 @@ class RunFacts:
         """
         # A document that was not yet written has tuples where a file has lists.
         plain = json.loads(json.dumps(document))
-        kept = {name: plain.get(name) for name in ("out", "inputs", "chunk_length", "models", "head")}
+        kept = {
+            name: plain.get(name) for name in ("out", "inputs", "chunk_length", "models", "head", "dna_head")
+        }
         kept |= {name: plain.get(name) for name in ("work", "notes")}
         facts = record_of(_Typed, {**kept, "plan_fingerprint": plain.get("plan_fingerprint")})
         return cls(
@@ -103,6 +108,7 @@ class RunFacts:
             chunk_length=facts.chunk_length,
             models=facts.models,
             head=facts.head,
+            dna_head=facts.dna_head,
             counts=_part_of(CountFacts, plain.get("counts"), "counts."),
             work=facts.work,
             shards=_numbers(plain, "shards"),
@@ -138,6 +144,7 @@ class _Typed:
     chunk_length: int
     models: tuple[PlannedModel, ...]
     head: PlannedHead
+    dna_head: PlannedHead | None
     work: ShardCounters
     notes: tuple[str, ...]
     plan_fingerprint: str

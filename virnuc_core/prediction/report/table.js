@@ -12,6 +12,7 @@ const COLUMNS = [
   hasClasses && { key: "class", name: "Class", kind: "number" },
   { key: "length", name: "Length", kind: "number", right: true },
   { key: "scored", name: "Scored", kind: "number", right: true, label: "Chunks with a score, of all chunks" },
+  counts.dna_alone_chunks > 0 && { key: "dna_alone", name: "By DNA", kind: "number", right: true, label: "Chunks without an open frame, scored by their DNA alone" },
   { key: "viral", name: "Viral", kind: "number", right: true, label: "Chunks called virus" },
   { key: "mean_p", name: "Mean p_virus", kind: "number", right: true },
   { key: "call", name: "Call", kind: "number" },
@@ -210,6 +211,7 @@ function buildRow(position) {
     class: () => foreignWords(CLASSES[contigs.class[row]]),
     length: () => count(contigs.length[row]),
     scored: () => [count(contigs.scored[row]), h("span", { class: "dim", text: ` / ${count(contigs.chunks[row])}` })],
+    dna_alone: () => count(contigs.dna_alone[row]),
     viral: () => count(contigs.viral[row]),
     mean_p: () => [scoreBar(contigs.mean_p[row]), probability(contigs.mean_p[row])],
     call: () => callMark(contigs.call[row]),
@@ -246,7 +248,7 @@ function detailRow(row) {
 }
 
 function whyNoTrack(row) {
-  if (!contigs.scored[row]) return "No chunk of this contig has an open frame, so there is nothing to draw.";
+  if (!contigs.scored[row]) return "No chunk of this contig has a score, so there is nothing to draw.";
   if (contigs.chunks[row] < data.tracks.min_chunks) {
     return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
   }
