@@ -22,7 +22,7 @@ demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from typing import Final
 from tasks.inbox import DigestCache, Look, results_name, set_aside
 from tasks.night_report import Outcome, Status
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 
 LOCK_NAME: Final = ".virnuc-nightly.lock"
@@ -162,7 +163,7 @@ class Night:
             return Outcome(
                 path=file.path, status="failed", reason=f"{reason} It cannot be moved aside: {error}"
             )
-        _log.warning("%s was moved to %s: %s", file.path, place, reason)
+        _log.warning("%s", visible(f"{file.path} was moved to {place}: {reason}"))
         return Outcome(path=file.path, status="rejected", reason=reason)
 
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
+import torch
+
 from virnuc_core.errors import VirnucError, storage_error
 
 Ending = Literal["completed", "refused", "killed", "traceback", "crash", "hang"]
@@ -65,6 +67,7 @@ def run_case(case: Callable[[], object], *, most_seconds: float = _MOST_SECONDS)
 
 def _work(case: Callable[[], object], writer: int) -> NoReturn:
     """The life of a fork."""
+    torch.set_num_threads(1)  # the threads that torch has made here are not in the fork, which would wait for them
     outcome = Outcome(ending="completed")
     try:
         case()

@@ -122,7 +122,8 @@ def _compute_in_forks(folder: RunFolder, hands: tuple[tuple[int, ...], ...]) -> 
     """Raises LaneError when one of them does not end as it should."""
     fork = multiprocessing.get_context("fork")
     forks = [
-        fork.Process(target=_compute_here, args=(folder, shards, lane)) for lane, shards in enumerate(hands)
+        fork.Process(target=_compute_here, args=(folder, shards, lane), daemon=True)
+        for lane, shards in enumerate(hands)
     ]
     for process in forks:
         process.start()

@@ -84,7 +84,7 @@ def test_of_shards_and_lanes(
     expected: dict[str, list[bytes]],
     tmp_path: Path,
 ) -> None:
-    assert computed(made, records, tmp_path, forked=True, **options) == expected
+    assert computed(made, records, tmp_path, **options) == expected
 
 
 def test_the_comparison_sees_a_difference(
