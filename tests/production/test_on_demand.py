@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.exceptions import PrefectHTTPStatusError
 
+from tests.end_to_end.test_train import write_class
 from tests.production.conftest import (
     LANE_MINUTES,
     ON_GPUS,
@@ -85,6 +86,37 @@ def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Pat
     assert not same_results(in_pool, local_run)
     [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("run") == str(in_pool)]
     assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
+
+
+def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path) -> None:
+    files = {
+        kind: [str(write_class(tmp_path / f"{kind}.fa", gc, 8, seed))]
+        for seed, (kind, gc) in enumerate((("viral", 0.35), ("other", 0.65)))
+    }
+    quick = {"chunk_length": 60, "epochs": 2, "members": 1, "devices": SETTINGS["devices"]}
+    head, here = tmp_path / "pool.safetensors", tmp_path / "here.safetensors"
+    values = {"files": files, "out": str(head), "settings": quick, "lane_minutes": LANE_MINUTES}
+    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
+    asked = stack.shell("prefect", "deployment", "run", "train/on-demand", *params, "--watch")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("out") == str(head)]
+    assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
+    assert "virnuc-head" in artifacts(stack, run.id)
+    flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
+    given = ("--viral", *files["viral"], "--other", *files["other"])
+    done = stack.shell("flows.cli", "train", *given, *flags, "--out", here, "--mode", "local")
+    assert done.returncode == 0, done.stderr
+    assert head.read_bytes() == here.read_bytes()
+
+    out = tmp_path / "evaluated"
+    settings = {"chunk_length": 60, "head": str(head), "devices": SETTINGS["devices"]}
+    values = {"files": files, "out": str(out), "settings": settings, "lane_minutes": LANE_MINUTES}
+    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
+    asked = stack.shell("prefect", "deployment", "run", "evaluate/on-demand", *params, "--watch")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    figures = json.loads((out / "evaluation.json").read_text())
+    assert figures["head"]["name"] == head.name
+    assert figures["chunks"]["scored"] > 0
 
 
 def artifacts(stack: Stack, run_id: object) -> set[str]:
