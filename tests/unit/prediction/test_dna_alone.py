@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_head, plan_run, write_contigs
-from tests.made_moves import write_results
+from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.inference.launcher import run_lane
@@ -167,3 +167,22 @@ def test_stored_vectors_are_scored_again_with_and_without(
     rows = score_embeddings(run.folder.embeddings, str(models.head), out, str(models.dna_head))
     assert rows == run.store.num_frames
     assert out.read_text().count("DNA\t") == run.store.meta.num_closed
+
+
+def test_moved_to_another_dna_head_it_is_the_run_from_nothing(
+    fasta: Path, models: MadeModels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = plan_run(tmp_path / "run", fasta, models.config(dna_head=str(models.dna_head)))
+    before.compute()
+    write_results(before)
+    other = make_head(tmp_path / "other.safetensors", WIDTH, seed=5)
+    moved = begin_move(before, models.config(dna_head=str(other)))
+    fresh = from_nothing(moved, tmp_path / "fresh")
+    with caplog.at_level("INFO"):
+        moved.compute()
+    assert "loaded" not in caplog.text
+    for made in (moved, fresh):
+        write_results(made)
+    assert content(moved.folder) == content(fresh.folder)
+    now, then = rows_of(moved), rows_of(before)
+    assert {name for name in now if now[name] != then[name]} == {name for name in now if name.endswith("DNA")}
