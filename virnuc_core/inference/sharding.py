@@ -1,6 +1,12 @@
-"""Where the shards of a run begin and end: ranges of rows that cost about the same."""
+"""Where the shards of a run begin and end: ranges of rows that cost about the same.
 
-from dataclasses import replace
+Rows are gone through in blocks, so that memory does not grow with their number.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,6 +16,8 @@ from virnuc_core.errors import UsageError
 from virnuc_core.run_plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
+
+Float64 = npt.NDArray[np.float64]
 
 # What a device does in a second: two CPU cores; one H200, by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
@@ -26,6 +34,7 @@ SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
 MAX_SHARD_ROWS: Final = 32_768
 # What a row costs besides arithmetic: tokenizing, packing, writing.
 _SECONDS_PER_ROW: Final = 2e-5
+_BLOCK_ROWS: Final = 1 << 20
 _BASES_PER_TOKEN: Final = 4.8
 _SPECIAL_TOKENS: Final = 2
 
@@ -48,9 +57,9 @@ def plan_shards(
     """
     if shard_seconds is not None and not 0 < shard_seconds < np.inf:
         raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
-    costs = _row_seconds(store, models, device)
+    costs_of = partial(_row_seconds, store, models, device)
     target = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
-    return cut_rows(costs, store.frame_chunk, target, MAX_SHARD_ROWS)
+    return cut_rows(costs_of, store.frame_chunk, target, MAX_SHARD_ROWS)
 
 
 def with_costs(
@@ -61,72 +70,152 @@ def with_costs(
     Raises:
         UsageError: a model cannot read the kind of sequence in the store.
     """
-    until = _sums(_row_seconds(store, models, device))
+    ends = np.array([shard.end for shard in shards], np.int64)
+    until: list[float] = []
+    for begin, costs in _running_costs(partial(_row_seconds, store, models, device), store.num_frames):
+        own = ends[(ends > begin) & (ends <= begin + len(costs))]
+        until += costs[own - begin - 1].tolist()
+    begins = [0.0, *until][: len(until)]
     return tuple(
-        replace(shard, cost=round(float(until[shard.end] - until[shard.begin]), 6)) for shard in shards
+        replace(shard, cost=round(end - begin, 6))
+        for shard, begin, end in zip(shards, begins, until, strict=True)
     )
 
 
-def _row_seconds(store: FrameStore, models: tuple[PlannedModel, ...], device: str) -> npt.NDArray[np.float64]:
-    """Estimated seconds of each row.
+def _row_seconds(
+    store: FrameStore, models: tuple[PlannedModel, ...], device: str, begin: int, end: int
+) -> Float64:
+    """Estimated seconds of each of the rows begin..end-1.
 
     Raises:
         UsageError: a model cannot read the kind of sequence in the store.
     """
     kind = device.partition(":")[0]
-    seconds = np.full(store.num_frames, _SECONDS_PER_ROW)
+    seconds = np.full(end - begin, _SECONDS_PER_ROW)
     for model in models:
         column = store.protein if model.family == "esm2" else store.dna
         if column is None:
             raise UsageError(f"model {model.name} ({model.family}) cannot read this kind of sequence.")
-        letters = column.lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN)
+        letters = column.rows(begin, end).lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN)
         seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind][model.precision]
         if model.engine == "reference":
             seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
     return seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Where the groups of a block of rows end: one past the last row, int64 (g,), and what all rows until there cost."""
+
+    row: npt.NDArray[np.int64]
+    cost: Float64
+
+    def num_within(self, row: int, cost: float) -> int:
+        """How many of them lie at or before a row and a cost."""
+        by_cost = np.searchsorted(self.cost, cost, side="right")
+        return int(min(by_cost, np.searchsorted(self.row, row, side="right")))
+
+
 def cut_rows(
-    costs: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], target_cost: float, max_rows: int
+    costs_of: Callable[[int, int], Float64],
+    groups: npt.NDArray[np.int64],
+    target_cost: float,
+    max_rows: int,
+    *,
+    block_rows: int = _BLOCK_ROWS,
 ) -> tuple[Shard, ...]:
     """Cuts rows into contiguous shards of about equal cost; a group of rows is never cut.
 
     Args:
-        costs: float64 (n,), estimated seconds of each row.
+        costs_of: gives the estimated seconds of each of the rows begin..end-1.
         groups: int64 (n,), ascending; rows of one group (the frames of a chunk) stay together.
         target_cost: seconds that a shard should take at most, a single group apart.
         max_rows: most rows in a shard, a single group apart.
+        block_rows: rows that are looked at at once; changes nothing but memory and time.
 
     Returns:
         Shards that cover all rows in order; none for no rows.
     """
-    if len(costs) == 0:
-        return ()
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(groups)) + 1, [len(groups)]))
-    until = _sums(costs)[starts]
-    shards: list[Shard] = []
-    num_wanted = max(1, int(np.ceil(until[-1] / target_cost)), -(-len(costs) // max_rows))
-    share = float(until[-1]) / num_wanted
-    first = 0
-    while first < len(starts) - 1:
+    total = 0.0
+    for _, costs in _running_costs(costs_of, len(groups), block_rows):
+        total = float(costs[-1])
+    num_wanted = max(1, math.ceil(total / target_cost), -(-len(groups) // max_rows))
+    cutter = _Cutter(total / num_wanted, target_cost, max_rows)
+    for begin, costs in _running_costs(costs_of, len(groups), block_rows):
+        own = groups[begin : begin + len(costs) + 1]
+        following = own[1:] if len(own) > len(costs) else np.append(own[1:], -1)
+        ends = np.flatnonzero(own[: len(costs)] != following)
+        cutter.add(_Bounds(begin + ends + 1, costs[ends]))
+    return cutter.finish()
+
+
+class _Cutter:
+    """Shards, from the ends of one block of groups after another.
+
+    Args:
+        share: what each shard would cost if all were equal.
+        target_cost: see `cut_rows`.
+        max_rows: see `cut_rows`.
+    """
+
+    def __init__(self, share: float, target_cost: float, max_rows: int) -> None:
+        self._share = share
+        self._target_cost = target_cost
+        self._max_rows = max_rows
+        self._shards: list[Shard] = []
+        self._begin = self._fitting = (
+            0,
+            0.0,
+        )  # row and cost: of the shard's begin, and of the last end that fits
+
+    def add(self, bounds: _Bounds) -> None:
+        """Takes in the next block."""
+        taken = 0
+        while taken < len(bounds.row):
+            fits = bounds.num_within(self._begin[0] + self._max_rows, self._limit())
+            if fits > taken:
+                self._fitting = (int(bounds.row[fits - 1]), float(bounds.cost[fits - 1]))
+            taken = max(taken, fits)
+            if taken == len(bounds.row):
+                return
+            if self._fitting == self._begin:  # not even one group fits
+                self._fitting = (int(bounds.row[taken]), float(bounds.cost[taken]))
+                taken += 1
+            self._end_shard()
+
+    def finish(self) -> tuple[Shard, ...]:
+        """All shards."""
+        if self._fitting != self._begin:
+            self._end_shard()
+        return tuple(self._shards)
+
+    def _limit(self) -> float:
+        """What all rows until the end of this shard may cost."""
+        begin = self._begin[1]
         # At whole shares of the total, so that what one shard falls short of does not add up.
-        shares = max(len(shards), int(float(until[first]) / share + 1e-9) if share else 0) + 1
-        limit = min(shares * share, float(until[first]) + target_cost)
-        by_cost = int(np.searchsorted(until, limit * (1 + 1e-9), side="right")) - 1
-        by_rows = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
-        last = max(first + 1, min(by_cost, by_rows))
-        cost = round(float(until[last] - until[first]), 6)
-        shards.append(Shard(index=len(shards), begin=int(starts[first]), end=int(starts[last]), cost=cost))
-        first = last
-    return tuple(shards)
+        shares = max(len(self._shards), int(begin / self._share + 1e-9) if self._share else 0) + 1
+        return min(shares * self._share, begin + self._target_cost) * (1 + 1e-9)
+
+    def _end_shard(self) -> None:
+        (begin, before), (end, until) = self._begin, self._fitting
+        cost = round(until - before, 6)
+        self._shards.append(Shard(index=len(self._shards), begin=begin, end=end, cost=cost))
+        self._begin = self._fitting
 
 
-def _sums(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """float64 (n + 1,): the costs of the first i rows."""
-    return np.concatenate(([0.0], np.cumsum(costs)))
+def _running_costs(
+    costs_of: Callable[[int, int], Float64], num_rows: int, block_rows: int = _BLOCK_ROWS
+) -> Iterator[tuple[int, Float64]]:
+    """The first row of each block, and float64 (b,), what all rows until the end of each of its rows cost together."""
+    total = 0.0
+    for begin in range(0, num_rows, block_rows):
+        costs = costs_of(begin, min(begin + block_rows, num_rows))
+        until = np.cumsum(np.concatenate(([total], costs)))[1:]
+        total = float(until[-1])
+        yield begin, until
 
 
-def _flops(spec: ModelSpec, num_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
     """Floating-point operations of one sequence: matrix products and attention."""
     width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
     per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)

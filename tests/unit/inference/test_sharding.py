@@ -1,9 +1,11 @@
 """Where shards begin and end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,14 @@ from virnuc_core.errors import UsageError
 from virnuc_core.inference.sharding import cut_rows, plan_shards
 
 
+def costs_from(costs: list[float]) -> Callable[[int, int], npt.NDArray[np.float64]]:
+    return lambda begin, end: np.array(costs[begin:end])
+
+
 def bounds(
     costs: list[float], groups: list[int], target: float, max_rows: int = 1000
 ) -> list[tuple[int, int]]:
-    shards = cut_rows(np.array(costs), np.array(groups, np.int64), target, max_rows)
+    shards = cut_rows(costs_from(costs), np.array(groups, np.int64), target, max_rows)
     return [(shard.begin, shard.end) for shard in shards]
 
 
@@ -52,11 +58,17 @@ def test_nothing_gives_no_shards() -> None:
     st.lists(st.tuples(st.floats(0.001, 10), st.integers(1, 6)), min_size=1, max_size=60),
     st.floats(0.01, 50),
     st.integers(1, 40),
+    st.integers(1, 70),
 )
-def test_all_rows_once_in_order(chunks: list[tuple[float, int]], target: float, max_rows: int) -> None:
+def test_all_rows_once_in_order(
+    chunks: list[tuple[float, int]], target: float, max_rows: int, block_rows: int
+) -> None:
     groups = [i for i, (_, rows) in enumerate(chunks) for _ in range(rows)]
     costs = [chunks[i][0] for i in groups]
-    shards = cut_rows(np.array(costs), np.array(groups, np.int64), target, max_rows)
+    shards = cut_rows(costs_from(costs), np.array(groups, np.int64), target, max_rows)
+    assert shards == cut_rows(
+        costs_from(costs), np.array(groups, np.int64), target, max_rows, block_rows=block_rows
+    )
     assert [shard.index for shard in shards] == list(range(len(shards)))
     assert (shards[0].begin, shards[-1].end) == (0, len(groups))
     for left, right in pairwise(shards):
