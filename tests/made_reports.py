@@ -14,6 +14,7 @@ from virnuc_core.prediction.run_json import RunReport
 from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.prediction.verdicts import call_contig
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import PlannedHead
 from virnuc_core.sequences.chunking import chunk_table
 
 CHUNK_LENGTH = 500
@@ -28,19 +29,24 @@ CONTIG_COLUMNS = [
     "mean_p",
     "call",
     "tier",
+    "dna_alone_chunks",
 ]
 PREDICTION_COLUMNS = ["contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeContig:
-    """A contig by the scores of its chunks, None for a chunk without an open frame; regions are (start, end)."""
+    """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
+
+    The first `dna_alone` of the scores are of chunks without an open frame.
+    """
 
     name: str
     p_virus: tuple[float | None, ...]
     regions: tuple[tuple[int, int], ...] = ()
     tier: str = "likely"
     length: int | None = None
+    dna_alone: int = 0
 
     @property
     def bases(self) -> int:
@@ -95,7 +101,7 @@ def write_run(
         columns = ("contig", "start", "end", "length", "chunks", "score", "mean_p", "tier")
         write(folder.regions, columns, (row for contig in contigs for row in region_rows(contig)))
     run = RunReport(
-        plan=replace(PLAN, chunk_length=CHUNK_LENGTH),
+        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, dna_head=_dna_head(contigs)),
         out=str(root),
         counts=counts_of(contigs, len(rejected)),
         work=counters(20),
@@ -106,6 +112,11 @@ def write_run(
     return folder, {**run.document, "finished": "2026-01-02T03:04:05+00:00"}
 
 
+def _dna_head(contigs: Sequence[MadeContig]) -> PlannedHead | None:
+    is_used = any(contig.dna_alone for contig in contigs)
+    return PlannedHead(name="tiny-500-dna", fingerprint="e" * 64, location="/heads/dna") if is_used else None
+
+
 def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     calls = [contig.call for contig in contigs]
     scores = [p for contig in contigs for p in contig.scored]
@@ -114,6 +125,7 @@ def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
         rejected=rejected,
         chunks=sum(len(contig.p_virus) for contig in contigs),
         scored_chunks=len(scores),
+        dna_alone_chunks=sum(contig.dna_alone for contig in contigs),
         viral_chunks=sum(p >= 0.5 for p in scores),
         frames=len(scores),
         contigs_virus=calls.count("virus"),
@@ -135,7 +147,7 @@ def contig_row(place: int, contig: MadeContig) -> tuple[object, ...]:
     )
     tier = contig.tier if scored else "NA"
     numbers = (contig.bases, len(contig.p_virus), len(scored), viral)
-    return (contig.name, place + 1, *numbers, share, mean, contig.call, tier)
+    return (contig.name, place + 1, *numbers, share, mean, contig.call, tier, contig.dna_alone)
 
 
 def chunk_rows(contig: MadeContig) -> Iterable[tuple[object, ...]]:

@@ -19,7 +19,7 @@ from scripts.train_bundled import dataset
 from scripts.train_bundled.evaluate import dna_features, evaluate, frame_features
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.models.checksums import write_sums
-from virnuc_core.models.classifier import MLPClassifier, save_classifier
+from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
 from virnuc_core.training.calibration import cool, fit_temperature
 from virnuc_core.training.sampling import sample_weights
 from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head
@@ -72,8 +72,8 @@ class Source:
         return frames.take(np.sort(rng.choice(len(weights), size, replace=False, p=weights)))
 
 
-def fit_for_frames(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
-    """A head for open frames, and its temperature."""
+def fit_for_frames(source: Source, settings: HeadSettings) -> MLPClassifier:
+    """A head for open frames, not yet calibrated."""
     features, labels = [], []
     for shift, size in settings.draws:
         frames = dataset.tokenized_frames(source.train, source.chunk_length, source.tokenizer, shift)
@@ -81,17 +81,21 @@ def fit_for_frames(source: Source, settings: HeadSettings) -> tuple[MLPClassifie
         features.append(frame_features(source.bundle, drawn, source.device))
         labels.append(source.train.is_viral[drawn.record])
     vectors = _drawn_by_weight(np.concatenate(features), np.concatenate(labels))
-    head = train_head(vectors, None, settings.trainer).classifier
-    shift, size, *anew = settings.relatives
+    return train_head(vectors, None, settings.trainer).classifier
+
+
+def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> float:
+    """Cools a head for open frames, and gives the temperature."""
+    shift, size, recoded, substituted = settings.relatives
     frames = dataset.tokenized_frames(
-        source.train, source.chunk_length, source.tokenizer, shift, (anew[0], anew[1])
+        source.train, source.chunk_length, source.tokenizer, shift, (recoded, substituted)
     )
     relatives = source.draw(frames, size, settings.group_power, shift)
     margins = margins_of(head, torch.from_numpy(frame_features(source.bundle, relatives, source.device)))
     is_viral = source.train.is_viral[relatives.record]
     temperature = fit_temperature(margins, is_viral, np.full(len(is_viral), 1 / len(is_viral)))
     cool(head, temperature)
-    return head, temperature
+    return temperature
 
 
 def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
@@ -132,7 +136,8 @@ def main() -> None:
     for name in ("train", "val", "table", "bundle"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--chunk-length", type=int, required=True)
-    parser.add_argument("--dna-alone", action="store_true")
+    parser.add_argument("--dna-alone", action="store_true", help="a head for chunks without an open frame")
+    parser.add_argument("--calibrate", action="store_true", help="only calibrate the head that is there")
     parser.add_argument(
         "--draws", nargs="+", metavar="SHIFT:FRAMES", help="other draws than those of HeadSettings"
     )
@@ -144,15 +149,22 @@ def main() -> None:
         settings = replace(settings, draws=tuple((int(shift), int(frames)) for shift, frames in pairs))
     train = dataset.load_genomes(arguments.train, arguments.table)
     source = Source(arguments.bundle, train, arguments.chunk_length, arguments.device)
-    fit = fit_for_dna_alone if arguments.dna_alone else fit_for_frames
-    head, temperature = fit(source, settings)
     name = f"{arguments.chunk_length}{'_dna' if arguments.dna_alone else ''}"
     path = arguments.bundle / "heads" / f"tiny_{name}.safetensors"
+    if arguments.dna_alone:
+        head, temperature = fit_for_dna_alone(source, settings)
+    else:
+        head = load_classifier(path) if arguments.calibrate else fit_for_frames(source, settings)
+        temperature = calibrate(head, source, settings)
     save_classifier(head, path)
     write_sums(path.parent, path.parent.glob("*.safetensors"))
     record = arguments.bundle / "training.json"
     document = json.loads(record.read_text())
-    document["heads"] = document.get("heads", {}) | {name: {**asdict(settings), "temperature": temperature}}
+    heads = document.setdefault("heads", {})
+    heads[name] = (heads.get(name, {}) if arguments.calibrate else asdict(settings)) | {
+        "relatives": settings.relatives,
+        "temperature": temperature,
+    }
     record.write_text(json.dumps(document, indent=1) + "\n")
     if not arguments.dna_alone:
         val = dataset.load_genomes(arguments.val, arguments.table)

@@ -200,7 +200,7 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     shown.row("odd").click()
     assert page.locator(".detail").count() == 0
     shown.row("contig_0").click()
-    assert "No chunk of this contig has an open frame" in page.locator(".detail").inner_text()
+    assert "No chunk of this contig has a score" in page.locator(".detail").inner_text()
 
 
 def test_the_keyboard_goes_through_the_table(show: Any) -> None:
@@ -302,3 +302,20 @@ def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
     assert shown.page.get_by_role("columnheader", name="Tier").count() == 0
     shown.row("short").click()
     assert "this one has 1" in shown.page.locator(".detail").inner_text()
+
+
+def test_scores_of_the_dna_alone_are_told_apart(show: Any) -> None:
+    made = MadeContig(name="mixed", p_virus=(0.9, 0.2, 0.8, 0.7, 0.6), dna_alone=2)
+    shown = show([made, MadeContig(name="open", p_virus=(0.1, 0.3, 0.2))])
+    told = shown.page.inner_text("#unscored")
+    assert "2 of 8 chunks (25\u2009%) have no open frame" in told
+    assert "tiny-500-dna" in told
+    assert shown.page.get_by_role("columnheader", name="By DNA").count() == 1
+    cells = shown.page.locator(".contigs td.c-dna_alone").all_inner_texts()
+    assert dict(zip(shown.rows(), cells, strict=True)) == {"mixed": "2", "open": "0"}
+
+
+def test_without_such_scores_there_is_no_word_of_them(show: Any) -> None:
+    shown = show([island("prophage")])
+    assert shown.page.get_by_role("columnheader", name="By DNA").count() == 0
+    assert "--dna-head" in shown.page.inner_text("#unscored")

@@ -178,6 +178,7 @@ def test_moved_to_another_dna_head_it_is_the_run_from_nothing(
     other = make_head(tmp_path / "other.safetensors", WIDTH, seed=5)
     moved = begin_move(before, models.config(dna_head=str(other)))
     fresh = from_nothing(moved, tmp_path / "fresh")
+    caplog.clear()
     with caplog.at_level("INFO"):
         moved.compute()
     assert "loaded" not in caplog.text

@@ -14,6 +14,7 @@ const NO_TIER = TIERS.indexOf("NA");
 const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
+const hasDnaAlone = data.run.counts.dna_alone_chunks > 0;
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

@@ -166,7 +166,7 @@ function unscored() {
   const none = counts.chunks - counts.scored_chunks, rejected = data.rejected;
   const left = rejected.total - rejected.first.length;
   section("unscored", "What has no score",
-    counts.dna_alone_chunks ? byDnaAlone() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no open frame: each of the six frames holds a stop codon, so there is `
+    hasDnaAlone ? byDnaAlone() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no open frame: each of the six frames holds a stop codon, so there is `
       + "no protein to read. Such a chunk says neither virus nor other, unless a head for DNA alone is asked for (--dna-head). A contig's call rests on its scored chunks alone, so "
       + "trust it less where these are few. The share is a matter of chance and of chunk length: genes end and begin, and the longer a chunk, the more likely is a "
       + "stop in every frame; shorter chunks leave fewer without a score."),
@@ -196,7 +196,7 @@ function computation() {
     : "Every shard was there from an earlier attempt: nothing was computed.";
   section("computed", "How it was computed",
     plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing")], models),
-    text(`${count(run.work.frames)} ${counts.dna_alone_chunks ? "open frames and chunks without one" : "open frames"}, ${count(run.work.residues)} residues. Packing is how full the batches were; equal sequences are embedded once.`, { class: "dim" }),
+    text(`${count(run.work.frames)} ${hasDnaAlone ? "open frames and chunks without one" : "open frames"}, ${count(run.work.residues)} residues. Packing is how full the batches were; equal sequences are embedded once.`, { class: "dim" }),
     h("h3", { text: "Throughput" }), text(speeds),
     run.lanes.length ? laneTable() : null,
     h("h3", { text: "Time" }), stageTimes(),

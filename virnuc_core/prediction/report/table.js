@@ -12,7 +12,7 @@ const COLUMNS = [
   hasClasses && { key: "class", name: "Class", kind: "number" },
   { key: "length", name: "Length", kind: "number", right: true },
   { key: "scored", name: "Scored", kind: "number", right: true, label: "Chunks with a score, of all chunks" },
-  counts.dna_alone_chunks > 0 && { key: "dna_alone", name: "By DNA", kind: "number", right: true, label: "Chunks without an open frame, scored by their DNA alone" },
+  hasDnaAlone && { key: "dna_alone", name: "By DNA", kind: "number", right: true, label: "Chunks without an open frame, scored by their DNA alone" },
   { key: "viral", name: "Viral", kind: "number", right: true, label: "Chunks called virus" },
   { key: "mean_p", name: "Mean p_virus", kind: "number", right: true },
   { key: "call", name: "Call", kind: "number" },
