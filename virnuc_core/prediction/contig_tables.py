@@ -44,7 +44,8 @@ def contig_table(store: FrameStore, first: int, totals: ContigTotals) -> pa.Tabl
     scored = totals.scored_chunks
     is_empty = scored == 0
     some = np.maximum(scored, 1)
-    sums = list(zip(scored.tolist(), totals.viral_chunks.tolist(), totals.p_sum.tolist(), strict=True))
+    of_tiers = (scored, totals.viral_chunks, totals.p_sum, totals.dna_alone_chunks)
+    sums = list(zip(*(column.tolist() for column in of_tiers), strict=True))
     columns = (
         store.record_names(rows.start, rows.stop),
         store.record_number[rows],
@@ -54,7 +55,7 @@ def contig_table(store: FrameStore, first: int, totals: ContigTotals) -> pa.Tabl
         totals.viral_chunks,
         pa.array(totals.viral_chunks / some, mask=is_empty),
         pa.array(totals.p_sum / some, mask=is_empty),
-        [call_contig(scored_chunks, p_sum) for scored_chunks, _, p_sum in sums],
+        [call_contig(scored_chunks, p_sum) for scored_chunks, _, p_sum, _ in sums],
         [tier_contig(*row) for row in sums],
         totals.dna_alone_chunks,
     )

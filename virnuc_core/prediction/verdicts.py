@@ -14,8 +14,8 @@ OTHER: Final = "other"
 UNSCORED: Final = "unscored"
 Tier = Literal["confident", "likely", "unsure"]
 
-# What a contig must have at least for a tier: scored chunks, distance of mean_p from 0.5, share of scored chunks that
-# are called as the contig is.
+# What a contig must have at least for a tier: scored chunks with an open frame, distance of mean_p from 0.5, share of
+# scored chunks that are called as the contig is.
 _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("confident", 5, 0.3, 0.8),
     ("likely", 2, 0.15, 0.65),
@@ -141,14 +141,20 @@ def call_contig(scored_chunks: int, p_sum: float) -> str:
     return VIRUS if p_sum / scored_chunks >= 0.5 else OTHER
 
 
-def tier_contig(scored_chunks: int, viral_chunks: int, p_sum: float) -> Tier | None:
-    """How sure the call of a contig is, from the number of its scored chunks and their agreement; None without any."""
+def tier_contig(
+    scored_chunks: int, viral_chunks: int, p_sum: float, dna_alone_chunks: int = 0
+) -> Tier | None:
+    """How sure the call of a contig is, from the number of its scored chunks and their agreement; None without any.
+
+    Chunks that are scored by their DNA alone agree or not, but do not count as evidence.
+    """
     if scored_chunks == 0:
         return None
     mean_p = p_sum / scored_chunks
     is_virus = call_contig(scored_chunks, p_sum) == VIRUS
     agreeing = viral_chunks if is_virus else scored_chunks - viral_chunks
     for tier, chunks, margin, share in _TIER_RULES:
-        if scored_chunks >= chunks and abs(mean_p - 0.5) >= margin and agreeing >= share * scored_chunks:
+        has_evidence = scored_chunks - dna_alone_chunks >= chunks
+        if has_evidence and abs(mean_p - 0.5) >= margin and agreeing >= share * scored_chunks:
             return tier
     return "unsure"

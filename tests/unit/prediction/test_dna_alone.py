@@ -113,6 +113,7 @@ def test_every_table_says_how_many_there_are(run: MadeRun) -> None:
     }
     assert (contigs.scored_chunks == contigs.chunks).all()
     assert not (contigs.call == "unscored").any()
+    assert set(contigs.tier[contigs.dna_alone_chunks == contigs.chunks]) == {"unsure"}
     regions = read(run.folder.regions)
     for region in regions.itertuples():
         inside = chunks.query(

@@ -117,3 +117,10 @@ def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
 def test_tiers_ask_for_many_chunks_that_agree(scores: list[float], tier: str | None) -> None:
     viral = sum(p >= 0.5 for p in scores)
     assert tier_contig(len(scores), viral, math.fsum(scores)) == tier
+
+
+@pytest.mark.parametrize(
+    ("dna_alone", "tier"), [(0, "confident"), (3, "confident"), (4, "likely"), (7, "unsure")]
+)
+def test_chunks_scored_by_their_dna_alone_are_no_evidence_for_a_tier(dna_alone: int, tier: str) -> None:
+    assert tier_contig(8, 8, 7.6, dna_alone) == tier

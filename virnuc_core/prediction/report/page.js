@@ -159,7 +159,7 @@ function byDnaAlone() {
   const alone = counts.dna_alone_chunks;
   return text(`Every chunk has one. ${count(alone)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(alone, counts.chunks)}) ${alone === 1 ? "has" : "have"} no open frame: there is `
     + `no protein to read, and the score is of the DNA vector alone, by the head ${run.dna_head.name}. Such scores are wrong more often than those of open frames. They count in calls, `
-    + "means and regions like any other; the column By DNA of the contigs says how many of them a contig has, and predictions.tsv marks each one: dna_alone.");
+    + "means and regions like any other, but not as chunks that a tier needs; the column By DNA of the contigs says how many of them a contig has, and predictions.tsv marks each one: dna_alone.");
 }
 
 function unscored() {
