@@ -8,6 +8,7 @@
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
 # PIP_ARGS="..."                 further arguments for pip install
+# PYTEST_ARGS="..."              other tests than all of them; tests/production has servers of its own, so it runs by itself
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -22,7 +23,8 @@ demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses=2 --dist=loadfile --ignore=tests/production)
+	$(if $(PYTEST_ARGS),,$(BIN)/python -m pytest tests/production)
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

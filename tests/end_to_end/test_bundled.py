@@ -46,7 +46,7 @@ def test_the_viral_contigs_of_the_examples_are_found(
     with (out / "regions.tsv").open(newline="") as handle:
         regions = list(csv.DictReader(handle, delimiter="\t"))
     assert {region["contig"] for region in regions} == set(viral)
-    assert {region["tier"] for region in regions} == {"confident", "likely", "unsure"}
+    assert {region["tier"] for region in regions} == {"confident", "likely"}
     assert pq.read_table(out / "contigs.parquet")["contig"].to_pylist() == list(calls)
     assert virnuc_flows("fsck", out).code == 0
     (out / "regions.bed").write_text("")

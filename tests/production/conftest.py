@@ -165,7 +165,7 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
                 return lane
         return None
 
-    return wait_until(find, f"a lane in {out} is in mid-run", 90)
+    return wait_until(find, f"a lane in {out} is in mid-run", 180)
 
 
 @pytest.fixture(scope="session")
