@@ -19,6 +19,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks.reports import print_and_write
 from flows.cli import main as virnuc
+from virnuc_core.prediction.chunk_tables import DNA_ALONE_STATUS
 from virnuc_core.training.metrics import calibration_error
 
 CHUNK_LENGTHS = (500, 300)
@@ -34,7 +35,7 @@ def measure(fasta: Path, classes: dict[str, str], chunk_length: int) -> dict[str
         with (Path(folder) / "predictions.tsv").open(newline="") as handle:
             rows = list(csv.DictReader(handle, delimiter="\t"))
     scored, dna_alone = (
-        [row for row in rows if row["status"] == status] for status in ("scored", "dna_alone")
+        [row for row in rows if row["status"] == status] for status in ("scored", DNA_ALONE_STATUS)
     )
     totals = Counter(classes[row["contig"]] for row in rows)
     return {

@@ -25,7 +25,7 @@ from flows.settings import (
 )
 from flows.terminal import OutputMode, terminal
 from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
-from virnuc_core.models.catalogue import dna_head_of, head_of, require_known_model, resolve_head, split_family
+from virnuc_core.models.catalogue import require_heads, require_known_model, resolve_head, split_family
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import STDIN
@@ -173,9 +173,7 @@ def require_models_and_head(config: RunConfig) -> None:
         VirnucError: there can be no such model, no such head, or no head for these models.
     """
     require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
-    resolve_head(head_of(config))
-    if (dna_head := dna_head_of(config)) is not None:
-        resolve_head(dna_head)
+    require_heads(config)
 
 
 def require_models(models: Mapping[Family, str | None]) -> None:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.json_records import record_of
-from virnuc_core.models.catalogue import dna_head_of, head_of, require_known_model, resolve_head
+from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
 from virnuc_core.prediction.embeddings import Embeddings
@@ -180,9 +180,7 @@ def predict(
     """
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
     config = _config({"chunk_length": chunk_length, **names, **options})
-    for name in (head_of(config), dna_head_of(config)):  # at once, since reading the inputs takes its time
-        if name is not None:
-            resolve_head(name)
+    require_heads(config)  # reading the inputs takes its time
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
         folder = RunFolder(Path(root))

@@ -67,9 +67,8 @@ def run_case(case: Callable[[], object], *, most_seconds: float = _MOST_SECONDS)
 
 def _work(case: Callable[[], object], writer: int) -> NoReturn:
     """The life of a fork."""
-    torch.set_num_threads(
-        1
-    )  # the threads that torch has made here are not in the fork, which would wait for them
+    # The threads that torch has made before are not in the fork, which would wait for them.
+    torch.set_num_threads(1)
     outcome = Outcome(ending="completed")
     try:
         case()

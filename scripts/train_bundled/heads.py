@@ -9,10 +9,12 @@ are and vectors as a run computes them. With `--dna-alone` it is for chunks with
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scripts.train_bundled import dataset
@@ -72,15 +74,26 @@ class Source:
         return frames.take(np.sort(rng.choice(len(weights), size, replace=False, p=weights)))
 
 
+def drawn_vectors(
+    source: Source,
+    settings: HeadSettings,
+    tokenized: Callable[..., dataset.TokenizedFrames],
+    features_of: Callable[[Path, dataset.TokenizedFrames, str], npt.NDArray[np.float32]],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Features (n, D) of all draws, and the record (n,) of each."""
+    features, records = [], []
+    for shift, size in settings.draws:
+        frames = tokenized(source.train, source.chunk_length, source.tokenizer, shift)
+        drawn = source.draw(frames, size, settings.group_power, shift)
+        features.append(features_of(source.bundle, drawn, source.device))
+        records.append(drawn.record)
+    return np.concatenate(features), np.concatenate(records)
+
+
 def fit_for_frames(source: Source, settings: HeadSettings) -> MLPClassifier:
     """A head for open frames, not yet calibrated."""
-    features, labels = [], []
-    for shift, size in settings.draws:
-        frames = dataset.tokenized_frames(source.train, source.chunk_length, source.tokenizer, shift)
-        drawn = source.draw(frames, size, settings.group_power, shift)
-        features.append(frame_features(source.bundle, drawn, source.device))
-        labels.append(source.train.is_viral[drawn.record])
-    vectors = _drawn_by_weight(np.concatenate(features), np.concatenate(labels))
+    features, records = drawn_vectors(source, settings, dataset.tokenized_frames, frame_features)
+    vectors = _drawn_by_weight(features, source.train.is_viral[records])
     return train_head(vectors, None, settings.trainer).classifier
 
 
@@ -102,26 +115,14 @@ def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassi
     """A head for chunks without an open frame, and its temperature."""
     groups = np.unique(source.train.groups)
     held = np.random.default_rng(0).choice(groups, round(settings.held_out * len(groups)), replace=False)
-    parts: dict[bool, list[LabelledVectors]] = {False: [], True: []}
-    for shift, size in settings.draws:
-        closed = dataset.tokenized_closed_chunks(source.train, source.chunk_length, source.tokenizer, shift)
-        drawn = source.draw(closed, size, settings.group_power, shift)
-        features = dna_features(source.bundle, drawn, source.device)
-        is_held = np.isin(source.train.groups[drawn.record], held)
-        for which in parts:
-            own = is_held == which
-            parts[which].append(_drawn_by_weight(features[own], source.train.is_viral[drawn.record[own]]))
-    train, validation = (
-        _drawn_by_weight(
-            np.concatenate([p.features for p in part]), np.concatenate([p.is_viral for p in part])
-        )
-        for part in parts.values()
-    )
+    features, records = drawn_vectors(source, settings, dataset.tokenized_closed_chunks, dna_features)
+    is_viral, is_held = source.train.is_viral[records], np.isin(source.train.groups[records], held)
+    train, validation = (_drawn_by_weight(features[own], is_viral[own]) for own in (~is_held, is_held))
     fitted = train_head(train, validation, settings.trainer)
     return fitted.classifier, fitted.temperature
 
 
-def _drawn_by_weight(features: np.ndarray, is_viral: np.ndarray) -> LabelledVectors:
+def _drawn_by_weight(features: npt.NDArray[np.float32], is_viral: npt.NDArray[np.bool_]) -> LabelledVectors:
     """Vectors that were drawn by their weights already."""
     return LabelledVectors(
         features=features, is_viral=is_viral, weights=np.full(len(is_viral), 1 / len(is_viral))

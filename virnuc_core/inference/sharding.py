@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -75,10 +76,9 @@ def with_costs(
     for begin, costs in _running_costs(partial(_row_seconds, store, models, device), store.num_frames):
         own = ends[(ends > begin) & (ends <= begin + len(costs))]
         until += costs[own - begin - 1].tolist()
-    begins = [0.0, *until][: len(until)]
     return tuple(
         replace(shard, cost=round(end - begin, 6))
-        for shard, begin, end in zip(shards, begins, until, strict=True)
+        for shard, (begin, end) in zip(shards, pairwise([0.0, *until]), strict=True)
     )
 
 

@@ -111,10 +111,11 @@ CATALOGUE: Final = (
 
 # Asks for the bundled head of the bundled models.
 AUTO_HEAD: Final = "auto"
+_HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
 # For open frames, and for chunks without one.
 BUNDLED_HEADS: Final = {
     f"tiny-{length}{dna}": _BUNDLED / "heads" / f"tiny_{length}{dna.replace('-', '_')}.safetensors"
-    for length in (300, 500)
+    for length in _HEAD_LENGTHS
     for dna in ("", "-dna")
 }
 
@@ -199,9 +200,21 @@ def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
     if name not in BUNDLED_HEADS:
         raise UsageError(
             f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give {flag}, "
-            "or --chunk-length 300 or 500."
+            f"or --chunk-length {' or '.join(map(str, _HEAD_LENGTHS))}."
         )
     return name
+
+
+def require_heads(config: RunConfig) -> None:
+    """Says at once when a head of a run that makes calls is not there.
+
+    Raises:
+        CheckpointError: there is no such head.
+        UsageError: none is asked for, and none is bundled for these models.
+    """
+    for name in (head_of(config), dna_head_of(config)):
+        if name is not None:
+            resolve_head(name)
 
 
 def resolve_head(name_or_path: str) -> Path:

@@ -25,7 +25,7 @@ from virnuc_core.prediction.embeddings_file import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
 from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
 
 _log = logging.getLogger(__name__)
@@ -109,5 +109,5 @@ def _id_bytes(store: FrameStore) -> int:
     if store.meta.chunk_length is None:
         return longest_name
     chunk_digits = len(str(int(store.chunk_index.max(initial=0)) + 1))
-    frame_name = ROW_NAMES[int(store.frame_number.max(initial=0))]
+    frame_name = ROW_NAMES[DNA_ALONE if store.meta.num_closed else 0]
     return longest_name + len("_chunk_") + chunk_digits + len(frame_name)
