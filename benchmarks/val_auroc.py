@@ -2,9 +2,9 @@
 
     python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/val_auroc.json
 
-The table is tab-separated with columns id and class ("viral" or any other). A chunk counts when it has an
-open frame; the share of chunks that do is given beside the figures, and so are the figures of the others, which
-are scored by their DNA alone.
+The table is tab-separated with columns id and class ("viral" or any other). Figures are given for the chunks
+with a stop-free reading frame; end to end, over all chunks, where one without a score counts as not called and
+ranks below every score; and for the chunks without such a frame, scored by their DNA alone.
 """
 
 import argparse
@@ -42,6 +42,7 @@ def measure(fasta: Path, classes: dict[str, str], chunk_length: int) -> dict[str
         "chunks": len(rows),
         "share_with_open_frame": round(len(scored) / len(rows), 4),
         **figures(scored, classes, totals),
+        "all_chunks": end_to_end_figures(scored, classes, totals),
         "dna_alone": figures(dna_alone, classes, totals),
     }
 
@@ -75,6 +76,37 @@ def figures(
             for name in sorted(totals)
             if (names == name).any()
         },
+    }
+
+
+def end_to_end_figures(
+    scored: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
+) -> dict[str, float]:
+    """What a user finds, with every chunk in the denominator.
+
+    Args:
+        scored: rows of predictions.tsv with a score; all other chunks are not called.
+        classes: of the contigs.
+        totals: all chunks of each class.
+
+    Returns:
+        The share of viral chunks called virus (recall), the share of the others called virus, the share of calls
+        that are right (precision) and the AUROC with unscored chunks below every score.
+    """
+    is_viral = np.array([classes[row["contig"]] == "viral" for row in scored])
+    p_virus = np.array([float(row["p_virus"]) for row in scored])
+    called = np.array([row["call"] == "virus" for row in scored])
+    num_viral = totals["viral"]
+    num_other = sum(totals.values()) - num_viral
+    unscored = np.repeat([True, False], [num_viral - is_viral.sum(), num_other - (~is_viral).sum()])
+    labels = np.concatenate((is_viral, unscored))
+    ranks = np.concatenate((p_virus, np.full(len(unscored), -1.0)))
+    right = int((called & is_viral).sum())
+    return {
+        "recall": round(right / num_viral, 4),
+        "false_positive_rate": round(int((called & ~is_viral).sum()) / num_other, 4),
+        "precision": round(right / int(called.sum()), 4),
+        "auroc": round(float(roc_auc_score(labels, ranks)), 4),
     }
 
 

@@ -4,9 +4,9 @@
         --out virnuc_core/models/bundled
 
 Masked tokens of both models, the taxonomic class and the two-way label of each open frame are learnt together;
-an exponential average of the weights is kept. `--val` is only measured, never trained on and never used to
-choose; `--holdout 0.1` trains without a tenth of the related groups and measures those as well, which is how
-settings are chosen.
+an exponential average of the weights is kept. `--val` is measured and never trained on; the default settings were
+chosen with the help of its figures. `--holdout 0.1` trains without a tenth of the related groups and measures those
+as well.
 """
 
 import argparse

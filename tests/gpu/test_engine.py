@@ -115,15 +115,25 @@ def on_the_cpu(store: FrameStore) -> list[ShardResult]:
     return run(store, plan, "cpu")
 
 
-@pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.999999), ("fp16", 0.9995), ("bf16", 0.9995)])
+@pytest.mark.parametrize(
+    ("precision", "cosine", "score_error", "calls"),
+    [("fp32", 0.999999, 1e-3, 0.999), ("fp16", 0.9995, 5e-3, 0.999), ("bf16", 0.9995, 2e-2, 0.998)],
+)
 def test_the_gpu_says_what_the_cpu_says(
-    store: FrameStore, on_the_cpu: list[ShardResult], precision: str, cosine: float
+    store: FrameStore,
+    on_the_cpu: list[ShardResult],
+    precision: str,
+    cosine: float,
+    score_error: float,
+    calls: float,
 ) -> None:
+    """Vectors and scores agree, so a call differs only where its score is within `score_error` of 0.5."""
     results = run(store, plan_of(store, precision=precision))
     for name in ("dna", "protein"):
         assert worst_cosine(joined(results, name), joined(on_the_cpu, name)) >= cosine
     mine, theirs = joined(results, "scores"), joined(on_the_cpu, "scores")
-    assert ((mine[:, 1] > mine[:, 0]) == (theirs[:, 1] > theirs[:, 0])).mean() >= 0.999
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=score_error)
+    assert ((mine[:, 1] > mine[:, 0]) == (theirs[:, 1] > theirs[:, 0])).mean() >= calls
     assert all(model.fp32_batches == 0 for result in results for model in result.counters.models)
 
 
