@@ -82,7 +82,7 @@ class ModelCounters:
         tokens: their tokens.
         batches: batches as planned.
         capacity: tokens that those batches had room for, padding counted as room.
-        fp32_batches: batches done again in fp32, because not every number was finite.
+        fp32_batches: batches with sequences that were done again in fp32, because a number was not finite.
         out_of_memory: times that the device ran out of memory and a batch was parted.
     """
 

@@ -88,7 +88,7 @@ class _ModelPass:
         width = runner.planned.spec.embedding_dim
         self.vectors = torch.empty((len(work.rows) + 1, width), device=streams.device)
         self.vectors[-1] = 0.0
-        self._fp32_batches = 0
+        self._overflowed_batches = 0
         self._out_of_memory = 0
 
     def launch(self, batch: PreparedBatch) -> Download:
@@ -96,10 +96,14 @@ class _ModelPass:
         self._out_of_memory += self.runner.launch(batch, self.work, self.vectors)
         return self._streams.download(torch.isfinite(self.vectors[batch.places]).all())
 
-    def repair(self, batch: PreparedBatch) -> None:
-        """Does a batch again whose vectors are not all finite."""
-        self._out_of_memory += self.runner.repair(batch, self.work, self.vectors)
-        self._fp32_batches += 1
+    def note_overflow(self) -> None:
+        """Notes that the vectors of a batch are not all finite."""
+        self._overflowed_batches += 1
+
+    def finish(self) -> None:
+        """Does what has overflowed again, when all batches are done."""
+        if self._overflowed_batches:
+            self._out_of_memory += self.runner.recompute_in_fp32(self.work, self.vectors)
 
     @property
     def family(self) -> Family:
@@ -128,7 +132,7 @@ class _ModelPass:
             tokens=self.work.tokens,
             batches=len(self.work.batches),
             capacity=self.work.capacity,
-            fp32_batches=self._fp32_batches,
+            fp32_batches=self._overflowed_batches,
             out_of_memory=self._out_of_memory,
         )
 
@@ -142,6 +146,9 @@ class _KeptPass:
         self.counters: Final = kept.counters
         self._kept = kept
         self._streams = streams
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
 
     def vectors_of_rows(self) -> Tensor:
         """fp32 (n, D) on the device, in row order."""
@@ -233,7 +240,8 @@ class Embedder:
 
         Raises:
             CheckpointError: a vector is not finite, in fp32 neither.
-            DeviceMemoryError: a single sequence does not fit the device, or not all vectors of a shard do.
+            DeviceError: a single sequence does not fit the device.
+            DeviceMemoryError: the vectors of a shard do not fit, or the model in fp32 where that is needed.
         """
         launched: deque[_Launched] = deque()
         ended = 0.0
@@ -271,7 +279,7 @@ class Embedder:
         return _ModelPass(self._runners[planned.family], work, self._streams)
 
     def _settle(self, launched: _Launched, ended: float) -> Generator[ComputedShard, None, float]:
-        """Waits for a batch, repairs it where needed, and yields its shard if that is complete.
+        """Waits for a batch, and yields its shard if that is complete.
 
         Args:
             launched: the batch that was launched first of those not yet settled.
@@ -283,9 +291,11 @@ class Embedder:
         if (forward := launched.forward) is not None:
             [all_finite] = forward.all_finite.wait()
             if not all_finite:
-                forward.model.repair(forward.batch)
+                forward.model.note_overflow()
         if (shard := launched.completes) is None:
             return ended
+        for model in shard.models:
+            model.finish()
         complete = time.perf_counter()
         with memory_for("the vectors of a shard", self._streams.device):
             computed = self._finish(shard, forward_seconds=complete - max(shard.begun, ended))
