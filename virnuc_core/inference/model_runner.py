@@ -50,12 +50,17 @@ class ModelRunner:
 
     @classmethod
     def load(cls, planned: PlannedModel, streams: HostStreams) -> Self:
-        """Loads a model and checks that it is the planned one.
+        """Loads a model and checks that it is the planned one, and that its attention runs here.
 
         Raises:
+            UsageError: the package that the attention needs is missing, or cannot be imported.
+            DeviceError: the device cannot run the attention.
             CheckpointError: it cannot be read.
             MismatchError: its files have changed since the plan was made.
         """
+        if planned.attention != "padded":  # which is plain torch
+            head_dim = planned.spec.head_dim
+            resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
         checkpoint = resolve_checkpoint(planned.location, planned.family)
         if (found := weights_fingerprint(checkpoint)) != planned.weights_fingerprint:
             raise MismatchError(

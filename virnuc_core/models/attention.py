@@ -171,6 +171,10 @@ def resolve_attention(
             f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_WIDEST_HEAD}, not "
             f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
         )
+    if choice == "triton" and not HAS_KERNELS:
+        raise DeviceError(
+            "--attention triton needs Triton and a GPU of compute capability 8.0 or later: leave it out, or use sdpa."
+        )
     if choice == "varlen" and family == "dnabert_s":
         raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
     if choice == "flash-attn":
