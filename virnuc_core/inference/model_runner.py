@@ -127,11 +127,13 @@ class ModelRunner:
             work.frame_id(work.first_in_row_order(places)),
             self.planned.precision,
         )
-        self._resident.move_to("cpu")
-        self._streams.free_memory()
-        failures = self._embed_in_fp32(work, places, vectors)
-        self._streams.free_memory()
-        self._resident.move_to(self._streams.device)
+        advice = "choose --precision bf16, which does not overflow"
+        with memory_for(f"model {self.planned.name} in fp32", self._streams.device, advice):
+            self._resident.move_to("cpu")
+            self._streams.free_memory()
+            failures = self._embed_in_fp32(work, places, vectors)
+            self._streams.free_memory()
+            self._resident.move_to(self._streams.device)
         return failures
 
     def _embed_in_fp32(self, work: PreparedModel, places: npt.NDArray[np.int64], vectors: Tensor) -> int:
@@ -176,9 +178,7 @@ def _not_finite(vectors: Tensor) -> npt.NDArray[np.int64]:
 
 def _load_in_fp32(planned: PlannedModel, checkpoint: Checkpoint, streams: HostStreams) -> ResidentModel:
     """The same model with nothing rounded, for batches that need it."""
-    advice = "choose --precision bf16, which does not overflow"
-    with memory_for(f"model {planned.name} in fp32", streams.device, advice):
-        model, spec = load_model(checkpoint, streams.device, "fp32")
+    model, spec = load_model(checkpoint, streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
     attention = resolve_attention(choice, streams.device, planned.family, "fp32", spec.head_dim)
     return ResidentModel(planned, model, streams, "fp32", attention)
