@@ -7,7 +7,7 @@
     ├── CheckpointError              exit 4   model weights, a head or a tokenizer cannot be used
     ├── DamagedFileError             exit 4   a file that virnuc wrote is not whole any more
     ├── DeviceError                  exit 5   a device is missing or cannot do what was asked
-    │   ├── DeviceMemoryError        exit 5   a device ran out of memory (retryable)
+    │   ├── DeviceMemoryError        exit 5   a device or its host ran out of memory (retryable)
     │   └── DeviceLostError          exit 5   a device failed, or is not there any more (retryable)
     ├── LaneError                    exit 5   the process behind a lane died (retryable)
     └── StorageError                 exit 6   a file or folder of virnuc's own cannot be read or written
@@ -100,7 +100,7 @@ class DeviceError(VirnucError):
 
 
 class DeviceMemoryError(DeviceError):
-    """A device ran out of memory; the work may fit after other processes have freed some."""
+    """A device or its host ran out of memory; the work may fit after other processes have freed some."""
 
     retryable = True
 

@@ -30,8 +30,8 @@ from virnuc_core.specs import (
 SCHEMA_VERSION: Final = 3
 Kind = Literal["predict", "embed", "train"]
 
-# What a plan says about where things were found; two plans that differ only here are the same plan.
-_PLACES: Final = frozenset({"inputs", "name", "location"})
+# What a plan says about where things were found, and for people; two plans that differ only here are the same plan.
+_PLACES: Final = frozenset({"inputs", "name", "location", "warnings"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +120,7 @@ class RunPlan:
         embeddings: dtype of the stored vectors, or "none".
         shards: the units of work, in row order without gaps.
         virnuc_version: version that made the plan.
+        warnings: what makes the run slower than it could be, in words.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -134,6 +135,7 @@ class RunPlan:
     embeddings: EmbeddingsDtype
     shards: tuple[Shard, ...]
     virnuc_version: str
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,7 @@ joined later. docs/formats.md describes the layout.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -82,7 +82,7 @@ class ModelCounters:
         tokens: their tokens.
         batches: batches as planned.
         capacity: tokens that those batches had room for, padding counted as room.
-        fp32_batches: batches done again in fp32, because not every number was finite.
+        fp32_batches: batches with sequences that were done again in fp32, because a number was not finite.
         out_of_memory: times that the device ran out of memory and a batch was parted.
     """
 
@@ -144,23 +144,34 @@ def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
     return total
 
 
-def write_shard(path: Path, result: ShardResult, identity: ShardIdentity) -> None:
+def write_shard(
+    path: Path, result: ShardResult, identity: ShardIdentity, require_wanted: Callable[[], None] | None = None
+) -> None:
     """Commits a shard: it is on the disk, whole and under its name, when this returns.
 
     The bytes depend on the arguments only, so a shard computed twice is the same file, also when two processes,
     each of which takes the other for dead, write it at the same time.
+
+    Args:
+        path: where the file shall be.
+        result: the numbers.
+        identity: what it is.
+        require_wanted: is called last, before the file gets its name; what it raises leaves no file.
     """
     attributes: dict[str, str | int] = {"schema_version": SCHEMA_VERSION}
     attributes |= {f.name: getattr(identity, f.name) for f in fields(identity) if f.name != "models"}
     attributes["models"] = json.dumps([asdict(model) for model in identity.models])
     attributes["counters"] = json.dumps(asdict(result.counters))
-    with atomic_path(path, shared=True) as temporary, new_hdf5(temporary) as file:
-        for name in _DATASETS:
-            array = getattr(result, name)
-            if array is not None:
-                file.create_dataset(name, data=array)
-                attributes[f"{name}_sha256"] = array_sha256(array)
-        write_attributes(file, attributes)
+    with atomic_path(path, shared=True) as temporary:
+        with new_hdf5(temporary) as file:
+            for name in _DATASETS:
+                array = getattr(result, name)
+                if array is not None:
+                    file.create_dataset(name, data=array)
+                    attributes[f"{name}_sha256"] = array_sha256(array)
+            write_attributes(file, attributes)
+        if require_wanted is not None:
+            require_wanted()
 
 
 def read_shard(path: Path, identity: ShardIdentity) -> ShardResult:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import CheckpointError
+from virnuc_core.errors import CheckpointError, DeviceMemoryError
 from virnuc_core.inference import model_runner
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
@@ -18,12 +18,13 @@ from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
+from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.weights import Checkpoint
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta
 from virnuc_core.shard_file import ShardResult
-from virnuc_core.specs import ModelSpec, ResolvedPrecision, RunConfig
+from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision, RunConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -214,6 +215,40 @@ def test_what_overflows_is_done_again_in_fp32(store: FrameStore, monkeypatch: py
         assert all(model.fp32_batches == model.batches for model in result.counters.models)
     for name in ("dna", "protein"):
         assert worst_cosine(joined(results, name), joined(expected, name)) >= 0.999999
+
+
+@pytest.mark.usefixtures("_all_memory_again")
+def test_the_model_in_fp32_needs_no_room_beside_the_other(
+    store: FrameStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_runner, "load_model", broken_loader(1e6))
+    config = RunConfig(
+        chunk_length=None, esm_model="random:150M", dnabert_model=None, token_budget=8192, compile_mode="none"
+    )
+    shards = plan_of(store, num_shards=2).shards
+
+    def planned(precision: Precision) -> RunPlan:
+        plan = make_plan(replace(config, precision=precision), store, "embed", ("cuda:0",))
+        return replace(plan, shards=shards)
+
+    expected = joined(run(store, planned("fp32")), "protein")
+    streams = open_streams("cuda:0")
+    embedder = Embedder.load(planned("fp16"), streams)
+    streams.free_memory()
+    half = torch.cuda.memory_reserved()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(2.6 * half / total)  # 2 for fp32 alone, 3 for both
+    results = compute(embedder, streams, store, planned("fp16"))
+    assert all(model.fp32_batches == model.batches for r in results for model in r.counters.models)
+    assert worst_cosine(joined(results, "protein"), expected) >= 0.999999
+    streams.free_memory()
+    assert torch.cuda.memory_reserved() < 1.5 * half
+
+
+def test_memory_that_cannot_be_pinned_is_the_hosts_and_costs_the_device_nothing() -> None:
+    with pytest.raises(DeviceMemoryError, match="this host could not pin"):
+        empty_pinned((2**42,), torch.uint8)
+    assert torch.ones(4, device="cuda:0").sum().item() == 4
 
 
 def test_what_is_not_finite_in_fp32_is_an_error(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:

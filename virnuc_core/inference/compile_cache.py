@@ -3,14 +3,18 @@
 Nothing here imports torch: both read the environment when they are first imported.
 """
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TextIO
 
 from virnuc_core.env_config import env
+
+_LOCK_NAME: Final = ".lock"
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +44,26 @@ def compile_cache_environment() -> dict[str, str]:
     }
 
 
+@contextmanager
+def using_compile_cache() -> Iterator[None]:
+    """A block that may compile, and read what was compiled before; at its end the cache is trimmed.
+
+    Not while another process is in such a block, which may be about to open what would be removed: the last one trims.
+    Where files cannot be locked, nothing is removed.
+    """
+    with ExitStack() as stack:
+        lock = None
+        try:
+            _cache_folder().mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((_cache_folder() / _LOCK_NAME).open("a"))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except OSError as error:
+            _log.info("compiled code in %s is not trimmed: %s", _cache_folder(), error)
+        yield
+        if lock is not None and _is_last(lock):
+            trim_compile_cache()
+
+
 def trim_compile_cache() -> int:
     """Removes the entries used longest ago until the cache is within its limit, and logs its size.
 
@@ -67,6 +91,15 @@ def trim_compile_cache() -> int:
             num_removed,
         )
     return size
+
+
+def _is_last(lock: TextIO) -> bool:
+    """Whether nobody else has the lock, which is exclusive then."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _cache_folder() -> Path:

@@ -10,17 +10,16 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.errors import CheckpointError
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.kept import KeptVectors
 from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard
 from virnuc_core.inference.resident import memory_for
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.scorer import Scorer, require_same_head
 from virnuc_core.inference.streams import Download, HostStreams
-from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.tensor_files import is_finite
-from virnuc_core.run_plan import PlannedHead, PlannedModel, RunPlan, Shard
+from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult
 from virnuc_core.specs import EmbeddingsDtype, Family
 
@@ -78,6 +77,7 @@ class _ModelPass:
 
     Attributes:
         vectors: fp32 (d + 1, D) on the device, one row a place, and zeros for the rows without a sequence.
+        overflowed_batches: how many gave vectors that are not finite.
         counters: the work done so far.
     """
 
@@ -88,7 +88,7 @@ class _ModelPass:
         width = runner.planned.spec.embedding_dim
         self.vectors = torch.empty((len(work.rows) + 1, width), device=streams.device)
         self.vectors[-1] = 0.0
-        self._fp32_batches = 0
+        self.overflowed_batches = 0
         self._out_of_memory = 0
 
     def launch(self, batch: PreparedBatch) -> Download:
@@ -96,10 +96,10 @@ class _ModelPass:
         self._out_of_memory += self.runner.launch(batch, self.work, self.vectors)
         return self._streams.download(torch.isfinite(self.vectors[batch.places]).all())
 
-    def repair(self, batch: PreparedBatch) -> None:
-        """Does a batch again whose vectors are not all finite."""
-        self._out_of_memory += self.runner.repair(batch, self.work, self.vectors)
-        self._fp32_batches += 1
+    def finish(self) -> None:
+        """Does what has overflowed again, when all batches are done."""
+        if self.overflowed_batches:
+            self._out_of_memory += self.runner.recompute_in_fp32(self.work, self.vectors)
 
     @property
     def family(self) -> Family:
@@ -128,7 +128,7 @@ class _ModelPass:
             tokens=self.work.tokens,
             batches=len(self.work.batches),
             capacity=self.work.capacity,
-            fp32_batches=self._fp32_batches,
+            fp32_batches=self.overflowed_batches,
             out_of_memory=self._out_of_memory,
         )
 
@@ -212,7 +212,7 @@ class Embedder:
             scorer = None
             if plan.head is not None:
                 for head in plan.heads:
-                    _require_same_head(head)
+                    require_same_head(head)
                 dna_head = Path(plan.dna_head.location) if plan.dna_head else None
                 scorer = Scorer(Path(plan.head.location), device, dna_head)
             if device.type != "cpu":
@@ -233,7 +233,8 @@ class Embedder:
 
         Raises:
             CheckpointError: a vector is not finite, in fp32 neither.
-            DeviceMemoryError: a single sequence does not fit the device, or not all vectors of a shard do.
+            DeviceError: a single sequence does not fit the device.
+            DeviceMemoryError: the vectors of a shard do not fit, or the model in fp32 where that is needed.
         """
         launched: deque[_Launched] = deque()
         ended = 0.0
@@ -271,7 +272,7 @@ class Embedder:
         return _ModelPass(self._runners[planned.family], work, self._streams)
 
     def _settle(self, launched: _Launched, ended: float) -> Generator[ComputedShard, None, float]:
-        """Waits for a batch, repairs it where needed, and yields its shard if that is complete.
+        """Waits for a batch, and yields its shard if that is complete.
 
         Args:
             launched: the batch that was launched first of those not yet settled.
@@ -282,10 +283,12 @@ class Embedder:
         """
         if (forward := launched.forward) is not None:
             [all_finite] = forward.all_finite.wait()
-            if not all_finite:
-                forward.model.repair(forward.batch)
+            forward.model.overflowed_batches += not all_finite
         if (shard := launched.completes) is None:
             return ended
+        for model in shard.models:
+            if isinstance(model, _ModelPass):
+                model.finish()
         complete = time.perf_counter()
         with memory_for("the vectors of a shard", self._streams.device):
             computed = self._finish(shard, forward_seconds=complete - max(shard.begun, ended))
@@ -317,13 +320,4 @@ class Embedder:
             seconds=StageSeconds(
                 tokenize=shard.prepare_seconds, forward=forward_seconds, score=time.perf_counter() - begun
             ),
-        )
-
-
-def _require_same_head(planned: PlannedHead) -> None:
-    if (found := classifier_fingerprint(Path(planned.location))) != planned.fingerprint:
-        raise MismatchError(
-            f"head {planned.name} ({planned.location}) has changed since the run was planned: fingerprint "
-            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or move "
-            "the run to the new one with `virnuc reprocess`."
         )

@@ -22,7 +22,7 @@ from typing import Final
 
 from virnuc_core.env_config import available_threads, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
-from virnuc_core.inference.compile_cache import compile_cache_environment
+from virnuc_core.inference.compile_cache import compile_cache_environment, using_compile_cache
 from virnuc_core.inference.events import (
     LaneEvent,
     LaneFinished,
@@ -259,7 +259,8 @@ def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
     try:
         from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
 
-        run_shards(order.folder, order.indices, order.device, order.lane, send)
+        with using_compile_cache():
+            run_shards(order.folder, order.indices, order.device, order.lane, send)
     except (VirnucError, OSError, MemoryError) as error:
         send(error)
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent tells what happened

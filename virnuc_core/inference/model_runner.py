@@ -1,15 +1,16 @@
-"""One planned model on one device: loaded, warmed up, and tried again in fp32 where its numbers overflow."""
+"""One planned model on one device: loaded, warmed up, and replaced by fp32 for sequences that overflow."""
 
 import logging
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
@@ -49,12 +50,17 @@ class ModelRunner:
 
     @classmethod
     def load(cls, planned: PlannedModel, streams: HostStreams) -> Self:
-        """Loads a model and checks that it is the planned one.
+        """Loads a model and checks that it is the planned one, and that its attention runs here.
 
         Raises:
+            UsageError: the package that the attention needs is missing, or cannot be imported.
+            DeviceError: the device cannot run the attention.
             CheckpointError: it cannot be read.
             MismatchError: its files have changed since the plan was made.
         """
+        if planned.attention != "padded":  # which is plain torch
+            head_dim = planned.spec.head_dim
+            resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
         checkpoint = resolve_checkpoint(planned.location, planned.family)
         if (found := weights_fingerprint(checkpoint)) != planned.weights_fingerprint:
             raise MismatchError(
@@ -68,55 +74,91 @@ class ModelRunner:
         return cls(planned, streams, resident, partial(_load_in_fp32, planned, checkpoint, streams))
 
     def warm_up(self) -> None:
-        """Runs a full and a small batch, so that compilation and library start-up are done with."""
+        """Runs a full and a small batch, so that compilation and library start-up are done with.
+
+        Raises:
+            DeviceMemoryError: something else has taken the device's memory.
+        """
         for num_tokens in (self.planned.token_budget, _SMALL_BATCH_TOKENS):
             batch = self._random_batch(num_tokens)
             vectors = torch.empty((len(batch), self.planned.spec.embedding_dim), device=self._streams.device)
-            self._resident.embed(batch, vectors, "random sequence {}".format)
+            try:
+                self._resident.embed(batch, vectors, "a sequence of random tokens {}".format)
+            except DeviceMemoryError:  # of the host
+                raise
+            except DeviceError as error:
+                raise DeviceMemoryError(
+                    f"{self._streams.device} has no memory left for even a small batch of model {self.planned.name}: "
+                    "end what else uses it, choose a smaller model, or a device with more memory."
+                ) from error
             self._streams.download(vectors).wait()
 
     def launch(self, batch: PreparedBatch, work: PreparedModel, vectors: Tensor) -> int:
         """Launches a batch; see `ResidentModel.embed`."""
         return self._resident.embed(batch, vectors, work.frame_id)
 
-    def repair(self, batch: PreparedBatch, work: PreparedModel, vectors: Tensor) -> int:
-        """Computes a batch again in fp32, whose vectors were not all finite, and waits for it.
+    def recompute_in_fp32(self, work: PreparedModel, vectors: Tensor) -> int:
+        """Computes the sequences of a shard again in fp32 whose vectors are not finite, and waits for them.
+
+        Meanwhile the model in its own precision is on the host, and the one in fp32 is dropped afterwards: a device
+        need not have room for both.
+
+        Args:
+            work: all batches of the shard, every one of them launched.
+            vectors: fp32 (d + 1, D) on the device, one row a place.
 
         Returns:
             How many times the device ran out of memory.
 
         Raises:
             CheckpointError: they are not finite in fp32 either.
-            DeviceMemoryError: a single sequence does not fit.
+            DeviceError: a single sequence does not fit.
+            DeviceMemoryError: the model does not fit in fp32.
         """
-        failures = 0
-        if self.planned.precision != "fp32":
-            _log.warning(
-                "model %s: a batch of %d tokens gave numbers that are not finite in %s, %s is in it; it is "
-                "done again in fp32",
-                self.planned.name,
-                batch.num_tokens,
-                self.planned.precision,
-                self._first_bad(batch, work, vectors),
-            )
-            failures = self._in_fp32.embed(batch, vectors, work.frame_id)
-        if (bad := self._first_bad(batch, work, vectors)) is not None:
-            in_fp32 = self._resident if self.planned.precision == "fp32" else self._in_fp32
-            raise CheckpointError(
-                f"model {self.planned.name} gives vectors that are not finite in fp32, the first for {bad}, from "
-                f"{in_fp32.first_bad_layer(batch)} on: its weights are broken, fetch them again."
-            )
+        places = _not_finite(vectors[:-1])
+        if self.planned.precision == "fp32":
+            raise self._broken(work, places, self._resident)
+        _log.warning(
+            "model %s: %d of %d sequences, the first of them %s, gave numbers that are not finite in %s; they are "
+            "done again in fp32",
+            self.planned.name,
+            len(places),
+            len(work.rows),
+            work.frame_id(work.first_in_row_order(places)),
+            self.planned.precision,
+        )
+        advice = "choose --precision bf16, which does not overflow"
+        with memory_for(f"model {self.planned.name} in fp32", self._streams.device, advice):
+            self._resident.move_to("cpu")
+            self._streams.free_memory()
+            failures = self._embed_in_fp32(work, places, vectors)
+            self._streams.free_memory()
+            self._resident.move_to(self._streams.device)
         return failures
 
-    @cached_property
-    def _in_fp32(self) -> ResidentModel:
-        return self._load_in_fp32()
+    def _embed_in_fp32(self, work: PreparedModel, places: npt.NDArray[np.int64], vectors: Tensor) -> int:
+        """Does the sequences at some places with a model that is gone when this returns."""
+        in_fp32 = self._load_in_fp32()
+        exact = torch.empty((len(places), vectors.shape[1]), device=vectors.device)
+        failures = sum(
+            in_fp32.embed(batch, exact, lambda number: work.frame_id(int(places[number])))
+            for batch in work.select(places)
+        )
+        if len(numbers := _not_finite(exact)):
+            raise self._broken(work, places[numbers], in_fp32)
+        vectors[torch.from_numpy(places).to(vectors.device)] = exact
+        return failures
 
-    def _first_bad(self, batch: PreparedBatch, work: PreparedModel, vectors: Tensor) -> str | None:
-        """Name of the first sequence of a batch, in row order, whose vector is not finite."""
-        finite = torch.isfinite(vectors[batch.places]).all(dim=1).cpu().numpy()
-        bad = batch.first + np.flatnonzero(~finite)
-        return work.frame_id(int(bad[np.argmin(work.rows[bad])])) if len(bad) else None
+    def _broken(
+        self, work: PreparedModel, places: npt.NDArray[np.int64], in_fp32: ResidentModel
+    ) -> CheckpointError:
+        """What vectors mean that are not finite in fp32."""
+        place = work.first_in_row_order(places)
+        [batch] = work.select(np.array([place]))
+        return CheckpointError(
+            f"model {self.planned.name} gives vectors that are not finite in fp32, the first for {work.frame_id(place)}, "
+            f"from {in_fp32.first_bad_layer(batch)} on: its weights are broken, fetch them again."
+        )
 
     def _random_batch(self, num_tokens: int) -> PreparedBatch:
         """A batch of at most so many random tokens."""
@@ -129,10 +171,14 @@ class ModelRunner:
         return PreparedBatch(input_ids, cu_seqlens, 0)
 
 
+def _not_finite(vectors: Tensor) -> npt.NDArray[np.int64]:
+    """Numbers of the rows that are not finite, ascending; waits for the device."""
+    return torch.isfinite(vectors).all(dim=1).logical_not().nonzero().flatten().cpu().numpy()
+
+
 def _load_in_fp32(planned: PlannedModel, checkpoint: Checkpoint, streams: HostStreams) -> ResidentModel:
     """The same model with nothing rounded, for batches that need it."""
-    with memory_for(f"model {planned.name} in fp32 as well", streams.device):
-        model, spec = load_model(checkpoint, streams.device, "fp32")
+    model, spec = load_model(checkpoint, streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
     attention = resolve_attention(choice, streams.device, planned.family, "fp32", spec.head_dim)
     return ResidentModel(planned, model, streams, "fp32", attention)

@@ -8,6 +8,7 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.model_planning import computes_alike, plan_models
 from virnuc_core.inference.sharding import plan_shards, with_costs
+from virnuc_core.inference.speed_warnings import speed_warnings
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
@@ -85,26 +86,27 @@ def make_plan(
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
     shards = _plan_shards(config, store, models, devices[0], kept)
     before = {model.family: model for model in existing.models} if existing is not None else {}
-    lane_seconds = sum(shard.cost for shard in shards) / max(1, min(len(devices), len(shards)))
+    seconds = sum(shard.cost for shard in shards)
+    models = tuple(
+        replace(model, compile_mode=_plan_compile_mode(config, model, seconds, before.get(model.family)))
+        for model in models
+    )
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
         rows=store.meta.rows,
-        models=tuple(
-            replace(
-                model,
-                compile_mode=_plan_compile_mode(config, model, lane_seconds, before.get(model.family)),
-            )
-            for model in models
-        ),
+        models=models,
         head=head,
         dna_head=dna_head,
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
+        warnings=speed_warnings(models, devices),
     )
+    for warning in plan.warnings:
+        _log.warning("%s", warning)
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
@@ -125,15 +127,15 @@ def _plan_shards(
 
 
 def _plan_compile_mode(
-    config: RunConfig, model: PlannedModel, lane_seconds: float, before: PlannedModel | None
+    config: RunConfig, model: PlannedModel, seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
-    """The mode asked for; "auto" keeps that of an earlier plan, however many lanes there are now."""
+    """The mode asked for; "auto" keeps that of an earlier plan."""
     if env().disable_compile:
         _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
         return "none"
     if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode
-    return resolve_compile_mode(config.compile_mode, model.attention, lane_seconds)
+    return resolve_compile_mode(config.compile_mode, model.attention, seconds)
 
 
 def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:

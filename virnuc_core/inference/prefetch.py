@@ -75,6 +75,14 @@ class PreparedBatch:
             yield PreparedBatch(input_ids, bounds - bounds[0], self.first + begin)
             begin = end
 
+    def select(self, members: npt.NDArray[np.int64], first: int) -> "PreparedBatch":
+        """Some of its sequences, by their numbers in the batch, with places from `first` on."""
+        bounds = self.cu_seqlens
+        chosen = [self.input_ids[int(bounds[i]) : int(bounds[i + 1])] for i in members]
+        lengths = np.diff(bounds)[members]
+        cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        return PreparedBatch(torch.cat(chosen), cu_seqlens, first)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
@@ -105,6 +113,26 @@ class PreparedModel:
         row = int(self.rows[place])
         [name] = self.store.frame_ids(row, row + 1)
         return name
+
+    def first_in_row_order(self, places: npt.NDArray[np.int64]) -> int:
+        """The one of these places whose sequence comes first in the store."""
+        return int(places[np.argmin(self.rows[places])])
+
+    def select(self, places: npt.NDArray[np.int64]) -> tuple[PreparedBatch, ...]:
+        """The sequences at these places alone, in batches cut as before.
+
+        Args:
+            places: int64 (n,), ascending.
+
+        Returns:
+            Batches whose places are 0..n-1, in this order.
+        """
+        selected = []
+        for batch in self.batches:
+            begin, end = np.searchsorted(places, (batch.first, batch.first + len(batch)))
+            if begin < end:
+                selected.append(batch.select(places[begin:end] - batch.first, int(begin)))
+        return tuple(selected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,21 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.errors import DeviceMemoryError
+from virnuc_core.errors import DeviceError, DeviceMemoryError
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
+from virnuc_core.models.memory import is_host_out_of_memory, is_out_of_memory
 from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionBackend, ResolvedPrecision
-
-# How torch says it where it does not raise torch.OutOfMemoryError: on the host, from within libraries, and
-# while it compiles.
-_OUT_OF_MEMORY: Final = (
-    "can't allocate memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
 
 # GPU libraries multiply few rows in another way, and round them otherwise, than many: from 300 tokens on in 16 bit and
 # from 1,100 on in fp32 a sequence gets the same bits whatever is in its batch. So smaller batches are filled up.
@@ -37,26 +29,31 @@ _FILLER_TOKENS: Final = 64
 _log = logging.getLogger(__name__)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory, of the host or of a device."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
-
-
 @contextmanager
-def memory_for(what: str, device: torch.device | str) -> Iterator[None]:
+def memory_for(
+    what: str,
+    device: torch.device | str,
+    advice: str = "use smaller shards (--shard-seconds) or a smaller model",
+) -> Iterator[None]:
     """A block for which there is no second way when it runs out of memory.
 
+    Args:
+        what: is made in the block.
+        device: where it is made.
+        advice: what to do, besides taking a device with more memory.
+
     Raises:
-        DeviceMemoryError: it did.
+        DeviceMemoryError: it did, on the device or on the host.
     """
     try:
         yield
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if is_host_out_of_memory(error):
+            device = "this host"
+        elif not is_out_of_memory(error, device):
             raise
         raise DeviceMemoryError(
-            f"{device} has not enough memory for {what}: use smaller shards (--shard-seconds) or a smaller "
-            "model, or a device with more memory."
+            f"{device} has not enough memory for {what}: {advice}, or a device with more memory."
         ) from error
 
 
@@ -93,7 +90,8 @@ class ResidentModel:
             How many times the device ran out of memory.
 
         Raises:
-            DeviceMemoryError: a single sequence does not fit.
+            DeviceError: a single sequence does not fit, now or ever.
+            DeviceMemoryError: the host has no memory for the copies.
         """
         failures = 0
         parts = deque(batch.iter_parts(self._most_tokens))
@@ -104,7 +102,7 @@ class ResidentModel:
             failures += 1
             self._streams.free_memory()
             if len(part) == 1:
-                raise DeviceMemoryError(
+                raise DeviceError(
                     f"{self._streams.device} has not enough memory for model {self._planned.name} on "
                     f"{name_of(part.first)} alone ({part.num_tokens} tokens): use a device with more "
                     "memory, or leave this sequence out."
@@ -120,6 +118,10 @@ class ResidentModel:
             left = (part, *parts)
             parts = deque(smaller for one in left for smaller in one.iter_parts(self._most_tokens))
         return failures
+
+    def move_to(self, device: torch.device | str) -> None:
+        """Moves the weights; batches that are launched by then are not disturbed."""
+        self._model.to(device)
 
     @torch.inference_mode()
     def first_bad_layer(self, batch: PreparedBatch) -> str:
@@ -146,7 +148,7 @@ class ResidentModel:
             embedded = self._model.embed(input_ids, layout, self._planned.repr_layer)
             vectors[batch.places] = embedded[: len(batch)]
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error, self._streams.device):
                 raise
             return False
         return True

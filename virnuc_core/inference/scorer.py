@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.models.classifier import MLPClassifier, load_classifier
+from virnuc_core.errors import MismatchError
+from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
+from virnuc_core.run_plan import PlannedHead
 
 # Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
 # differently when the number of rows is another, and a score should not depend on its neighbours.
@@ -73,3 +75,18 @@ class Scorer:
             block = functional.pad(features, (0, 0, 0, self._block_rows - len(features)))
             scores.append(classifier.virus_probabilities(block)[: len(features)])
         return torch.cat(scores)
+
+
+def require_same_head(planned: PlannedHead) -> None:
+    """Checks that a head is the planned one.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        MismatchError: it has changed since the plan was made.
+    """
+    if (found := classifier_fingerprint(Path(planned.location))) != planned.fingerprint:
+        raise MismatchError(
+            f"head {planned.name} ({planned.location}) has changed since the run was planned: fingerprint "
+            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or move "
+            "the run to the new one with `virnuc reprocess`."
+        )

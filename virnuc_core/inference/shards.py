@@ -1,12 +1,13 @@
 """Which of a plan's shards are on the disk, and which are still to be computed."""
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 
 from virnuc_core.atomic_write import remove_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard
+from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.shard_file import ModelIdentity, ShardIdentity, ShardResult, read_shard, set_aside
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,41 @@ def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
             _log.warning("%s Set aside as %s; it is computed again.", error, set_aside(path).name)
             pending.append(shard.index)
     return tuple(pending)
+
+
+class CommitGuard:
+    """Keeps the shards of a lane out of a folder whose run was started over since the lane began.
+
+    Args:
+        folder: the run's folder.
+        plan: the plan that the lane works on.
+    """
+
+    def __init__(self, folder: RunFolder, plan: RunPlan) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._known = ""  # digest of the last plan.json that was found to be the lane's
+
+    def require_wanted(self, shard: Shard) -> None:
+        """Refuses a shard that the plan in the folder does not ask for.
+
+        Raises:
+            MismatchError: the folder has the plan of another run.
+            DamagedFileError: its plan cannot be read.
+            OSError: it has none.
+        """
+        digest = hashlib.sha256(self._folder.plan.read_bytes()).hexdigest()
+        if digest == self._known:
+            return
+        current = read_plan(self._folder.plan)
+        wanted = current.shards[shard.index : shard.index + 1]
+        if [identity_of(current, one) for one in wanted] != [identity_of(self._plan, shard)]:
+            raise MismatchError(
+                f"{self._folder.root} was started over (--force) while this lane was at work for the run before it: its "
+                f"shard {shard.index} is not written."
+            )
+        if current.fingerprint == self._plan.fingerprint:
+            self._known = digest
 
 
 def missing_shards(folder: RunFolder, indices: Iterable[int]) -> tuple[int, ...]:

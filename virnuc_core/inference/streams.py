@@ -13,6 +13,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from virnuc_core.models.memory import empty_pinned
+
 
 class OnDevice(Protocol):
     """A tensor, or something made of tensors."""
@@ -87,7 +89,7 @@ class CudaStreams(HostStreams):
 
     def empty_on_host(self, size: int, dtype: torch.dtype) -> Tensor:
         """See `HostStreams.empty_on_host`; the memory is pinned."""
-        return torch.empty(size, dtype=dtype, pin_memory=True)
+        return empty_pinned((size,), dtype)
 
     @contextmanager
     def uploading(self) -> Iterator[None]:
@@ -108,8 +110,7 @@ class CudaStreams(HostStreams):
             copies = []
             for tensor in tensors:
                 tensor.record_stream(self._downloads)
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies.append(copy.copy_(tensor, non_blocking=True))
+                copies.append(empty_pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True))
             # A thread that waits for it sleeps, and leaves its core to the tokenizers.
             done = torch.cuda.Event(blocking=True)
             done.record(self._downloads)

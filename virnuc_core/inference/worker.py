@@ -13,12 +13,11 @@ import torch
 
 from virnuc_core.atomic_write import make_folder
 from virnuc_core.batching.packing import warn_if_inefficient
-from virnuc_core.inference.compile_cache import trim_compile_cache
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.prefetch import Ahead, Preparer
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shards import CommitGuard, identity_of
 from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
@@ -49,7 +48,8 @@ def run_shards(
         report: is told of the loaded models and, in the second thread, of every committed shard.
 
     Raises:
-        VirnucError: any of them, from any of the threads; what was committed before stays.
+        MismatchError: the run was started over meanwhile.
+        VirnucError: any other, from any of the threads; what was committed before stays.
         OSError: a shard cannot be written.
     """
     started = time.perf_counter()
@@ -59,7 +59,7 @@ def run_shards(
     kept = KeptShards.open(folder, plan)
     preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, kept)
     make_folder(folder.shards)
-    commit = partial(_commit, folder, plan, lane, report)
+    commit = partial(_commit, folder, plan, CommitGuard(folder, plan), lane, report)
     with Ahead(preparer.prepare, shards, ahead=SHARDS_PREPARED_AHEAD) as prepared:
         embedder = Embedder.load(plan, streams, kept.families if kept else frozenset())
         seconds = time.perf_counter() - started
@@ -71,16 +71,22 @@ def run_shards(
             work = list(committed)
     for model in sum_counters(work).models:
         warn_if_inefficient(f"{model.name} ({model.family})", model.packing_efficiency, model.batches)
-    trim_compile_cache()
 
 
 def _commit(
-    folder: RunFolder, plan: RunPlan, lane: int, report: Callable[[LaneEvent], None], computed: ComputedShard
+    folder: RunFolder,
+    plan: RunPlan,
+    guard: CommitGuard,
+    lane: int,
+    report: Callable[[LaneEvent], None],
+    computed: ComputedShard,
 ) -> ShardCounters:
     """Puts a shard on the disk and tells of it."""
     result, shard = computed.result(), computed.shard
     begun = time.perf_counter()
-    write_shard(folder.shard(shard.index), result, identity_of(plan, shard))
+    write_shard(
+        folder.shard(shard.index), result, identity_of(plan, shard), partial(guard.require_wanted, shard)
+    )
     seconds = replace(computed.seconds, write=time.perf_counter() - begun)
     _log.info(
         "lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), shard.end - shard.begin

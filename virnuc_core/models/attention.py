@@ -28,6 +28,7 @@ from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
 from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
 from virnuc_core.models.kernels import HAS_KERNELS
+from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 
@@ -170,6 +171,10 @@ def resolve_attention(
             f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_WIDEST_HEAD}, not "
             f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
         )
+    if choice == "triton" and not HAS_KERNELS:
+        raise DeviceError(
+            "--attention triton needs Triton and a GPU of compute capability 8.0 or later: leave it out, or use sdpa."
+        )
     if choice == "varlen" and family == "dnabert_s":
         raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
     if choice == "flash-attn":
@@ -218,7 +223,8 @@ def _build_triton(
 def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
     """Moves small int32 arrays in one transfer, which a GPU does not wait for."""
     starts = np.cumsum([0] + [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays])
-    buffer = torch.empty(int(starts[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    allocate = empty_pinned if device.type == "cuda" else torch.empty
+    buffer = allocate((int(starts[-1]),), dtype=torch.int32)
     host = buffer.numpy()
     for start, array in zip(starts, arrays, strict=False):
         host[start : start + array.size] = array.ravel()

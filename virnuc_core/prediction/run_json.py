@@ -60,10 +60,11 @@ class RunReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the calls must know."""
+        """What a reader of the results must know."""
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
-        return (BUNDLED_NOTE,) if is_bundled and self.counts is not None else ()
+        bundled_note = (BUNDLED_NOTE,) if is_bundled and self.counts is not None else ()
+        return (*bundled_note, *self.plan.warnings)
 
     @property
     def throughput(self) -> dict[str, float]:

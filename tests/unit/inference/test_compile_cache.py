@@ -1,12 +1,18 @@
 """Compiled code is kept where it is said to be, and no more of it than is said."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from virnuc_core.env_config import reload
-from virnuc_core.inference.compile_cache import compile_cache_environment, trim_compile_cache
+from virnuc_core.inference.compile_cache import (
+    compile_cache_environment,
+    trim_compile_cache,
+    using_compile_cache,
+)
 
 MEGABYTE = 10**6
 
@@ -76,3 +82,44 @@ def test_no_cache_is_nothing_to_say(
     with caplog.at_level("INFO"):
         assert trim_compile_cache() == 0
     assert caplog.text == ""
+
+
+# Uses the cache until its standard input ends.
+LANE = """
+import sys
+from virnuc_core.inference.compile_cache import using_compile_cache
+
+with using_compile_cache():
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_removed_while_another_process_may_open_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRNUC_COMPILE_CACHE_GB", "0.002")
+    reload()
+    with subprocess.Popen(
+        [sys.executable, "-c", LANE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "at work\n"
+        with using_compile_cache():
+            pass
+        assert len(entries(cache)) == 5
+        other.communicate()  # the last one removes what is too much
+    assert other.returncode == 0
+    assert entries(cache) == ["entry4"]
+
+
+def test_a_home_folder_that_cannot_be_written_costs_no_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file")
+    monkeypatch.setenv("VIRNUC_HOME", str(home))
+    reload()
+    with using_compile_cache():
+        pass
+    assert home.read_text() == "a file"

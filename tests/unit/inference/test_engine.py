@@ -1,5 +1,6 @@
 """One device's work on a shard, against models run by hand on one sequence at a time."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +9,26 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.made_models import MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
+from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import StageSeconds
+from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.resident import ResidentModel
 from virnuc_core.inference.streams import HostStreams
+from virnuc_core.models.attention import PackedLayout
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.loading import load_model
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardResult
+from virnuc_core.specs import AttentionBackend
 
 
 def compute(plan: RunPlan, store: FrameStore, shards: Sequence[Shard]) -> list[ShardResult]:
@@ -174,6 +184,83 @@ def test_what_overflows_in_fp16_is_done_again_in_fp32(
     assert result.counters.models[1].fp32_batches == 0
     assert "not finite in fp16" in caplog.text
     assert "done again in fp32" in caplog.text
+
+
+class Ledger(Encoder):
+    """A model that tells of every move between devices and of every batch, and gives what it is told to for some."""
+
+    def __init__(
+        self, model: Encoder, name: str, events: list[str], overflowing: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(model.spec)
+        self.model = model
+        self.name = name
+        self.events = events
+        self.overflowing = overflowing
+
+    def to(self, device: torch.device | str) -> "Ledger":
+        """A device of this kind has an index: cpu is the host and cpu:0 the device."""
+        self.events.append(f"{self.name} to {device}")
+        return self
+
+    def build_layout(self, cu_seqlens: np.ndarray, backend: AttentionBackend) -> PackedLayout:
+        return self.model.build_layout(cu_seqlens, backend)
+
+    def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        vectors = self.model.embed(input_ids, layout, repr_layer)
+        lengths = layout.cu_seqlens.diff().tolist()
+        self.events.append(f"{self.name} embeds {len(lengths)}")
+        for number, length in enumerate(lengths):
+            if length in self.overflowing:
+                vectors[number, 0] = torch.inf
+        return vectors
+
+
+def test_only_the_sequences_that_overflow_are_done_again_and_the_fp32_model_is_dropped(
+    finished_run: MadeRun,
+) -> None:
+    planned = replace(finished_run.plan.models[1], precision="fp16", token_budget=1000)
+    lengths = finished_run.store.protein.lengths + 2
+    longest = int(lengths.max())
+    streams = HostStreams("cpu:0")
+    checkpoint = resolve_checkpoint(planned.location, "esm2")
+    alive: list[weakref.ref[Ledger]] = []
+    events: list[str] = []
+
+    def load(name: str, overflowing: frozenset[int] = frozenset()) -> ResidentModel:
+        model = Ledger(load_model(checkpoint, "cpu", "fp32")[0], name, events, overflowing)
+        alive.append(weakref.ref(model))
+        events.append(f"{name} is loaded")
+        return ResidentModel(planned, model, streams, "fp32", "sdpa")
+
+    def results(overflowing: frozenset[int]) -> tuple[ShardResult, ShardResult]:
+        runner = ModelRunner(planned, streams, load("half", overflowing), lambda: load("fp32"))
+        embedder = Embedder(replace(finished_run.plan, models=(planned,)), streams, (runner,), None)
+        preparer = Preparer(finished_run.store, ((planned, Esm2Tokenizer()),), streams)
+        half = finished_run.store.num_frames // 2
+        shards = [
+            Shard(index=0, begin=0, end=half, cost=1.0),
+            Shard(index=1, begin=half, end=2 * half, cost=1.0),
+        ]
+        first, second = embedder.run(map(preparer.prepare, shards))
+        return first.result(), second.result()
+
+    expected = results(frozenset())
+    assert not any("fp32" in event for event in events)
+    events.clear()
+    alive.clear()
+    found = results(frozenset({longest}))
+    for result, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(result.protein, exact.protein, atol=1e-6, rtol=0)
+        [counters] = result.counters.models
+        assert 0 < counters.fp32_batches <= counters.batches
+    again = [event for event in events if event.startswith("fp32 embeds")]
+    num_sequences = sum(model.sequences for result in found for model in result.counters.models)
+    assert 0 < sum(int(event.rpartition(" ")[2]) for event in again) < num_sequences / 2
+    moves = [event for event in events if "embeds" not in event]
+    one_shard = ["half to cpu", "fp32 is loaded", "half to cpu:0"]
+    assert moves == ["half is loaded", *one_shard, *one_shard]
+    assert [model() is None for model in alive[1:]] == [True, True]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -4,15 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.made_models import ESM2, MadeModels, MadeRun, make_head, plan_run
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
-from virnuc_core.inference import planning
+from virnuc_core.inference import planning, speed_warnings
 from virnuc_core.inference.planning import make_plan, open_plan
+from virnuc_core.models import attention, compilation
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.specs import RunConfig
 
 
@@ -122,8 +124,80 @@ def test_nothing_is_compiled_where_the_environment_says_so(
 
 def test_auto_compiles_only_what_repays_it(finished_run: MadeRun, made_models: MadeModels) -> None:
     model = replace(finished_run.plan.models[0], attention="triton")
-    modes = [planning._plan_compile_mode(made_models.config(), model, s, None) for s in (60.0, 36_000.0)]
+    modes = [planning._plan_compile_mode(made_models.config(), model, s, None) for s in (3600.0, 36_000.0)]
     assert modes == ["none", "default"]
+
+
+@pytest.fixture
+def gpu_config(made_models: MadeModels, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """Settings of an embed run that can be planned for GPUs where there are none; they say they are H100s."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    return made_models.config(dnabert_model=None, head=None, attention="varlen", token_budget=1000)
+
+
+@pytest.mark.parametrize("per_device", [0.3, 0.7, 1.5])
+def test_a_plan_is_the_same_for_any_number_of_gpus(
+    finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, per_device: float
+) -> None:
+    """Also where the work is enough to be compiled for, on one of them or on each of two."""
+    size = replace(gpu_config, shard_seconds=1e-4)
+    whole = sum(shard.cost for shard in make_plan(size, finished_run.store, "embed", ("cuda:0",)).shards)
+    monkeypatch.setattr(compilation, "_REPAID_AFTER_SECONDS", whole * per_device)
+    devices = [tuple(f"cuda:{i}" for i in range(number)) for number in (1, 2, 8)]
+    plans = [make_plan(size, finished_run.store, "embed", some) for some in devices]
+    assert len(plans[0].shards) >= 8
+    assert plans[0].models[0].compile_mode == ("default" if per_device < 1 else "none")
+    assert plans[1:] == plans[:1] * 2
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_mode_that_gains_nothing_is_warned_of_and_recorded(
+    finished_run: MadeRun, gpu_config: RunConfig, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    found = make_plan(replace(gpu_config, compile_mode=mode), finished_run.store, "embed", ("cuda:0",))
+    [warning] = found.warnings
+    assert f"compile mode {mode} records CUDA graphs only where shapes are fixed" in warning
+    assert ("minutes longer" in warning) == (mode == "max-autotune")
+    assert warning in caplog.messages
+    quiet = make_plan(replace(gpu_config, compile_mode="default"), finished_run.store, "embed", ("cuda:0",))
+    assert quiet.warnings == ()
+    assert replace(found, warnings=()).fingerprint == found.fingerprint
+
+
+def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
+    finished_run: MadeRun,
+    gpu_config: RunConfig,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = replace(gpu_config, attention="auto")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    found = make_plan(config, finished_run.store, "embed", ("cuda:0",))
+    [warning] = found.warnings
+    assert warning.startswith(
+        "cuda:0 (Tesla T4) has compute capability 7.5, below 8.0: virnuc's kernels cannot run"
+    )
+    assert warning in caplog.messages
+    path = finished_run.folder.root / "other-plan.json"
+    write_plan(path, found)
+    assert read_plan(path) == found
+    path.unlink()
+    assert (
+        make_plan(replace(config, precision="fp32"), finished_run.store, "embed", ("cuda:0",)).warnings == ()
+    )
+    monkeypatch.setattr(speed_warnings, "find_spec", lambda name: None)
+    [warning] = make_plan(config, finished_run.store, "embed", ("cuda:0",)).warnings
+    assert warning.startswith("Triton is not installed: virnuc's kernels cannot run")
+
+
+def test_attention_by_kernels_that_are_not_there_is_refused(
+    finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "HAS_KERNELS", False)
+    with pytest.raises(DeviceError, match="--attention triton needs Triton and a GPU of compute capability"):
+        make_plan(replace(gpu_config, attention="triton"), finished_run.store, "embed", ("cuda:0",))
 
 
 def test_the_dna_model_alone(finished_run: MadeRun, made_models: MadeModels) -> None:

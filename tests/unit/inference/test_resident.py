@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.made_models import MadeModels, MadeRun
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.errors import DeviceMemoryError
+from virnuc_core.errors import DeviceError, DeviceMemoryError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.prefetch import Preparer
-from virnuc_core.inference.resident import ResidentModel, is_out_of_memory, memory_for
+from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
@@ -79,23 +79,35 @@ def test_batches_are_halved_until_they_fit(
     np.testing.assert_allclose(result.protein, expected.protein, atol=1e-5, rtol=0)
 
 
-def test_a_sequence_that_fits_nowhere_is_named(finished_run: MadeRun, made_models: MadeModels) -> None:
+def test_a_sequence_that_fits_nowhere_is_named_and_not_tried_again(
+    finished_run: MadeRun, made_models: MadeModels
+) -> None:
     assert finished_run.store.protein is not None
     longest = int(finished_run.store.protein.lengths.argmax())
     [name] = finished_run.store.frame_ids(longest, longest + 1)
-    with pytest.raises(DeviceMemoryError, match=rf"on {name} alone \(22 tokens\)"):
+    with pytest.raises(DeviceError, match=rf"on {name} alone \(22 tokens\)") as caught:
         embed_proteins(finished_run, made_models, 21)
+    assert not caught.value.retryable
 
 
-def test_what_counts_as_running_out_of_memory() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
-    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60)
-    assert is_out_of_memory(caught.value)
+def test_a_device_that_is_full_before_the_work_begins_may_be_tried_again(finished_run: MadeRun) -> None:
+    planned = finished_run.plan.models[1]
+    model, _ = load_model(resolve_checkpoint(planned.location, "esm2"), "cpu", "fp32")
+    resident = ResidentModel(planned, SmallMemory(model, 1), STREAMS, "fp32", "sdpa")
+    with pytest.raises(DeviceMemoryError, match="no memory left for even a small batch") as caught:
+        ModelRunner(planned, STREAMS, resident, lambda: resident).warm_up()
+    assert caught.value.retryable
+
+
+def test_what_a_block_needs_memory_for_is_named() -> None:
     with (
-        pytest.raises(DeviceMemoryError, match="not enough memory for the vectors"),
+        pytest.raises(DeviceMemoryError, match="cpu has not enough memory for the vectors"),
         memory_for("the vectors", "cpu"),
+    ):
+        raise torch.OutOfMemoryError("out of memory")
+    with (
+        pytest.raises(DeviceMemoryError, match="this host has not enough memory for the vectors"),
+        memory_for("the vectors", "cuda:0"),
     ):
         torch.empty(2**60)
     with pytest.raises(RuntimeError, match="other"), memory_for("the vectors", "cpu"):

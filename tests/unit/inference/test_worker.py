@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import CheckpointError, DamagedFileError
+from virnuc_core.errors import CheckpointError, DamagedFileError, DeviceError, MismatchError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
+from virnuc_core.prediction.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.specs import Family
 
 
@@ -154,3 +157,33 @@ def test_an_error_of_the_listener_comes_out(run: MadeRun) -> None:
 
     with pytest.raises(BrokenPipeError, match="nobody listens"):
         run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, close)
+
+
+@pytest.mark.parametrize("settings", [{"repr_layer": 1}, {}], ids=["other settings", "the same settings"])
+def test_a_lane_writes_nothing_into_the_folder_of_another_run(
+    run: MadeRun, contigs: Path, made_models: MadeModels, settings: dict[str, int]
+) -> None:
+    """The run is started over while the lane is at work, as a worker of a pool can be that nobody has stopped."""
+
+    def start_over(event: LaneEvent) -> None:
+        if isinstance(event, ShardDone) and event.shard == 0:
+            with open_run_folder(run.folder.root, force=True):
+                plan_run(run.folder.root, contigs, made_models.config(**settings), shard_seconds=0.04)
+            run.folder.shards.mkdir()
+
+    indices = range(len(run.plan.shards))
+    if settings:
+        with pytest.raises(MismatchError, match=r"was started over \(--force\) .* shard 1 is not written"):
+            run_shards(run.folder, indices, "cpu", 0, start_over)
+        assert list(run.folder.shards.iterdir()) == []
+    else:
+        run_shards(run.folder, indices, "cpu", 0, start_over)
+        assert pending_shards(run.folder, read_plan(run.folder.plan)) == (0,)
+
+
+def test_attention_that_cannot_run_here_is_an_error_of_its_own(run: MadeRun) -> None:
+    """A plan may come from a machine that has more than this one."""
+    models = tuple(replace(model, attention="triton", precision="bf16") for model in run.plan.models)
+    write_plan(run.folder.plan, replace(run.plan, models=models))
+    with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):
+        run.compute()

@@ -53,6 +53,13 @@ def test_document_can_be_read_back(tmp_path: Path) -> None:
     assert document["packing_efficiency"] == {"esm2": 0.5}
 
 
+def test_what_makes_a_run_slow_is_told() -> None:
+    slow = replace(run_of([]), plan=replace(PLAN, warnings=("Triton is not installed.",)))
+    assert slow.document["warnings"] == ("Triton is not installed.",)
+    assert slow.document["notes"] == ["Triton is not installed."]
+    assert "note: Triton is not installed." in slow.summary
+
+
 def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
     assert run_of([]).document["settings_from"] is None
     with asked_with({"precision": "flag --precision"}):

@@ -1,0 +1,50 @@
+"""Running out of memory: what it looks like in torch and in the libraries under it, on a device and on the host."""
+
+import torch
+from torch import Tensor
+
+from virnuc_core.errors import DeviceMemoryError
+
+# Where torch.OutOfMemoryError is not raised: by the driver, when Triton loads a kernel, and when cuBLAS and cuDNN
+# create a handle or a workspace, which they report as not being initialized.
+_DEVICE_TEXTS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+_HOST_TEXT = "can't allocate memory"
+
+
+def is_host_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch found no ordinary memory on the host."""
+    return _HOST_TEXT in str(error)
+
+
+def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
+    """Whether it is `device` that ran out of memory, so that a smaller batch may fit there."""
+    if is_host_out_of_memory(error):
+        return torch.device(device).type == "cpu"
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _DEVICE_TEXTS)
+
+
+def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor in pinned host memory.
+
+    CUDA reports a failure as "out of memory" without saying whose; smaller batches on the device would not help.
+
+    Raises:
+        DeviceMemoryError: the host has no more memory that can be pinned.
+    """
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        if not (is_host_out_of_memory(error) or is_out_of_memory(error, "cuda")):
+            raise
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raise DeviceMemoryError(
+            f"this host could not pin {size / 1e6:.0f} MB of memory for copies to the GPU: end other programs, use "
+            "smaller shards (--shard-seconds), or allow more memory (of the container or job)."
+        ) from error
