@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.models.attention import resolve_attention
@@ -43,6 +42,7 @@ class _AskedModel:
         engine: "packed" or "reference".
         attention: attention backend.
         token_budget: most tokens in one packed batch; None is by model and device.
+        switches: emergency switches of the environment.
     """
 
     family: Family
@@ -53,6 +53,7 @@ class _AskedModel:
     engine: Engine
     attention: AttentionChoice
     token_budget: int | None
+    switches: tuple[str, ...]
 
 
 def plan_models(
@@ -106,6 +107,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.dnabert_engine or config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
+                switches=config.switches or (),
             )
         )
     if config.esm_model is not None:
@@ -119,6 +121,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
+                switches=config.switches or (),
             )
         )
     return tuple(asked)
@@ -155,11 +158,8 @@ def _plan_precision(asked: _AskedModel, devices: tuple[str, ...]) -> ResolvedPre
                 f"--engine reference computes in fp32 only: leave out {asked.precision_flag} {choice}."
             )
         choice = "fp32"
-    switches = {"VIRNUC_DISABLE_FP16": env().disable_fp16, "VIRNUC_DISABLE_PACKING": env().disable_packing}
-    for name, is_set in switches.items():
-        if is_set and choice != "fp32":
-            _log.info("%s is set: fp32 instead of %s for %s", name, choice, asked.name)
-            choice = "fp32"
+    if {"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"} & {*asked.switches}:
+        choice = "fp32"
     [precision] = {resolve_precision(choice, device) for device in devices}
     return precision
 
@@ -168,12 +168,11 @@ def _plan_attention(
     asked: _AskedModel, device: str, precision: ResolvedPrecision, spec: ModelSpec
 ) -> AttentionBackend:
     choice = asked.attention
-    if asked.engine == "reference" or env().v1_attention:
+    if asked.engine == "reference" or "VIRNUC_V1_ATTENTION" in asked.switches:
         choice = "reference"
-    elif env().disable_packing:
-        _log.info("VIRNUC_DISABLE_PACKING is set: padded batches for %s", asked.name)
+    elif "VIRNUC_DISABLE_PACKING" in asked.switches:
         return "padded"
-    elif env().disable_fp16 and choice not in ("sdpa", "reference"):
+    elif "VIRNUC_DISABLE_FP16" in asked.switches and choice not in ("sdpa", "reference"):
         choice = "auto"  # what was asked for may be for 16 bit only
     return resolve_attention(choice, device, asked.family, precision, spec.head_dim)
 

@@ -8,10 +8,11 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.model_planning import computes_alike, plan_models
 from virnuc_core.inference.sharding import plan_shards, with_costs
+from virnuc_core.inference.shards import pending_shards
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
-from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.plan_comparison import continue_plan, require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
@@ -26,7 +27,8 @@ def open_plan(
 ) -> RunPlan:
     """The plan in a run's folder, made and written if there is none yet.
 
-    A run that is made from another one has its shards, and for models that stay the same its choices.
+    A run that is made from another one has its shards, and for models that stay the same its choices. Of a run that is
+    resumed with other emergency switches, the shards that are missing get the arithmetic that these leave.
 
     Args:
         config: settings as asked for.
@@ -47,8 +49,44 @@ def open_plan(
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    require_same_plan(existing, make_plan(config, store, kind, devices, existing), folder)
-    return existing
+    if existing.switches != _switches(config):
+        config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
+    wanted = make_plan(config, store, kind, devices, existing)
+    require_same_plan(existing.uniform, wanted, folder)
+    if not existing.continued and wanted.fingerprint == existing.fingerprint:
+        return existing
+    return _continue(existing, wanted, folder)
+
+
+def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
+    """Has the missing shards computed with the switches that are set, and writes that into the plan."""
+    pending = pending_shards(folder, existing)
+    plan = continue_plan(existing, wanted, frozenset(pending))
+    switches = ", ".join(wanted.switches) or "no switch"
+    if not pending:
+        _log.warning(
+            "%s holds all of its shards, computed with other switches of the environment than are set (%s): they stay "
+            "as they are. To have them computed alike, run `virnuc reprocess`, or start over with --force.",
+            folder.root,
+            switches,
+        )
+    elif plan.fingerprint != existing.fingerprint:
+        write_plan(folder.plan, plan)
+        _log.warning(
+            "%s is resumed with other switches of the environment (%s): %d of %d shards are missing and compute with %s. "
+            "The last digits of their scores may differ from those of the others; plan.json says which they are.",
+            folder.root,
+            switches,
+            len(pending),
+            len(plan.shards),
+            "; ".join(f"{model.name} {model.arithmetic}" for model in wanted.models),
+        )
+    return plan
+
+
+def _switches(config: RunConfig) -> tuple[str, ...]:
+    """The emergency switches of a run: those of this process unless it says which."""
+    return env().switches if config.switches is None else config.switches
 
 
 def make_plan(
@@ -74,6 +112,9 @@ def make_plan(
         MismatchError: the head was not trained with these models.
         DeviceError: the device cannot compute in the precision asked for.
     """
+    config = replace(config, switches=_switches(config))
+    for name in config.switches or ():
+        _log.warning("%s is set: it wins over what is asked for", name)
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
@@ -104,6 +145,7 @@ def make_plan(
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
+        switches=config.switches or (),
     )
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
@@ -128,8 +170,7 @@ def _plan_compile_mode(
     config: RunConfig, model: PlannedModel, lane_seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
     """The mode asked for; "auto" keeps that of an earlier plan, however many lanes there are now."""
-    if env().disable_compile:
-        _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
+    if "VIRNUC_DISABLE_COMPILE" in (config.switches or ()):
         return "none"
     if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode
