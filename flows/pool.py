@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun, State
 
 from flows.naming import lane_journal_name, plan_journal_name
+from flows.outputs import absolute_path
 from flows.pool_runs import PoolRuns, require_deployments
 from tasks.embedding import find_pending
 from tasks.lane_watch import LaneWatch
@@ -221,7 +221,7 @@ def _for_a_worker(config: RunConfig) -> RunConfig:
     """The same for a process that has another working folder and another environment."""
 
     def absolute(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
+        return name and absolute_path(name)
 
     return replace(
         config,

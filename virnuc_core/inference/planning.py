@@ -113,8 +113,8 @@ def make_plan(
         DeviceError: the device cannot compute in the precision asked for.
     """
     config = replace(config, switches=_switches(config))
-    for name in config.switches or ():
-        _log.warning("%s is set: it wins over what is asked for", name)
+    for switch in config.switches or ():
+        _log.warning("%s is set: it wins over what is asked for", switch)
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
