@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.models.attention import resolve_attention
@@ -84,8 +85,15 @@ def plan_models(
         raise UsageError(
             f"--token-budget {config.token_budget} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens."
         )
+    for switch in switches_of(config):
+        _log.warning("%s is set: it wins over what is asked for", switch)
     before = {model.family: model for model in existing.models} if existing is not None else {}
     return tuple(_plan_model(model, devices, before.get(model.family)) for model in asked)
+
+
+def switches_of(config: RunConfig) -> tuple[str, ...]:
+    """The emergency switches of a run: those that it came with, else those of this process."""
+    return env().switches if config.switches is None else config.switches
 
 
 def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
@@ -107,7 +115,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.dnabert_engine or config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
-                switches=config.switches or (),
+                switches=switches_of(config),
             )
         )
     if config.esm_model is not None:
@@ -121,7 +129,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
-                switches=config.switches or (),
+                switches=switches_of(config),
             )
         )
     return tuple(asked)

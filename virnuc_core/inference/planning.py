@@ -4,9 +4,8 @@ import logging
 from dataclasses import replace
 
 from virnuc_core import __version__
-from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
-from virnuc_core.inference.model_planning import computes_alike, plan_models
+from virnuc_core.inference.model_planning import computes_alike, plan_models, switches_of
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.inference.shards import pending_shards
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
@@ -49,7 +48,7 @@ def open_plan(
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    if existing.switches != _switches(config):
+    if existing.switches != switches_of(config):
         config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
@@ -65,8 +64,8 @@ def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
     switches = ", ".join(wanted.switches) or "no switch"
     if not pending:
         _log.warning(
-            "%s holds all of its shards, computed with other switches of the environment than are set (%s): they stay "
-            "as they are. To have them computed alike, run `virnuc reprocess`, or start over with --force.",
+            "%s holds all of its shards: those that were computed with other switches of the environment than are set "
+            "(%s) stay as they are. `virnuc reprocess` has all of them computed alike.",
             folder.root,
             switches,
         )
@@ -82,11 +81,6 @@ def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
             "; ".join(f"{model.name} {model.arithmetic}" for model in wanted.models),
         )
     return plan
-
-
-def _switches(config: RunConfig) -> tuple[str, ...]:
-    """The emergency switches of a run: those of this process unless it says which."""
-    return env().switches if config.switches is None else config.switches
 
 
 def make_plan(
@@ -112,9 +106,6 @@ def make_plan(
         MismatchError: the head was not trained with these models.
         DeviceError: the device cannot compute in the precision asked for.
     """
-    config = replace(config, switches=_switches(config))
-    for switch in config.switches or ():
-        _log.warning("%s is set: it wins over what is asked for", switch)
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
@@ -145,7 +136,7 @@ def make_plan(
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
-        switches=config.switches or (),
+        switches=switches_of(config),
     )
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
@@ -170,7 +161,7 @@ def _plan_compile_mode(
     config: RunConfig, model: PlannedModel, lane_seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
     """The mode asked for; "auto" keeps that of an earlier plan, however many lanes there are now."""
-    if "VIRNUC_DISABLE_COMPILE" in (config.switches or ()):
+    if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
         return "none"
     if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode

@@ -156,7 +156,7 @@ def test_a_finished_run_stays_as_it_is_and_says_so(
     run.compute(range(2, len(run.plan.shards)))
     with caplog.at_level(logging.WARNING):
         resume(run, models.config(switches=PADDED))
-    assert "they stay as they are" in caplog.text
+    assert "(VIRNUC_DISABLE_PACKING) stay as they are" in caplog.text
     assert read_plan(run.folder.plan) == run.plan
 
 
