@@ -4,22 +4,38 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from typing import Any
 
 from deployments.register import NightlyChoice, register
 from deployments.up import Stack, run_stack
 from deployments.worker import WorkerChoice, work
-from flows.commands import show
+from flows.commands import require_models_and_head, show
 from flows.local_prefect import prepare_local_prefect
+from flows.outputs import absolute_path
+from flows.settings import PredictSettings, predict_config, read_settings
 from flows.terminal import OutputMode
 from virnuc_core.env_config import env
 
 
 def run_deploy(
-    *, cron: str | None, timezone: str | None, inbox: str | None, out: str | None, output: OutputMode
+    *,
+    cron: str | None,
+    timezone: str | None,
+    inbox: str | None,
+    out: str | None,
+    output: OutputMode,
+    **models: Any,
 ) -> None:
-    """`virnuc deploy`."""
+    """`virnuc deploy`; models that cannot be used at night are refused now."""
+    given = {name: value for name, value in models.items() if value is not None}
+    if given:
+        require_models_and_head(predict_config(read_settings(PredictSettings, given)))
+    named = ("esm_model", "dnabert_model", "head", "dna_head")
+    paths = {name: absolute_path(given[name]) for name in named if name in given}
     prepare_local_prefect()
-    done = register(NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out))
+    done = register(
+        NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models={**given, **paths})
+    )
     show(output, {"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
 
 

@@ -8,7 +8,7 @@ asked for here.
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
 NIGHTLY: Final = "predict/nightly"
+# What `virnuc deploy` can set of the settings of the nightly batch.
+MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
 AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
 # More than three heartbeats of prefect.yaml: one or two may be lost, as when the server is started again.
 HEARTBEAT_TIMEOUT: Final = timedelta(seconds=200)
@@ -41,12 +43,14 @@ class NightlyChoice:
         timezone: IANA name of the time zone that `cron` is in.
         inbox: folder or glob of sequence files.
         out: folder for the results.
+        models: settings of `MODEL_SETTINGS`, checked; any of them replaces all that the deployment had.
     """
 
     cron: str | None = None
     timezone: str | None = None
     inbox: str | None = None
     out: str | None = None
+    models: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +173,8 @@ def _make_deployment(
         parameters |= {key: str(Path(value).absolute()) for key, value in chosen.items() if value}
         is_ready = all(parameters.get(key) for key in chosen)
         schedules, when = _schedules(item["schedules"][0], existing, nightly, is_ready=is_ready)
-        note = f"{note}, {when}"
+        parameters |= {"settings": settings} if (settings := _settings(parameters, nightly)) else {}
+        note = f"{note}, {when}, {_models_in_words(settings)}"
     client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=item["name"],
@@ -188,6 +193,19 @@ def _make_deployment(
         job_variables=item["work_pool"]["job_variables"],
     )
     return Registered(kind="deployment", name=name, is_new=existing is None, note=note)
+
+
+def _settings(parameters: Mapping[str, Any], nightly: NightlyChoice) -> dict[str, Any]:
+    """The settings of the nightly batch: with the models that are asked for here, else as they are at the server."""
+    there: dict[str, Any] = parameters.get("settings", {})
+    if not nightly.models:
+        return there
+    return {name: value for name, value in there.items() if name not in MODEL_SETTINGS} | {**nightly.models}
+
+
+def _models_in_words(settings: Mapping[str, Any]) -> str:
+    chosen = [f"{name} {settings[name]}" for name in MODEL_SETTINGS if settings.get(name) is not None]
+    return ", ".join(chosen) or "the small bundled models (--preset, --esm-model, --head choose others)"
 
 
 def _schedules(
@@ -212,7 +230,7 @@ def _schedules(
             # Paused by a person, or resting since there was no inbox yet.
             had_folders = existing is not None and {"inbox", "out"} <= set(existing.parameters)
             was_active = schedule.active or not had_folders
-    is_active = is_ready and (was_active or nightly != NightlyChoice())
+    is_active = is_ready and (was_active or replace(nightly, models={}) != NightlyChoice())
     try:
         chosen = CronSchedule(cron=nightly.cron or cron, timezone=nightly.timezone or timezone)
     except ValidationError as error:

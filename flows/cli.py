@@ -33,6 +33,7 @@ from flows.cli_options import (
     REPROCESS_OPTIONS,
     UP_OPTIONS,
     WORKER_OPTIONS,
+    CommandGroup,
     output_mode,
     with_options,
 )
@@ -53,7 +54,7 @@ INTERRUPTED: Final = 130
 HELP_FLAGS: Final = ("-h", "--help")
 
 
-class CommandLine(click.Group):
+class CommandLine(CommandGroup):
     """All commands; the settings files are read once it is known which of them it is to be."""
 
     def resolve_command(

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from flows.cli_options import OUTPUT_OPTIONS, with_options
+from flows.cli_options import OUTPUT_OPTIONS, CommandGroup, with_options
 from flows.columns import aligned
 from flows.config_file import FileSettings, iter_commands
 from flows.config_origin import command_origins, environment_origins, split_command
 
 
-@click.group(name="config")
+@click.group(name="config", cls=CommandGroup)
 def config_group() -> None:
     """What the settings are, and where they come from."""
 

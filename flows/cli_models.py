@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flows.cli_options import OUTPUT_OPTIONS, output_mode, with_options
+from flows.cli_options import OUTPUT_OPTIONS, CommandGroup, output_mode, with_options
 from flows.columns import aligned
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
 _NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 
 
-@click.group(name="models")
+@click.group(name="models", cls=CommandGroup)
 def models_group() -> None:
     """Which models there are, and having them at hand."""
 

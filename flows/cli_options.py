@@ -5,6 +5,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+_WHOLE: Final = 1000  # letters, more than any first sentence has
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -17,6 +19,23 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
         return command
 
     return decorate
+
+
+class CommandGroup(click.Group):
+    """A group that answers a call without a command with its help, and lists commands with whole sentences."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Shows the help on stderr where no command is given: nothing was done, so the exit code is that of a wrong call."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(click.UsageError.exit_code)
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands; click would cut what they do to what is left of the line."""
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names])
 
 
 INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
@@ -205,6 +224,18 @@ DEPLOY_OPTIONS: Final = (
     click.option("--timezone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
     click.option("--inbox", metavar="DIR|GLOB", help="Where the nightly batch finds files."),
     click.option("--out", metavar="DIR", help="Where the nightly batch puts its runs."),
+    click.option(
+        "--preset",
+        type=click.Choice(["tiny", "virnucpro-500", "virnucpro-300"]),
+        help="Models and chunk length of the nightly batch [as deployed; at first the small bundled models].",
+    ),
+    click.option("--chunk-length", type=int, metavar="K", help="Its chunk length in bp [by the preset]."),
+    click.option("--esm-model", metavar="NAME|PATH", help="Its ESM-2 model [by the preset]."),
+    click.option("--dnabert-model", metavar="NAME|PATH", help="Its DNABERT-S model [by the preset]."),
+    click.option("--head", metavar="PATH", help="Its classifier head, seen by every worker."),
+    click.option(
+        "--dna-head", metavar="auto|PATH", help="Its head for chunks without an open frame [no such scores]."
+    ),
 )
 
 _WORKER_OPTIONS: Final = (

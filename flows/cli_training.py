@@ -1,6 +1,6 @@
 """`virnuc train` and `virnuc evaluate`: their options, and what they do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -119,7 +119,7 @@ def run_train(
     """`virnuc train`."""
     from flows.commands import require_models, show
     from flows.local_prefect import local_prefect
-    from flows.outputs import folder_of, require_head_name
+    from flows.outputs import folder_of, require_head_name, require_inputs
     from flows.settings import LaneSettings, TrainSettings, read_settings, train_config
     from flows.terminal import terminal
 
@@ -129,6 +129,7 @@ def run_train(
     folder_of(Path(out))
     config = train_config(chosen)
     require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
+    require_inputs((*_files(values), *filter(None, [chosen.groups])))
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
         from flows.train import train
         from virnuc_core.training.labels import LabelledFiles
@@ -150,12 +151,14 @@ def run_evaluate(
     """`virnuc evaluate`."""
     from flows.commands import require_models_and_head, show
     from flows.local_prefect import local_prefect
+    from flows.outputs import require_inputs
     from flows.settings import LaneSettings, PredictSettings, predict_config, read_settings
     from flows.terminal import terminal
 
     chosen = read_settings(PredictSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
     require_models_and_head(predict_config(chosen))
+    require_inputs(_files(values))
     with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
         from flows.evaluate import evaluate
         from virnuc_core.training.labels import LabelledFiles
@@ -163,6 +166,13 @@ def run_evaluate(
         files = LabelledFiles(**{name: values[name] for name in _LABELLED})
         report = evaluate(files, out, chosen, force, lanes.mode, lanes.lane_minutes)
     show(output, report.document, report.summary)
+
+
+def _files(values: Mapping[str, Any]) -> Iterator[str]:
+    """Every file of LABELLED_OPTIONS that is given."""
+    for name in _LABELLED:
+        given = values[name]
+        yield from () if given is None else (given,) if isinstance(given, str) else given
 
 
 @click.command(cls=SpreadCommand)

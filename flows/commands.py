@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.local_prefect import local_prefect
-from flows.outputs import folder_of, require_no_input, require_run
+from flows.outputs import folder_of, require_inputs, require_no_input, require_run
 from flows.settings import (
     LANE_DEFAULTS,
     EmbedSettings,
@@ -192,8 +192,10 @@ def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
     """The inputs as files that can be read more than once: standard input is written to one first.
 
     Raises:
+        InputError: an input is not there.
         UsageError: standard input is named twice.
     """
+    require_inputs(inputs)
     if STDIN not in inputs:
         yield list(inputs)
         return

@@ -23,7 +23,7 @@ from tasks.lane_watch import LaneObserver, LaneWatch
 from tasks.planning import plan
 from tasks.progress import LaneRows
 from tasks.tracking import Value
-from virnuc_core.env_config import env
+from virnuc_core.env_config import env, ignored_variables
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
@@ -99,6 +99,11 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
     with journal, journal.recording_failure(lane=0):
         own = _own_device(device)
         journal.write(LaneStarted(lane=0, device=own, host=socket.gethostname(), pid=os.getpid(), shards=()))
+        if others := [name for name in env().switches if name not in (config.switches or ())]:
+            _log.warning(
+                "%s is set for this worker and does not count: set it where the run is asked for",
+                ", ".join(others),
+            )
         plan(run, config, kind, (own,))
 
 
@@ -174,6 +179,8 @@ def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) 
         UsageError: the devices cannot be used in this mode, or there is no pool to use.
         DeviceError: a GPU is asked for that is not there.
     """
+    for warning in ignored_variables():
+        _log.warning("%s", warning)
     return LocalLanes(resolve_devices(devices)) if mode == "local" else PoolLanes(devices, lane_minutes)
 
 

@@ -1,11 +1,14 @@
 """Where a command or a flow reads and writes, looked at before any work is done for it."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.reader import STDIN
 
 
 def folder_of(out: Path) -> Path:
@@ -24,6 +27,26 @@ def folder_of(out: Path) -> Path:
             f"--out {out} cannot be written: {error.strerror}. Choose another folder."
         ) from error
     return folder
+
+
+def require_inputs(names: Iterable[str]) -> None:
+    """Says at once when an input is not there, and not when it is its turn to be read.
+
+    Raises:
+        InputError: it is missing, or a folder.
+    """
+    for name in names:
+        if os.path.isdir(name):
+            raise InputError(f"{name} is a folder. Name the files in it.")
+        if name != STDIN and not os.path.exists(name):
+            raise InputError(f"{name} does not exist. Check the path.")
+
+
+def absolute_path(name: str) -> str:
+    """The name of a model or a head as a process in another folder finds it: absolute if it is a path."""
+    path = os.path.expanduser(name)
+    is_name = name in BUNDLED_HEADS or find_entries(name, None)  # which go before a path of that name
+    return name if is_name or not os.path.exists(path) else os.path.abspath(path)
 
 
 def require_no_input(out: Path, inputs: Iterable[str]) -> None:

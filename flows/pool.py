@@ -10,17 +10,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun, State
 
 from flows.naming import lane_journal_name, plan_journal_name
+from flows.outputs import absolute_path
 from flows.pool_runs import PoolRuns, require_deployments
 from tasks.embedding import find_pending
 from tasks.lane_watch import LaneWatch
 from tasks.tracking import Value
+from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
@@ -83,7 +84,7 @@ class PoolLanes:
         """
         parameters = {
             "folder": str(folder.root.resolve()),
-            "config": asdict(_with_absolute_paths(config)),
+            "config": asdict(_for_a_worker(config)),
             "kind": kind,
             "device": self._device,
         }
@@ -216,11 +217,11 @@ def _delay_after(what: str, failure: LaneFailed | None, state: State[Any], failu
     )
 
 
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same for a process that works in another folder."""
+def _for_a_worker(config: RunConfig) -> RunConfig:
+    """The same for a process that has another working folder and another environment."""
 
     def absolute(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
+        return name and absolute_path(name)
 
     return replace(
         config,
@@ -228,6 +229,7 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
         dnabert_model=absolute(config.dnabert_model),
         head=absolute(config.head),
         dna_head=absolute(config.dna_head),
+        switches=env().switches,
     )
 
 

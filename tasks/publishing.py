@@ -107,6 +107,9 @@ def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
         "dna_head": plan.dna_head.name if plan.dna_head else None,
         "dna_head_fingerprint": plan.dna_head.fingerprint if plan.dna_head else None,
         "virnuc_version": plan.virnuc_version,
+        "switches": ",".join(
+            dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))
+        ),
         **asked,
     }
     for model in plan.models:

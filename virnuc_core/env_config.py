@@ -14,6 +14,7 @@ from typing import Final
 
 from virnuc_core.errors import UsageError
 
+_PREDECESSOR: Final = "VIRNUCPRO_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -27,12 +28,13 @@ class Variable:
     default: str
 
 
-VARIABLES: Final = (
-    Variable("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`"),
+# Whoever asks for a run sets them, and they travel with it; the environment of a worker that computes it does not count.
+SWITCHES: Final = (
     Variable("VIRNUC_DISABLE_FP16", "`1`: every model runs in fp32, whatever was asked for", "off"),
     Variable(
         "VIRNUC_DISABLE_PACKING",
-        "`1`: padded batches of similar lengths, in fp32, whatever was asked for",
+        "`1`: fp32, and attention over padded batches of similar lengths, whatever was asked for; the other layers "
+        "work token by token and skip the padding",
         "off",
     ),
     Variable("VIRNUC_DISABLE_COMPILE", "`1`: no layer is compiled, whatever was asked for", "off"),
@@ -41,6 +43,10 @@ VARIABLES: Final = (
         "`1`: plain fp32 attention, one sequence at a time, as `--attention reference`",
         "off",
     ),
+)
+VARIABLES: Final = (
+    Variable("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`"),
+    *SWITCHES,
     Variable(
         "VIRNUC_THREADS",
         "CPU threads for all lanes together",
@@ -73,10 +79,7 @@ class EnvConfig:
 
     Attributes:
         home: folder for what outlives a run.
-        disable_fp16: run everything in fp32.
-        disable_packing: run everything in padded batches and fp32.
-        disable_compile: compile nothing.
-        v1_attention: use the reference attention.
+        switches: names of those of `SWITCHES` that are on.
         compile_cache_gb: most gigabytes of compiled code to keep in `home`.
         inductor_cache: where torch keeps compiled code; None when not set.
         triton_cache: where Triton keeps compiled code; None when not set.
@@ -87,10 +90,7 @@ class EnvConfig:
     """
 
     home: Path
-    disable_fp16: bool
-    disable_packing: bool
-    disable_compile: bool
-    v1_attention: bool
+    switches: tuple[str, ...]
     compile_cache_gb: float
     inductor_cache: str | None
     triton_cache: str | None
@@ -110,10 +110,7 @@ def env() -> EnvConfig:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return EnvConfig(
         home=Path(os.environ.get("VIRNUC_HOME") or "~/.virnuc").expanduser(),
-        disable_fp16=_flag("VIRNUC_DISABLE_FP16"),
-        disable_packing=_flag("VIRNUC_DISABLE_PACKING"),
-        disable_compile=_flag("VIRNUC_DISABLE_COMPILE"),
-        v1_attention=_flag("VIRNUC_V1_ATTENTION"),
+        switches=tuple(switch.name for switch in SWITCHES if _flag(switch.name)),
         compile_cache_gb=_amount("VIRNUC_COMPILE_CACHE_GB", 5.0),
         inductor_cache=os.environ.get("TORCHINDUCTOR_CACHE_DIR") or None,
         triton_cache=os.environ.get("TRITON_CACHE_DIR") or None,
@@ -157,6 +154,17 @@ def value_of(name: str) -> str | None:
 def names_with_prefix(prefix: str) -> list[str]:
     """Variables that are set and begin like this."""
     return sorted(name for name in os.environ if name.startswith(prefix))
+
+
+def ignored_variables() -> list[str]:
+    """A warning for each variable of VirNucPro that is set: which of virnuc's does the same, if any does."""
+    known = {variable.name for variable in VARIABLES}
+    warnings = []
+    for name in names_with_prefix(_PREDECESSOR):
+        own = name.replace(_PREDECESSOR, "VIRNUC_", 1)
+        instead = f"set {own}" if own in known else "docs/how-to/from-virnucpro.md says what to use"
+        warnings.append(f"{name} is a variable of VirNucPro, and virnuc does not read it: {instead} instead.")
+    return warnings
 
 
 def user_config_folder() -> Path:

@@ -1,10 +1,13 @@
 """What two plans differ in, in words, and what of one run can be taken over into another."""
 
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from virnuc_core.errors import MismatchError
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.run_plan import Continuation, PlannedModel, RunPlan
 from virnuc_core.specs import Family
 
 # Fields that a flag of the same name sets, and those that one sets for the DNA model beside a protein model.
@@ -16,13 +19,22 @@ _DNABERT_FLAGGED: Final = ("precision", "engine")
 # What is chosen for a model by its arithmetic, where nothing is asked for.
 _CHOSEN: Final = ("attention", "compile_mode", "token_budget")
 _NOT_TO_BE_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "rows"})
+# The fields of a model that an emergency switch of the environment decides.
+_SWITCHED: Final[Mapping[str, frozenset[str]]] = {
+    "VIRNUC_DISABLE_FP16": frozenset({"precision", *_CHOSEN}),
+    "VIRNUC_DISABLE_PACKING": frozenset({"precision", *_CHOSEN}),
+    "VIRNUC_DISABLE_COMPILE": frozenset({"compile_mode"}),
+    "VIRNUC_V1_ATTENTION": frozenset({"attention", "compile_mode"}),
+}
 
 
 def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> None:
     """Refuses to go on with a run in a folder that was made with something else.
 
+    What follows from an emergency switch that is set for one of the plans only may differ: see `continue_plan`.
+
     Args:
-        existing: the plan in the folder.
+        existing: the plan in the folder, as it was made.
         wanted: the plan of what is asked for now.
         folder: the run's folder, for the message.
 
@@ -30,7 +42,13 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
         MismatchError: they would give other numbers; names every such field and both values.
     """
     old, new = existing.decisive_values, wanted.decisive_values
-    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    turned = {*existing.switches} ^ {*wanted.switches}
+    switched = frozenset[str]().union(*(_SWITCHED.get(name, ()) for name in turned))
+    differing = [
+        key
+        for key in {**old, **new}
+        if old.get(key) != new.get(key) and key.partition(".")[2] not in switched
+    ]
     if not differing:
         return
     named = _causes(differing) or ["shards"]
@@ -38,6 +56,31 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
     raise MismatchError(
         f"{folder.root} holds a run made with something else: {described}. The old settings are in "
         f"{folder.plan}. {_ways_out(existing, differing, folder)}"
+    )
+
+
+def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) -> RunPlan:
+    """The plan of a run whose missing shards compute as is asked for now, and the others as they did.
+
+    Args:
+        existing: the plan in the folder.
+        wanted: the plan of what is asked for now, which `require_same_plan` accepts.
+        pending: the shards that are missing.
+    """
+    now = Continuation(switches=wanted.switches, models=wanted.models, shards=tuple(sorted(pending)))
+    parts = [
+        replace(part, shards=tuple(shard for shard in part.shards if shard not in pending))
+        for part in existing.continued
+    ]
+    merged = {_arithmetic(part.models): part for part in parts}
+    if _arithmetic(now.models) != _arithmetic(existing.models):
+        before = merged.get(_arithmetic(now.models), replace(now, shards=()))
+        merged[_arithmetic(now.models)] = replace(before, shards=tuple(sorted({*before.shards, *now.shards})))
+    costs = {shard: wanted.shards[shard].cost for shard in now.shards}
+    return replace(
+        existing,
+        continued=tuple(part for part in merged.values() if part.shards),
+        shards=tuple(replace(s, cost=costs.get(s.index, s.cost)) for s in existing.shards),
     )
 
 
@@ -54,6 +97,11 @@ def kept_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
         for model, same in pairs
         if same is not None and model.decisive_values == same.decisive_values
     )
+
+
+def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
+    """What decides the vectors of models, as one key."""
+    return json.dumps([model.decisive_values for model in models], sort_keys=True)
 
 
 def _causes(differing: list[str]) -> list[str]:

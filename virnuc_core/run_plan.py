@@ -1,13 +1,15 @@
-"""The plan of a run: written once, never changed, and compared with what is asked for when a run goes on.
+"""The plan of a run: written when the run begins, and compared with what is asked for when it is resumed.
 
 A plan holds everything that decides the numbers: what goes in, which models, how they compute, and where
 the shards begin and end. It does not hold devices, lanes or folders, so the same plan gives the same shards
-wherever they are computed.
+wherever they are computed. One thing may be added to it later: a run that is resumed with other emergency switches
+computes its missing shards otherwise, see `Continuation`.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -31,7 +33,7 @@ SCHEMA_VERSION: Final = 3
 Kind = Literal["predict", "embed", "train"]
 
 # What a plan says about where things were found, and for people; two plans that differ only here are the same plan.
-_PLACES: Final = frozenset({"inputs", "name", "location", "warnings"})
+_PLACES: Final = frozenset({"inputs", "name", "location", "switches", "warnings"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +104,21 @@ class Shard:
     cost: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """Shards that were missing when the run was resumed with other emergency switches, and how they compute.
+
+    Attributes:
+        switches: the environment variables that were set then.
+        models: the same models as the plan's, with the arithmetic that the switches left.
+        shards: indices, ascending.
+    """
+
+    switches: tuple[str, ...]
+    models: tuple[PlannedModel, ...]
+    shards: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots, so that the fingerprint can be kept
 class RunPlan:
     """Everything that decides the numbers of a run.
@@ -121,6 +138,8 @@ class RunPlan:
         shards: the units of work, in row order without gaps.
         virnuc_version: version that made the plan.
         warnings: what makes the run slower than it could be, in words.
+        switches: the emergency switches of the environment that were set when it was made.
+        continued: the shards that compute otherwise than `models` says.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -136,6 +155,8 @@ class RunPlan:
     shards: tuple[Shard, ...]
     virnuc_version: str
     warnings: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    continued: tuple[Continuation, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -150,6 +171,30 @@ class RunPlan:
     def model(self, family: Family) -> PlannedModel | None:
         """The model of one family, if the run has it."""
         return next((model for model in self.models if model.family == family), None)
+
+    @cached_property
+    def uniform(self) -> "RunPlan":
+        """The plan as it was made, in which all shards compute alike."""
+        return replace(self, continued=()) if self.continued else self
+
+    def for_shard(self, index: int) -> "RunPlan":
+        """The plan in which all shards compute like this one; its fingerprint is that of the shard."""
+        return self._continuations.get(index, self.uniform)
+
+    def grouped(self, indices: Iterable[int]) -> "list[tuple[RunPlan, list[Shard]]]":
+        """These shards, in the order given, by the plan in which all shards compute like them."""
+        groups: dict[str, tuple[RunPlan, list[Shard]]] = {}
+        for index in indices:
+            plan = self.for_shard(index)
+            groups.setdefault(plan.fingerprint, (plan, []))[1].append(self.shards[index])
+        return list(groups.values())
+
+    @cached_property
+    def _continuations(self) -> Mapping[int, "RunPlan"]:
+        found: dict[int, RunPlan] = {}
+        for part in self.continued:
+            found |= dict.fromkeys(part.shards, replace(self.uniform, models=part.models))
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
@@ -169,6 +214,9 @@ class RunPlan:
                 values[field.name] = value and value.fingerprint
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
+            elif field.name == "continued":
+                parts = [([model.decisive_values for model in p.models], p.shards) for p in value]
+                values |= {"continued": parts} if parts else {}
             elif field.name not in _PLACES:
                 values[field.name] = value
         return values

@@ -74,6 +74,8 @@ class RunConfig:
         compile_mode: how torch.compile treats the layers; "auto" compiles where the run is long enough.
         shard_seconds: estimated work in a shard, in seconds; None is by the kind of device.
         embeddings: dtype in which vectors are stored, or "none" to store scores only.
+        switches: emergency switches of the environment (`VIRNUC_DISABLE_FP16`, ...), which win over the rest; None takes
+            those of the process that makes the plan.
     """
 
     chunk_length: int | None = 500
@@ -92,6 +94,7 @@ class RunConfig:
     compile_mode: CompileMode = "auto"
     shard_seconds: float | None = None
     embeddings: EmbeddingsDtype = "float32"
+    switches: tuple[str, ...] | None = None
 
     @property
     def rows(self) -> Rows:

@@ -23,6 +23,7 @@ from flows.lanes import LocalLanes, choose_lanes, embed_lane, plan_run, run_lane
 from flows.pool import PoolLanes
 from tasks.indexing import index
 from tests.end_to_end.conftest import Checkpoints, CommandLine
+from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError, UsageError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport
@@ -125,6 +126,32 @@ def test_pool_gives_the_bytes_of_local_lanes(contigs: Path, config: RunConfig, t
     assert {run.name for run in worker.done} == {"plan there", "lane-0 1 shards", "lane-1 1 shards"}
     assert all(run.parent_task_run_id for run in worker.done)
     assert computed(str(there), "pool") == []
+
+
+def test_switches_are_those_of_who_asks_for_the_run(
+    contigs: Path,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The worker's own environment does not count, and that is said."""
+
+    def work_elsewhere(run: FlowRun) -> None:
+        with monkeypatch.context() as patch:
+            patch.delenv("VIRNUC_DISABLE_PACKING")
+            patch.setenv("VIRNUC_V1_ATTENTION", "1")
+            reload()
+            work_on(run)
+
+    monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
+    reload()
+    with Worker(work_elsewhere):
+        planned(str(tmp_path / "run"), str(contigs), config, "pool")
+    plan = read_plan(tmp_path / "run" / "plan.json")
+    assert plan.switches == ("VIRNUC_DISABLE_PACKING",)
+    assert {model.attention for model in plan.models} == {"padded"}
+    assert "VIRNUC_V1_ATTENTION is set for this worker and does not count" in caplog.text
 
 
 def test_errors_come_back_as_what_they_are(

@@ -16,6 +16,7 @@ import pytest
 
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from virnuc_core.env_config import reload
+from virnuc_core.inference import sharding
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -171,6 +172,41 @@ def test_packed_padded_and_one_by_one_agree(
     monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
     reload()
     np.testing.assert_allclose(vectors("padded"), reference, atol=1e-5)
+
+
+def test_a_run_under_way_is_rescued_by_a_switch(
+    virnuc_flows: CommandLine,
+    checkpoints: Checkpoints,
+    contigs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 4)
+    run = tmp_path / "run"
+    command = ("predict", contigs, "--out", run, *checkpoints.flags, "--json")
+    assert virnuc_flows(*command).code == 0
+    shards = sorted((run / "shards").iterdir())
+    kept = {path.name: path.read_bytes() for path in shards[:2]}
+    for path in (*shards[2:], run / "run.json", run / "embeddings.h5"):
+        path.unlink()
+    monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
+    monkeypatch.setenv("VIRNUCPRO_DISABLE_FP16", "1")
+    reload()
+    result = virnuc_flows(*command)
+    assert result.code == 0, result.err
+    assert f"{len(shards) - 2} of {len(shards)} shards are missing and compute with" in result.err
+    assert "VIRNUCPRO_DISABLE_FP16 is a variable of VirNucPro" in result.err
+    assert "set VIRNUC_DISABLE_FP16 instead" in result.err
+    document = json.loads(result.out)
+    assert document["shards"] == {"total": len(shards), "computed": len(shards) - 2}
+    [part] = document["continued"]
+    assert part["switches"] == ["VIRNUC_DISABLE_PACKING"]
+    assert part["shards"] == list(range(2, len(shards)))
+    assert {model["attention"] for model in part["models"]} == {"padded"}
+    assert any("other emergency switches" in note for note in document["notes"])
+    assert {path.name: path.read_bytes() for path in shards[:2]} == kept
+    assert virnuc_flows("fsck", run).code == 0
+    assert f"arithmetic of {len(shards) - 2} of {len(shards)} shards" in virnuc_flows("inspect", run).out
 
 
 def test_the_report_says_how_each_model_was_run_and_who_said_so(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.env_config import available_threads, env, reload
+from virnuc_core.env_config import available_threads, env, ignored_variables, reload
 from virnuc_core.errors import UsageError
 
 
@@ -16,10 +16,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     config = reload()
     assert config.home == Path("~/.virnuc").expanduser()
-    assert not config.disable_fp16
-    assert not config.disable_packing
-    assert not config.disable_compile
-    assert not config.v1_attention
+    assert config.switches == ()
     assert config.compile_cache_gb == 5
     assert config.threads is None
     assert config.cuda_visible_devices is None
@@ -28,11 +25,11 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_change_is_seen_after_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not env().disable_fp16
+    assert env().switches == ()
     monkeypatch.setenv("VIRNUC_DISABLE_FP16", "1")
-    assert not env().disable_fp16
-    assert reload().disable_fp16
-    assert env().disable_fp16
+    assert env().switches == ()
+    assert reload().switches == ("VIRNUC_DISABLE_FP16",)
+    assert env().switches == ("VIRNUC_DISABLE_FP16",)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,7 @@ def test_a_change_is_seen_after_reload_only(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_flags(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
     monkeypatch.setenv("VIRNUC_V1_ATTENTION", text)
-    assert reload().v1_attention is value
+    assert ("VIRNUC_V1_ATTENTION" in reload().switches) is value
 
 
 @pytest.mark.parametrize(
@@ -83,3 +80,20 @@ def test_nothing_is_read_at_import() -> None:
     environment = {**os.environ, "VIRNUC_DISABLE_FP16": "neither"}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("VIRNUCPRO_DISABLE_PACKING", "set VIRNUC_DISABLE_PACKING instead"),
+        ("VIRNUCPRO_VIRAL_CHECKPOINT_MODE", "from-virnucpro.md says what to use instead"),
+    ],
+)
+def test_variables_of_the_predecessor_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    assert ignored_variables() == []
+    monkeypatch.setenv(name, "1")
+    [warning] = ignored_variables()
+    assert warning.startswith(f"{name} is a variable of VirNucPro")
+    assert advice in warning

@@ -43,11 +43,13 @@ class KeptShards:
         new: the plan of the run that is made from it.
 
     Attributes:
-        families: the models whose vectors are taken over.
+        families: the models whose vectors are taken over, of some shards at least.
     """
 
     def __init__(self, folder: RunFolder, old: RunPlan, new: RunPlan) -> None:
-        self.families: Final = kept_families(old, new)
+        uniform = [plan for plan, _ in old.grouped(shard.index for shard in old.shards)]
+        self._families = {plan.fingerprint: kept_families(plan, new) for plan in uniform}
+        self.families: Final = frozenset[Family]().union(*self._families.values())
         self._folder = folder
         self._old = old
         self._new = new
@@ -66,6 +68,9 @@ class KeptShards:
 
     def read(self, shard: Shard) -> Mapping[Family, KeptVectors]:
         """What can be taken over of one shard: nothing when its old file is missing or not whole."""
+        families = self._families.get(self._old.for_shard(shard.index).fingerprint, frozenset[Family]())
+        if not families:
+            return {}
         path = self._folder.shard(shard.index)
         try:
             result = read_shard(path, identity_of(self._old, self._old.shards[shard.index]))
@@ -78,7 +83,7 @@ class KeptShards:
         for counters in result.counters.models:
             family = counters.family
             model, vectors = self._new.model(family), arrays[family]
-            if family in self.families and model is not None and vectors is not None:
+            if family in families and model is not None and vectors is not None:
                 kept[family] = KeptVectors(
                     vectors=torch.from_numpy(vectors),
                     counters=replace(counters, name=model.name),

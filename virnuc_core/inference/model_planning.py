@@ -43,6 +43,7 @@ class _AskedModel:
         engine: "packed" or "reference".
         attention: attention backend.
         token_budget: most tokens in one packed batch; None is by model and device.
+        switches: emergency switches of the environment.
     """
 
     family: Family
@@ -53,6 +54,7 @@ class _AskedModel:
     engine: Engine
     attention: AttentionChoice
     token_budget: int | None
+    switches: tuple[str, ...]
 
 
 def plan_models(
@@ -83,8 +85,15 @@ def plan_models(
         raise UsageError(
             f"--token-budget {config.token_budget} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens."
         )
+    for switch in switches_of(config):
+        _log.warning("%s is set: it wins over what is asked for", switch)
     before = {model.family: model for model in existing.models} if existing is not None else {}
     return tuple(_plan_model(model, devices, before.get(model.family)) for model in asked)
+
+
+def switches_of(config: RunConfig) -> tuple[str, ...]:
+    """The emergency switches of a run: those that it came with, else those of this process."""
+    return env().switches if config.switches is None else config.switches
 
 
 def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
@@ -106,6 +115,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.dnabert_engine or config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
+                switches=switches_of(config),
             )
         )
     if config.esm_model is not None:
@@ -119,6 +129,7 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
                 engine=config.engine,
                 attention=config.attention,
                 token_budget=config.token_budget,
+                switches=switches_of(config),
             )
         )
     return tuple(asked)
@@ -155,11 +166,8 @@ def _plan_precision(asked: _AskedModel, devices: tuple[str, ...]) -> ResolvedPre
                 f"--engine reference computes in fp32 only: leave out {asked.precision_flag} {choice}."
             )
         choice = "fp32"
-    switches = {"VIRNUC_DISABLE_FP16": env().disable_fp16, "VIRNUC_DISABLE_PACKING": env().disable_packing}
-    for name, is_set in switches.items():
-        if is_set and choice != "fp32":
-            _log.info("%s is set: fp32 instead of %s for %s", name, choice, asked.name)
-            choice = "fp32"
+    if {"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"} & {*asked.switches}:
+        choice = "fp32"
     [precision] = {resolve_precision(choice, device) for device in devices}
     return precision
 
@@ -168,12 +176,11 @@ def _plan_attention(
     asked: _AskedModel, device: str, precision: ResolvedPrecision, spec: ModelSpec
 ) -> AttentionBackend:
     choice = asked.attention
-    if asked.engine == "reference" or env().v1_attention:
+    if asked.engine == "reference" or "VIRNUC_V1_ATTENTION" in asked.switches:
         choice = "reference"
-    elif env().disable_packing:
-        _log.info("VIRNUC_DISABLE_PACKING is set: padded batches for %s", asked.name)
+    elif "VIRNUC_DISABLE_PACKING" in asked.switches:
         return "padded"
-    elif env().disable_fp16 and choice not in ("sdpa", "reference"):
+    elif "VIRNUC_DISABLE_FP16" in asked.switches and choice not in ("sdpa", "reference"):
         choice = "auto"  # what was asked for may be for 16 bit only
     return resolve_attention(choice, device, asked.family, precision, spec.head_dim)
 

@@ -4,15 +4,15 @@ import logging
 from dataclasses import replace
 
 from virnuc_core import __version__
-from virnuc_core.env_config import env
 from virnuc_core.errors import MismatchError, UsageError
-from virnuc_core.inference.model_planning import computes_alike, plan_models
+from virnuc_core.inference.model_planning import computes_alike, plan_models, switches_of
 from virnuc_core.inference.sharding import plan_shards, with_costs
+from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.speed_warnings import speed_warnings
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
-from virnuc_core.plan_comparison import require_same_plan
+from virnuc_core.plan_comparison import continue_plan, require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
@@ -27,7 +27,8 @@ def open_plan(
 ) -> RunPlan:
     """The plan in a run's folder, made and written if there is none yet.
 
-    A run that is made from another one has its shards, and for models that stay the same its choices.
+    A run that is made from another one has its shards, and for models that stay the same its choices. Of a run that is
+    resumed with other emergency switches, the shards that are missing get the arithmetic that these leave.
 
     Args:
         config: settings as asked for.
@@ -48,8 +49,39 @@ def open_plan(
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    require_same_plan(existing, make_plan(config, store, kind, devices, existing), folder)
-    return existing
+    if existing.switches != switches_of(config):
+        config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
+    wanted = make_plan(config, store, kind, devices, existing)
+    require_same_plan(existing.uniform, wanted, folder)
+    if not existing.continued and wanted.fingerprint == existing.fingerprint:
+        return existing
+    return _continue(existing, wanted, folder)
+
+
+def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
+    """Has the missing shards computed with the switches that are set, and writes that into the plan."""
+    pending = pending_shards(folder, existing)
+    plan = continue_plan(existing, wanted, frozenset(pending))
+    switches = ", ".join(wanted.switches) or "no switch"
+    if not pending:
+        _log.warning(
+            "%s holds all of its shards: those that were computed with other switches of the environment than are set "
+            "(%s) stay as they are. `virnuc reprocess` has all of them computed alike.",
+            folder.root,
+            switches,
+        )
+    elif plan.fingerprint != existing.fingerprint:
+        write_plan(folder.plan, plan)
+        _log.warning(
+            "%s is resumed with other switches of the environment (%s): %d of %d shards are missing and compute with %s. "
+            "The last digits of their scores may differ from those of the others; plan.json says which they are.",
+            folder.root,
+            switches,
+            len(pending),
+            len(plan.shards),
+            "; ".join(f"{model.name} {model.arithmetic}" for model in wanted.models),
+        )
+    return plan
 
 
 def make_plan(
@@ -104,6 +136,7 @@ def make_plan(
         shards=shards,
         virnuc_version=__version__,
         warnings=speed_warnings(models, devices),
+        switches=switches_of(config),
     )
     for warning in plan.warnings:
         _log.warning("%s", warning)
@@ -130,8 +163,7 @@ def _plan_compile_mode(
     config: RunConfig, model: PlannedModel, seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
     """The mode asked for; "auto" keeps that of an earlier plan."""
-    if env().disable_compile:
-        _log.info("VIRNUC_DISABLE_COMPILE is set: no layer is compiled")
+    if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
         return "none"
     if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode

@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 
 def identity_of(plan: RunPlan, shard: Shard) -> ShardIdentity:
     """What the file of a shard must say."""
+    plan = plan.for_shard(shard.index)
     return ShardIdentity(
         plan_fingerprint=plan.fingerprint,
         index=shard.index,

@@ -20,7 +20,7 @@ from virnuc_core.inference.prefetch import Ahead, Preparer
 from virnuc_core.inference.shards import CommitGuard, identity_of
 from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan
+from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
 
@@ -52,9 +52,21 @@ def run_shards(
         VirnucError: any other, from any of the threads; what was committed before stays.
         OSError: a shard cannot be written.
     """
+    for plan, shards in read_plan(folder.plan).grouped(indices):
+        _run_alike(folder, plan, shards, device, lane, report)
+    trim_compile_cache()
+
+
+def _run_alike(
+    folder: RunFolder,
+    plan: RunPlan,
+    shards: Sequence[Shard],
+    device: str,
+    lane: int,
+    report: Callable[[LaneEvent], None],
+) -> None:
+    """The same for shards that all compute as a plan says."""
     started = time.perf_counter()
-    plan = read_plan(folder.plan)
-    shards = [plan.shards[index] for index in indices]
     streams = open_streams(device)
     kept = KeptShards.open(folder, plan)
     preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, kept)

@@ -128,6 +128,9 @@ def _plan_facts(plan: RunPlan) -> Facts:
         layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
         facts.append((f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"))
         facts.append((f"{model.family} arithmetic", model.arithmetic))
+    for part in plan.continued:
+        arithmetic = "; ".join(f"{model.family} {model.arithmetic}" for model in part.models)
+        facts.append((f"arithmetic of {len(part.shards)} of {len(plan.shards)} shards", arithmetic))
     facts += [(kind, head.name) for kind, head in (("head", plan.head), ("DNA head", plan.dna_head)) if head]
     facts.append(("rows", str(plan.num_rows)))
     facts.append(("virnuc version", plan.virnuc_version))

@@ -63,8 +63,13 @@ class RunReport:
         """What a reader of the results must know."""
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
-        bundled_note = (BUNDLED_NOTE,) if is_bundled and self.counts is not None else ()
-        return (*bundled_note, *self.plan.warnings)
+        notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
+        if others := sum(len(part.shards) for part in self.plan.continued):
+            notes.append(
+                f"{others} of {len(self.plan.shards)} shards were computed with other emergency switches than the rest, "
+                "so the last digits may differ between them; `continued` in plan.json says which and how."
+            )
+        return (*notes, *self.plan.warnings)
 
     @property
     def throughput(self) -> dict[str, float]:

@@ -114,7 +114,19 @@ FLAGS = {
         "--out",
         *OUTPUT,
     ],
-    "deploy": ["--cron", "--timezone", "--inbox", "--out", *OUTPUT],
+    "deploy": [
+        "--cron",
+        "--timezone",
+        "--inbox",
+        "--out",
+        "--preset",
+        "--chunk-length",
+        "--esm-model",
+        "--dnabert-model",
+        "--head",
+        "--dna-head",
+        *OUTPUT,
+    ],
     "worker": ["--devices", "--workers", "--runs", "--debug"],
     "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
     "models list": OUTPUT,
@@ -161,6 +173,27 @@ def test_choices_are_frozen() -> None:
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: virnuc" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("group", [[], ["models"], ["config"]])
+def test_a_group_without_a_command_shows_its_help(
+    group: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(group) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"Usage: {' '.join(['virnuc', *group])} [OPTIONS] COMMAND")
+    assert "error" not in err
+
+
+@pytest.mark.parametrize("group", [cli, cli.commands["models"], cli.commands["config"]], ids=lambda g: g.name)
+def test_the_list_of_commands_has_whole_sentences(group: click.Group) -> None:
+    with click.Context(group, info_name="virnuc") as ctx:
+        shown = " ".join(group.get_help(ctx).split())
+    assert "..." not in shown.partition("Commands:")[2]
+    for name, command in group.commands.items():
+        first = " ".join((command.help or "").partition("\n\n")[0].split())
+        assert f" {name} {first}" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

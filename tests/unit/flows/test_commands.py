@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,19 +8,26 @@ from flows.commands import readable, run_embed, run_predict
 from virnuc_core.errors import CheckpointError, InputError, VirnucError
 
 
-def test_files_are_left_as_they_are() -> None:
-    with readable(["a.fa", "b.fa"]) as files:
-        assert files == ["a.fa", "b.fa"]
+@pytest.fixture
+def sequences(tmp_path: Path) -> str:
+    path = tmp_path / "a.fa"
+    path.write_text(">a\nACGT\n")
+    return str(path)
+
+
+def test_files_are_left_as_they_are(sequences: str) -> None:
+    with readable([sequences, sequences]) as files:
+        assert files == [sequences, sequences]
 
 
 def test_standard_input_becomes_a_file_for_the_time_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sequences: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "piped").write_bytes(b">a\nACGT\n")
     with (tmp_path / "piped").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with readable(["a.fa", "-"]) as files:
-            assert files[0] == "a.fa"
+        with readable([sequences, "-"]) as files:
+            assert files[0] == sequences
             assert Path(files[1]).read_bytes() == b">a\nACGT\n"
     assert not Path(files[1]).exists()
 
@@ -58,3 +67,36 @@ def test_a_model_or_head_that_is_not_there_is_said_before_the_inputs_are_read(
             output="quiet",
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["absent", "folder"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", "{}", "--out", "run"),
+        ("embed", "{}", "--out", "a.h5", "--model", "esm2:tiny"),
+        ("train", "--viral", "{}", "--out", "head.safetensors"),
+        ("evaluate", "--labels", "{}", "--out", "figures"),
+        ("reprocess", "{}"),
+        ("predict", "a.fa", "--out", "run", "--head", "./{}"),
+        ("embed", "a.fa", "--out", "a.h5", "--model", "esm2:./{}/x"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_path_is_said_before_prefect_is_imported(
+    command: tuple[str, ...], path: str, sequences: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    arguments = [argument.format(path) for argument in command]
+    code = f"""if True:
+        import sys
+        from flows.cli import main
+        code = main({arguments!r})
+        print(code, 'prefect' in sys.modules, 'torch' in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    exit_code, *imported = done.stdout.split()
+    assert exit_code in ("3", "4"), done.stderr
+    assert imported == ["False", "False"]
+    assert path in done.stderr
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.fa", "folder"]

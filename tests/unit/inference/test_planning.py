@@ -112,14 +112,13 @@ def test_layers_over_rectangles_are_not_compiled(
 
 
 def test_nothing_is_compiled_where_the_environment_says_so(
-    finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
+    finished_run: MadeRun, made_models: MadeModels
 ) -> None:
     config = made_models.config(compile_mode="default")
     model = replace(finished_run.plan.models[0], attention="triton")
     assert planning._plan_compile_mode(config, model, 1.0, None) == "default"
-    monkeypatch.setenv("VIRNUC_DISABLE_COMPILE", "1")
-    reload()
-    assert planning._plan_compile_mode(config, model, 1.0, None) == "none"
+    switched = replace(config, switches=("VIRNUC_DISABLE_COMPILE",))
+    assert planning._plan_compile_mode(switched, model, 1.0, None) == "none"
 
 
 def test_auto_compiles_only_what_repays_it(finished_run: MadeRun, made_models: MadeModels) -> None:
