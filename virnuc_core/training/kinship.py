@@ -26,7 +26,7 @@ KIN_SHARE: Final = 0.2
 _SAMPLED: Final = 16
 _MOST_SAMPLES: Final = 1 << 25
 _BLOCK_BASES: Final = 1 << 22
-# Bounds the time where very many unrelated records share a k-mer: about two minutes.
+# Bounds the time where very many unrelated records share a k-mer: some minutes.
 _MOST_PAIRS: Final = 1 << 29
 _BLOCK_PAIRS: Final = 1 << 22
 
