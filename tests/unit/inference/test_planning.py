@@ -10,6 +10,7 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
 from virnuc_core.inference import planning
 from virnuc_core.inference.planning import make_plan, open_plan
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
@@ -204,6 +205,17 @@ def test_a_head_of_another_width_is_refused(
     head = make_head(tmp_path / "wide.safetensors", 3328)
     with pytest.raises(MismatchError, match=r"takes 3328 features, but dnabert gives 96 and .* gives 96\."):
         plan(finished_run, made_models.config(head=str(head)))
+
+
+def test_a_head_for_chunks_of_another_length_is_refused(
+    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 300})
+    with pytest.raises(MismatchError, match="for chunks of 300 bp, and these have 60 bp"):
+        plan(finished_run, made_models.config(head=str(head)))
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 60})
+    assert plan(finished_run, made_models.config(head=str(head))).head is not None
 
 
 def test_no_head_is_guessed(finished_run: MadeRun, made_models: MadeModels) -> None:
