@@ -119,7 +119,6 @@ BUNDLED_HEADS: Final = {
     for length in _HEAD_LENGTHS
     for dna in ("", "-dna")
 }
-_BUNDLED_LENGTHS: Final = {path: int(name.split("-")[1]) for name, path in BUNDLED_HEADS.items()}
 
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
@@ -229,7 +228,7 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
 
     Raises:
         CheckpointError: there is no such head.
-        MismatchError: it was trained for chunks of another length. Pickled heads do not say for which.
+        MismatchError: its file states another chunk length; those of published and bundled heads state none.
     """
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
@@ -237,7 +236,7 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
             f"there is no classifier head {name_or_path}: it is not a file, and not one of "
             f"{', '.join(BUNDLED_HEADS)}."
         )
-    trained_for = _BUNDLED_LENGTHS.get(path) or stated_chunk_length(path)
+    trained_for = stated_chunk_length(path)
     if chunk_length is not None and trained_for not in (None, chunk_length):
         raise MismatchError(
             f"head {name_or_path} was trained for chunks of {trained_for} bp, and these have {chunk_length} bp. "

@@ -109,15 +109,6 @@ def test_a_name_that_can_be_no_model_is_refused(tmp_path: Path) -> None:
             require_known_model(name, "esm2")
 
 
-@pytest.mark.parametrize("name", BUNDLED_HEADS)
-def test_a_bundled_head_is_for_one_chunk_length(name: str) -> None:
-    length = int(name.split("-")[1])
-    for called in (name, str(BUNDLED_HEADS[name])):
-        assert resolve_head(called, length) == resolve_head(called) == BUNDLED_HEADS[name]
-        with pytest.raises(MismatchError, match=f"for chunks of {length} bp, and these have 400 bp"):
-            resolve_head(called, 400)
-
-
 def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
