@@ -25,6 +25,7 @@ from virnuc_core.prediction.verdicts import VIRUS, call_chunks, call_contig, sum
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.translation import LEAST_BASES
 from virnuc_core.shard_file import ShardCounters
 from virnuc_core.training.frames import (
     PartCounts,
@@ -145,8 +146,8 @@ def divide(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> Div
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0 and store.meta.rows == "closed_chunks":
         raise InputError(
-            "every chunk has an open frame, so there is nothing that a head for DNA alone would be for. Give longer records, "
-            "or a longer --chunk-length."
+            f"every chunk of {LEAST_BASES} bases or more has an open frame, so there is nothing that a head for DNA alone would "
+            "be for. Give longer records, or a longer --chunk-length."
         )
     if store.num_frames == 0:
         raise InputError(

@@ -241,7 +241,6 @@ def test_a_head_for_dna_alone_scores_the_chunks_that_have_no_open_frame(
     virnuc_flows: CommandLine,
     checkpoints: Checkpoints,
     labelled: tuple[Path, Path],
-    trained: Path,
     tmp_path: Path,
 ) -> None:
     # Short chunks of this composition always have an open frame.
@@ -256,7 +255,7 @@ def test_a_head_for_dna_alone_scores_the_chunks_that_have_no_open_frame(
     assert [model["family"] for model in report["models"]] == ["dnabert_s"]
     assert "--dna-head dna_alone.safetensors" in dna_head.with_suffix(".md").read_text()
 
-    heads = ("--head", trained, "--dna-head", dna_head)
+    heads = ("--head", checkpoints.head, "--dna-head", dna_head)
     out = tmp_path / "evaluated"
     evaluation = virnuc_flows("evaluate", *classes(labelled), "--out", out, *heads, *flags)
     assert evaluation.code == 0, evaluation.err

@@ -11,6 +11,7 @@ from typing import Final
 from virnuc_core.doctor.finding import Finding
 from virnuc_core.env_config import env
 from virnuc_core.errors import storage_error
+from virnuc_core.host_memory import free_memory
 from virnuc_core.inference.compile_cache import compile_cache_environment
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 from virnuc_core.models.hub import cache_folder
@@ -20,8 +21,6 @@ from virnuc_core.versions import State
 _LEAST_MEMORY_GB: Final = (1.0, 4.0)  # for a run at all, and for one that is not cramped
 _LEAST_DISK_GB: Final = (0.5, 10.0)
 _LEAST_FILES: Final = 1024
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def host_findings() -> Iterator[Finding]:
@@ -74,22 +73,6 @@ def bundled_findings() -> Iterator[Finding]:
             found=f"whole, fingerprint {found.fingerprint[:12]}" if whole else reasons,
             advice="" if whole else "install virnuc again",
         )
-
-
-def free_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that programs may still take, on the machine and within the limit of the job; None where nobody says."""
-    found = []
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
-    except (OSError, LookupError, ValueError):
-        pass
-    try:
-        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(0, limit - used))
-    except (OSError, ValueError):  # no such limit: the file says "max"
-        pass
-    return min(found, default=None)
 
 
 def _disk(name: str, folder: Path | None) -> Finding:

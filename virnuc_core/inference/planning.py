@@ -9,7 +9,7 @@ from virnuc_core.inference.model_planning import computes_alike, plan_models, sw
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.speed_warnings import speed_warnings
-from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.plan_comparison import continue_plan, require_same_plan
@@ -104,7 +104,7 @@ def make_plan(
     Raises:
         UsageError: settings contradict each other.
         CheckpointError: a model or the head cannot be used.
-        MismatchError: the head was not trained with these models.
+        MismatchError: the head was not trained with these models, or for this chunk length.
         DeviceError: the device cannot compute in the precision asked for.
     """
     models = plan_models(config, devices, existing)
@@ -112,6 +112,7 @@ def make_plan(
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = dna_head = None
     if kind == "predict":
+        require_heads(config)
         head = _plan_head(head_of(config), models, existing.head if existing else None)
         if (name := dna_head_of(config)) is not None:
             dna_head = _plan_head(name, models[:1], existing.dna_head if existing else None)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.errors import CheckpointError, MismatchError, UsageError
+from virnuc_core.models.head_facts import stated_chunk_length
 from virnuc_core.specs import Family, RunConfig
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
@@ -206,27 +207,39 @@ def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
 
 
 def require_heads(config: RunConfig) -> None:
-    """Says at once when a head of a run that makes calls is not there.
+    """Says at once when a head of a run that makes calls is not there, or is for chunks of another length.
 
     Raises:
         CheckpointError: there is no such head.
+        MismatchError: a head was trained for chunks of another length.
         UsageError: none is asked for, and none is bundled for these models.
     """
     for name in (head_of(config), dna_head_of(config)):
         if name is not None:
-            resolve_head(name)
+            resolve_head(name, config.chunk_length)
 
 
-def resolve_head(name_or_path: str) -> Path:
+def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
     """The file of a head: one of `BUNDLED_HEADS` by name, or a path.
+
+    Args:
+        name_or_path: the head.
+        chunk_length: bp of the chunks that it shall score; None when that is not known.
 
     Raises:
         CheckpointError: there is no such head.
+        MismatchError: its file states another chunk length; those of published and bundled heads state none.
     """
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
         raise CheckpointError(
             f"there is no classifier head {name_or_path}: it is not a file, and not one of "
             f"{', '.join(BUNDLED_HEADS)}."
+        )
+    trained_for = stated_chunk_length(path)
+    if chunk_length is not None and trained_for not in (None, chunk_length):
+        raise MismatchError(
+            f"head {name_or_path} was trained for chunks of {trained_for} bp, and these have {chunk_length} bp. "
+            f"Use --chunk-length {trained_for}, or a head that was trained for {chunk_length} bp."
         )
     return path

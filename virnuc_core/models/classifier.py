@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.models.head_facts import HEAD_FACTS
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 
 HIDDEN_WIDTH: Final = 512
-HEAD_FACTS: Final = "virnuc_head"
 _DROPOUT: Final = 0.5
 
 

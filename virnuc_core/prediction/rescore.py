@@ -33,13 +33,15 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
         CheckpointError: a head cannot be used.
         DamagedFileError: the embeddings file is not whole, or is another kind of file.
         InputError: there is no such file.
-        MismatchError: a head takes features of another width.
+        MismatchError: a head takes features of another width, or was trained for chunks of another length.
         UsageError: the file does not hold the vectors of both models.
     """
     require_embeddings(embeddings)
-    scorer = Scorer(resolve_head(head), "cpu", resolve_head(dna_head) if dna_head is not None else None)
     num_rows = 0
     with EmbeddingsFile(embeddings) as file:
+        chunk_length = file.attributes.get("chunk_length") or None
+        dna_path = None if dna_head is None else resolve_head(dna_head, chunk_length)
+        scorer = Scorer(resolve_head(head, chunk_length), "cpu", dna_path)
         missing = [name for name in VECTORS.values() if name not in file]
         if missing:
             raise UsageError(

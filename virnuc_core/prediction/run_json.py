@@ -22,9 +22,11 @@ from virnuc_core.run_plan import RunPlan
 from virnuc_core.shard_file import ShardCounters, sum_counters
 
 SCHEMA_VERSION: Final = 2
-REPORTED_PACKAGES: Final = ("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow")
-# What the numbers depend on as well, where it is installed.
-OPTIONAL_PACKAGES: Final = ("triton", "flash-attn")
+# Their versions are reported where they are installed: the core runs without Prefect and MLflow.
+REPORTED_PACKAGES: Final = (
+    *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
+    *("triton", "flash-attn"),
+)
 BUNDLED_NOTE: Final = (
     "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
     "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
@@ -134,8 +136,7 @@ class RunReport:
             "versions": {
                 "virnuc": self.plan.virnuc_version,
                 "python": platform.python_version(),
-                **{package: version(package) for package in REPORTED_PACKAGES},
-                **_installed_versions(OPTIONAL_PACKAGES),
+                **_installed_versions(REPORTED_PACKAGES),
             },
         }
 

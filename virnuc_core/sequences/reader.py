@@ -8,20 +8,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from gzip import BadGzipFile
-from lzma import LZMAError
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from backports.zstd import ZstdError
 from dnaio import SequenceRecord
 from dnaio.exceptions import FileFormatError
 from dnaio.readers import FastaReader, FastqReader
-from isal.igzip_lib import IsalError
-from xopen import xopen
 
 from virnuc_core.errors import InputError
 from virnuc_core.plain_text import visible
+from virnuc_core.sequences.decompression import BUFFER_BYTES, DamagedDataError, decompressed
 from virnuc_core.sequences.record_guard import FASTA_RECORD, FASTQ_LINE, RecordGuard
 from virnuc_core.specs import Alphabet, InputFile
 
@@ -30,12 +26,6 @@ logger = logging.getLogger(__name__)
 STDIN = "-"
 MAX_FOREIGN_SHARE = 0.1
 
-_COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2"}
-# The empty block that ends every bgzip file, and where each of its blocks is marked as bgzip.
-_BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
-_BGZF_MARK = slice(12, 16)
-_DAMAGE: tuple[type[Exception], ...] = (BadGzipFile, cast(type[Exception], IsalError), LZMAError, ZstdError)
-_BUFFER_BYTES = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f"
 # Control characters become "?", as letters outside ASCII do: a sequence is written to tables, too.
@@ -139,13 +129,13 @@ def reading_text(path: str) -> Iterator[io.BufferedReader]:
     Raises:
         InputError: it is missing, not a file, truncated or damaged.
     """
-    with _reading(path) as raw, _decompressed(raw) as text:
+    with _reading(path) as raw, decompressed(raw) as text:
         yield text
 
 
 def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
     """Yields (header, sequence letters) of an open file, whatever its compression and format."""
-    text = _decompressed(raw)
+    text = decompressed(raw)
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
@@ -166,30 +156,13 @@ def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
             yield entry.name, entry.sequence
 
 
-def _decompressed(raw: io.BufferedReader) -> io.BufferedReader:
-    """The content of an open file, whatever its compression."""
-    start = raw.peek(len(_BGZF_END))
-    compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
-    if start[_BGZF_MARK] == _BGZF_END[_BGZF_MARK] and compression == "gz" and raw.seekable():
-        # Cut between two blocks, a bgzip file is still a valid, shorter gzip file.
-        raw.seek(-len(_BGZF_END), io.SEEK_END)
-        if raw.read() != _BGZF_END:
-            raise EOFError("the last block is missing")
-        raw.seek(0)
-    if compression is None:
-        return raw
-    # No helper process: with one, xopen reports a truncated zstd file as a shorter whole one.
-    plain = cast(io.RawIOBase, xopen(raw, "rb", threads=0, format=compression))
-    return io.BufferedReader(plain, _BUFFER_BYTES)
-
-
 @contextmanager
 def _reading(path: str) -> Iterator[io.BufferedReader]:
     """Opens a file or standard input and names it in whatever goes wrong while it is read."""
     source: str | int = sys.stdin.fileno() if path == STDIN else path
     try:
         with io.FileIO(source, closefd=path != STDIN) as file:
-            yield io.BufferedReader(file, _BUFFER_BYTES)
+            yield io.BufferedReader(file, BUFFER_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist. Check the path of the sequence file.") from error
     except IsADirectoryError as error:
@@ -198,7 +171,7 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         raise InputError(
             f"{path} is truncated: its compressed data end early. Copy or download it again."
         ) from error
-    except _DAMAGE as error:
+    except DamagedDataError as error:
         raise InputError(f"{path} is damaged: {error}. Copy or download it again.") from error
     except UnicodeDecodeError as error:
         raise InputError(

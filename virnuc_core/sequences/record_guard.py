@@ -1,12 +1,11 @@
 """Stops at a record that does not fit into memory before it is read: a few kB of compressed data may hold any amount."""
 
 import io
-import os
-import resource
 from dataclasses import dataclass
 from typing import Final
 
 from virnuc_core.errors import InputError
+from virnuc_core.host_memory import memory_limit
 
 _BLOCK_BYTES: Final = 1 << 16
 _SHARE_OF_MEMORY: Final = 0.5
@@ -42,7 +41,7 @@ class RecordGuard(io.BufferedIOBase):
         self._stream = stream
         self._shape = shape
         self._path = path
-        self._most = _SHARE_OF_MEMORY * _memory_bytes()
+        self._most = _SHARE_OF_MEMORY * memory_limit()
         self._length = self._cost = 0
         self._last = b""
 
@@ -91,10 +90,3 @@ class RecordGuard(io.BufferedIOBase):
                 "of this machine. Split it, or leave it out."
             )
         self._last = block[-1:]
-
-
-def _memory_bytes() -> int:
-    """The memory of the machine, or what this process may have of it."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return machine if allowed == resource.RLIM_INFINITY else min(machine, allowed)

@@ -15,6 +15,8 @@ FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
 # Stands in the place of a frame's number for a chunk without an open frame, of which there is the DNA alone.
 DNA_ALONE: Final = 6
 ROW_NAMES: Final = (*FRAME_NAMES, "DNA")
+# A, C, G and T that a chunk must hold to be scored by its DNA alone: about ten tokens of DNABERT-S.
+LEAST_BASES: Final = 50
 
 _STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
 _DROPPED = 0  # stands for the amino acid of a codon that is not pure ACGT
@@ -105,13 +107,17 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
 def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     """Adds a row for each chunk without an open frame: no protein, and all its DNA as it is given.
 
+    A chunk with fewer than `LEAST_BASES` of A, C, G and T gets none: its vector would be that of the gap.
+
     Args:
         frames: the open frames of the chunks.
         bases: as for `open_frames`.
         starts: as for `open_frames`.
         ends: as for `open_frames`.
     """
-    closed = np.setdiff1d(np.arange(len(starts)), frames.chunk)
+    is_base = np.frombuffer(np.ascontiguousarray(bases).tobytes().translate(_FIRST), np.uint8) < 64
+    num_bases = _count_between(np.flatnonzero(is_base), starts, ends)
+    closed = np.setdiff1d(np.flatnonzero(num_bases >= LEAST_BASES), frames.chunk)
     chunk = np.concatenate((frames.chunk, closed))
     frame = np.concatenate((frames.frame, np.full(len(closed), DNA_ALONE, np.uint8)))
     no_protein = np.zeros(len(closed), np.int64)

@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Final, cast
 
 from Bio import BiopythonParserWarning, SeqIO
 from Bio.Seq import UndefinedSequenceError
-from Bio.SeqFeature import SeqFeature
 from Bio.SeqRecord import SeqRecord
 
 from virnuc_core.atomic_write import atomic_path
@@ -83,7 +82,7 @@ def take_apart(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
             if class_name is None:
                 left_out += 1
                 continue
-            regions = () if class_name == VIRAL else _prophages(record.features)
+            regions = () if class_name == VIRAL else _prophages(record)
             prophages += len(regions)
             for name, sequence in _pieces(record, regions):
                 sequences.write(f">{name}\n{sequence}\n")
@@ -141,14 +140,16 @@ def _class_of(record: SeqRecord) -> str | None:
     return next((domain.lower() for domain in _DOMAINS if domain in lineage), None)
 
 
-def _prophages(features: Iterable[SeqFeature]) -> tuple[tuple[int, int], ...]:
+def _prophages(record: SeqRecord) -> tuple[tuple[int, int], ...]:
     """Begin and end (0-based, half open) of the regions annotated as prophage, in order, without overlap."""
     regions: list[tuple[int, int]] = []
-    for feature in features:
+    for feature in record.features:
         if feature.location is None or feature.type not in _REGION_TYPES:
             continue
-        said = " ".join(text for name in _REGION_QUALIFIERS for text in feature.qualifiers.get(name, ()))
-        if "proviral" in feature.qualifiers or _REGION_WORDS.search(said):
+        described = " ".join(text for name in _REGION_QUALIFIERS for text in feature.qualifiers.get(name, ()))
+        # The free text of the source of a whole record is about the organism ("has two prophages"), not about a region.
+        is_organism = feature.type == "source" and len(feature.location) == len(record)
+        if "proviral" in feature.qualifiers or (not is_organism and _REGION_WORDS.search(described)):
             regions += [(int(part.start), int(part.end)) for part in feature.location.parts]
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(regions):

@@ -5,12 +5,15 @@ those whose hash is small, so that a fragment is found in the genome that it was
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+
+from virnuc_core.columns import concatenated_ranges
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
@@ -23,6 +26,9 @@ KIN_SHARE: Final = 0.2
 _SAMPLED: Final = 16
 _MOST_SAMPLES: Final = 1 << 25
 _BLOCK_BASES: Final = 1 << 22
+# Bounds the time where very many unrelated records share a k-mer: some minutes.
+_MOST_PAIRS: Final = 1 << 29
+_BLOCK_PAIRS: Final = 1 << 22
 
 _CODES: Final = np.full(256, 4, np.uint8)
 _CODES[list(b"ACGT")] = range(4)
@@ -64,22 +70,26 @@ class KinshipSketches:
     def groups(self) -> Int64:
         """int64 (R,): records that are kin, or kin of kin, have the same number."""
         num_records = len(self._samples)
-        # The digest of the whole stands among the samples, so that equal records are kin however short they are.
-        sizes = np.array([len(sample) + 1 for sample in self._samples], np.int64)
-        record = np.repeat(np.arange(num_records), sizes)
-        samples = [np.append(s, np.uint64(d)) for s, d in zip(self._samples, self._digests, strict=True)]
-        hashes = np.concatenate(samples) if samples else np.zeros(0, np.uint64)
         longest_first = np.argsort(-np.array(self._lengths, np.int64), kind="stable")
-        rank = np.empty(num_records, np.int64)
-        rank[longest_first] = np.arange(num_records)
-        order = np.lexsort((rank[record], hashes))
+        # The digest of the whole stands among the samples, so that equal records are kin however short they are.
+        samples = [np.append(self._samples[i], np.uint64(self._digests[i])) for i in longest_first]
+        sizes = np.array([len(sample) for sample in samples], np.int64)
+        hashes = np.concatenate(samples) if samples else np.zeros(0, np.uint64)
+        # Records are numbered from the longest on: of two, the one with the higher number is the shorter.
+        record = np.repeat(np.arange(num_records), sizes)
+        order = np.argsort(hashes, kind="stable")
         record, hashes = record[order], hashes[order]
-        is_first = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
-        owner = record[is_first][np.cumsum(is_first) - 1]
-        pairs, counts = np.unique(record * num_records + owner, return_counts=True)
-        shorter, longer = pairs // max(num_records, 1), pairs % max(num_records, 1)
-        is_kin = counts >= KIN_SHARE * sizes[shorter]
-        return _components(shorter[is_kin], longer[is_kin], num_records)
+
+        # First each record with the longest that has its k-mer: linear, and it joins most of the near-duplicates, whose
+        # pairs are the many.
+        owner = record[np.searchsorted(hashes, hashes)]
+        links = [_kin(record, owner, sizes)]
+        found = _components(*links[0], num_records)
+        links += _links_between(record, hashes, found)
+        shorter, longer = (np.concatenate(side) for side in zip(*links, strict=True))
+        groups = np.empty(num_records, np.int64)
+        groups[longest_first] = _components(shorter, longer, num_records)
+        return groups
 
 
 def join_groups(first: Int64, second: Int64) -> Int64:
@@ -121,6 +131,57 @@ def _mixed(words: UInt64) -> UInt64:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def _kin(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]:
+    """The distinct pairs (n,), (n,) among pairs of records, one for each shared k-mer, that share enough of them.
+
+    Args:
+        shorter: int64 (P,), the shorter record of each pair.
+        longer: int64 (P,), the other.
+        sizes: int64 (R,), sampled k-mers of each record.
+    """
+    pairs, counts = np.unique(shorter * len(sizes) + longer, return_counts=True)
+    shorter, longer = np.divmod(pairs, max(len(sizes), 1))
+    is_kin = counts >= KIN_SHARE * sizes[shorter]
+    return shorter[is_kin], longer[is_kin]
+
+
+def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tuple[Int64, Int64]]:
+    """Pairs (n,), (n,) of records that are kin and in different groups.
+
+    Every pair that shares a k-mer is counted, as long as these are at most `_MOST_PAIRS` in all; beyond that, those
+    that share one of the smallest hashes, which are a sample of all.
+
+    Args:
+        record: int64 (N,), record of each sampled k-mer, numbered from the longest on.
+        hashes: uint64 (N,), the k-mers, ascending.
+        groups: int64 (R,), group of each record.
+    """
+    record = record[np.lexsort((groups[record], hashes))]
+    # A k-mer of one record meets the same k-mer in the records of all later groups.
+    begin, end = _ends_of_runs(hashes, groups[record]), _ends_of_runs(hashes)
+    partners = end - begin
+    num_counted = int(np.searchsorted(np.cumsum(partners), _MOST_PAIRS, side="right"))
+    if num_counted < len(hashes):
+        num_counted = int(np.searchsorted(hashes, hashes[num_counted]))
+    sizes = np.bincount(record[:num_counted], minlength=len(groups))
+    meeting = np.flatnonzero(partners[:num_counted])
+    meeting = meeting[np.argsort(record[meeting], kind="stable")]
+    # A block holds all k-mers of its records. One record alone meets no k-mer twice: at most N pairs.
+    total = np.cumsum(np.bincount(record[meeting], partners[meeting], len(groups)))
+    block = total[record[meeting]] // _BLOCK_PAIRS
+    for rows in np.split(meeting, np.flatnonzero(np.diff(block)) + 1):
+        met, _ = concatenated_ranges(begin[rows], partners[rows])
+        one, other = np.repeat(record[rows], partners[rows]), record[met]
+        yield _kin(np.maximum(one, other), np.minimum(one, other), sizes)
+
+
+def _ends_of_runs(*columns: Int64 | UInt64) -> Int64:
+    """int64 (N,): for each row, one past the last of the neighbouring rows that have the same values in all columns."""
+    changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    ends = np.append(np.flatnonzero(changes) + 1, len(columns[0]))
+    return np.repeat(ends, np.diff(ends, prepend=0))
 
 
 def _strandless_digest(sequence: bytes) -> int:

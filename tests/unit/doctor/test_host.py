@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.doctor.host import bundled_findings, cache_findings, free_memory, host_findings
+from virnuc_core.doctor.host import bundled_findings, cache_findings, host_findings
 from virnuc_core.env_config import reload
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 
@@ -27,17 +27,6 @@ def test_a_home_that_cannot_be_written(home: str, tmp_path: Path, monkeypatch: p
     assert found.state == "problem"
     assert "cannot be written" in found.found
     assert "VIRNUC_HOME" in found.advice
-
-
-def test_memory_is_that_of_the_machine_or_of_the_job(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert free_memory(meminfo, tmp_path) == 4000 * 1024
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert free_memory(meminfo, tmp_path) == 600_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(tmp_path / "absent", tmp_path) is None
 
 
 def test_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, Usag
 from virnuc_core.inference import planning, speed_warnings
 from virnuc_core.inference.planning import make_plan, open_plan
 from virnuc_core.models import attention, compilation
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan, write_plan
@@ -277,6 +278,17 @@ def test_a_head_of_another_width_is_refused(
     head = make_head(tmp_path / "wide.safetensors", 3328)
     with pytest.raises(MismatchError, match=r"takes 3328 features, but dnabert gives 96 and .* gives 96\."):
         plan(finished_run, made_models.config(head=str(head)))
+
+
+def test_a_head_for_chunks_of_another_length_is_refused(
+    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 300})
+    with pytest.raises(MismatchError, match="for chunks of 300 bp, and these have 60 bp"):
+        plan(finished_run, made_models.config(head=str(head)))
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 60})
+    assert plan(finished_run, made_models.config(head=str(head))).head is not None
 
 
 def test_no_head_is_guessed(finished_run: MadeRun, made_models: MadeModels) -> None:

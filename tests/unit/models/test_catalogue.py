@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
     CATALOGUE,
@@ -13,9 +15,11 @@ from virnuc_core.models.catalogue import (
     find_entries,
     head_of,
     known_names,
+    require_heads,
     require_known_model,
     resolve_head,
 )
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.specs import RunConfig
 
 PUBLISHED = {entry.name: entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)}
@@ -103,3 +107,31 @@ def test_a_name_that_can_be_no_model_is_refused(tmp_path: Path) -> None:
     for name in ("3b-large", "random:4B", "DNABERT-S", "/not/a/path"):
         with pytest.raises(CheckpointError, match=rf"no model {name}: .*650M, 3B, 15B"):
             require_known_model(name, "esm2")
+
+
+def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
+    assert resolve_head(str(head), 300) == resolve_head(str(head)) == head
+    with pytest.raises(
+        MismatchError, match=r"for chunks of 300 bp, and these have 500 bp\. Use --chunk-length 300"
+    ):
+        resolve_head(str(head), 500)
+    for flags in ({"head": str(head)}, {"dna_head": str(head)}):
+        with pytest.raises(MismatchError, match=r"head\.safetensors was trained for chunks of 300 bp"):
+            require_heads(RunConfig(esm_model="tiny", dnabert_model="tiny", chunk_length=500, **flags))
+    save_classifier(MLPClassifier(8), head)
+    assert resolve_head(str(head), 500) == head
+
+
+@pytest.mark.parametrize("facts", ["{", "[]", '{"chunk_length": "300"}', '{"chunk_length": 0}'])
+def test_a_head_whose_facts_cannot_be_read_is_refused(tmp_path: Path, facts: str) -> None:
+    head = tmp_path / "head.safetensors"
+    save_file({"a": torch.zeros(1)}, head, metadata={"virnuc_head": facts})
+    with pytest.raises(CheckpointError, match="does not say properly what it was trained for"):
+        resolve_head(str(head), 500)
+
+
+def test_pickled_heads_state_no_chunk_length() -> None:
+    pickled = Path(__file__).parents[2] / "data" / "golden" / "classifier" / "pickled_module.pth"
+    assert resolve_head(str(pickled), 500) == pickled

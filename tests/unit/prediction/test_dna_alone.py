@@ -131,9 +131,12 @@ def test_the_tables_of_virnucpro_hold_open_frames_only(run: MadeRun, without: Ma
 
 def test_an_input_without_any_open_frame(tmp_path: Path, models: MadeModels) -> None:
     fasta = tmp_path / "in.fa"
-    fasta.write_text("".join(f">closed{number}\n{NO_OPEN_FRAME[number:]}\n" for number in range(9)))
+    fasta.write_text(
+        "".join(f">closed{number}\n{NO_OPEN_FRAME[number:]}\n" for number in range(9))
+        + f">gap\n{'N' * 500}\n"
+    )
     run = computed(tmp_path / "run", fasta, models, dna_head=str(models.dna_head))
-    assert set(read(run.folder.predictions).status) == {"dna_alone"}
+    assert read(run.folder.predictions).status.tolist() == ["dna_alone"] * 9 + ["no_open_frame"]
     assert run.folder.prediction_results.read_text().count("\n") == 1
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_head, plan_run
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError, UsageError
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.rescore import score_embeddings
 
@@ -38,6 +39,14 @@ def test_a_head_that_does_not_fit(finished_run: MadeRun, tmp_path: Path) -> None
         score_embeddings(finished_run.folder.embeddings, str(head), out)
     with pytest.raises(CheckpointError, match="nowhere"):
         score_embeddings(finished_run.folder.embeddings, "nowhere", out)
+    assert not out.exists()
+
+
+def test_a_head_for_chunks_of_another_length(finished_run: MadeRun, tmp_path: Path) -> None:
+    head, out = tmp_path / "head.safetensors", tmp_path / "scores.tsv"
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 300})
+    with pytest.raises(MismatchError, match="for chunks of 300 bp, and these have 60 bp"):
+        score_embeddings(finished_run.folder.embeddings, str(head), out)
     assert not out.exists()
 
 

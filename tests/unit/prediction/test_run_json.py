@@ -2,6 +2,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_what_makes_a_run_slow_is_told() -> None:
     assert slow.document["warnings"] == ("Triton is not installed.",)
     assert slow.document["notes"] == ["Triton is not installed."]
     assert "note: Triton is not installed." in slow.summary
+
+
+def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package in ("prefect", "mlflow"):
+            raise metadata.PackageNotFoundError(package)
+        return metadata.version(package)
+
+    monkeypatch.setattr("virnuc_core.prediction.run_json.version", version)
+    versions = run_of([]).document["versions"]
+    assert versions["torch"] == metadata.version("torch")
+    assert not {"prefect", "mlflow"} & versions.keys()
 
 
 def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:

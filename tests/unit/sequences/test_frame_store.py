@@ -10,7 +10,7 @@ from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.store_meta import SCHEMA_VERSION, StoreMeta
 from virnuc_core.sequences.translation import DNA_ALONE
 
-SEQUENCES = {"long": "GCC" * 300, "none": "N" * 30, "short": "GCCGCCA"}
+SEQUENCES = {"long": "GCC" * 300, "none": "TTAATTAACTAGCTAG" * 5, "short": "GCCGCCA"}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_chunk_without_an_open_frame_may_have_a_row_of_its_dna(store: FrameSto
     for made, place in ((every, row), (closed, 0)):
         assert made.dna is not None
         assert made.protein is not None
-        assert made.dna.rows(place, place + 1).to_strings() == ["N" * 30]
+        assert made.dna.rows(place, place + 1).to_strings() == [SEQUENCES["none"]]
         assert made.protein.rows(place, place + 1).to_strings() == [""]
         assert made.frame_number[place] == DNA_ALONE
         assert made.meta.num_closed == 1

@@ -70,11 +70,49 @@ def test_compression_is_seen_in_the_content(
     assert read(tmp_path / name, compress(FASTQ)) == [("one", "ACGT"), ("two", "GGCA")]
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bgzip, zstd.compress, lzma.compress, bz2.compress])
+# Members that may follow each other in one file.
+SEQUELS = [*((one, one) for one in COMPRESSIONS), (gzip.compress, bgzip), (bgzip, gzip.compress)]
+
+
+@pytest.mark.parametrize(("first", "second"), SEQUELS)
+@pytest.mark.parametrize("padding", [b"", bytes(4), bytes(200_000)])
 def test_several_compressed_parts_end_to_end_are_one_file(
+    path: Path, first: Callable[[bytes], bytes], second: Callable[[bytes], bytes], padding: bytes
+) -> None:
+    content = first(FASTA) + padding + second(b"") + second(FASTA * 300) + first(b">z\nA\n") + padding
+    assert len(read(path, content)) == 2 + 600 + 1
+
+
+@pytest.mark.parametrize(("first", "second"), SEQUELS)
+@pytest.mark.parametrize("left_out", [1, 5, 25])
+def test_a_cut_last_part_is_an_error(
+    path: Path, first: Callable[[bytes], bytes], second: Callable[[bytes], bytes], left_out: int
+) -> None:
+    with pytest.raises(InputError, match="truncated"):
+        read(path, (first(FASTA) + second(FASTA))[:-left_out])
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_a_part_of_which_only_the_first_bytes_are_there_is_an_error(
     path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
-    assert len(read(path, compress(FASTA) + compress(FASTA))) == 4
+    for size in (1, 2, 6):
+        with pytest.raises(InputError, match="truncated"):
+            read(path, compress(FASTA) + compress(FASTA)[:size])
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+@pytest.mark.parametrize("rest", [b"rest", FASTA, zlib.compress(FASTA)])
+def test_something_else_behind_compressed_data_is_an_error(
+    path: Path, compress: Callable[[bytes], bytes], rest: bytes
+) -> None:
+    with pytest.raises(InputError, match=r"damaged: its .* data are followed by something else"):
+        read(path, compress(FASTA) + rest)
+
+
+def test_skippable_frames_of_zstd_are_skipped(path: Path) -> None:
+    skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"size"
+    assert len(read(path, skippable + zstd.compress(FASTA) + skippable + zstd.compress(FASTA))) == 4
 
 
 @pytest.mark.parametrize("compress", COMPRESSIONS)
@@ -91,11 +129,18 @@ def test_a_cut_file_is_an_error_and_never_a_shorter_result(
 
 
 def test_a_bgzip_file_cut_between_two_blocks_is_truncated(path: Path) -> None:
-    whole = bgzip(FASTA * 100)
     last_block = bgzip(b"", 1)
-    assert whole.endswith(last_block)
-    with pytest.raises(InputError, match="truncated"):
-        read(path, whole[: -len(last_block)])
+    cut = bgzip(FASTA * 100).removesuffix(last_block)
+    for content in (
+        cut,
+        gzip.compress(FASTA) + cut,
+        bgzip(FASTA) + cut,
+        cut + gzip.compress(FASTA),
+        cut + bytes(9),
+    ):
+        with pytest.raises(InputError, match="truncated"):
+            read(path, content)
+    assert len(read(path, cut + last_block)) == 200
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bgzip, lzma.compress, bz2.compress])

@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id
 
-from virnuc_core.sequences.translation import FRAME_NAMES, FrameTable, open_frames
+from virnuc_core.sequences.translation import (
+    DNA_ALONE,
+    FRAME_NAMES,
+    LEAST_BASES,
+    FrameTable,
+    open_frames,
+    with_closed_chunks,
+)
 
 STANDARD_CODE: dict[str, str] = unambiguous_dna_by_id[1].forward_table
 
@@ -58,3 +65,18 @@ def test_frames_do_not_read_over_the_border_of_a_chunk() -> None:
 def test_nothing_open_gives_an_empty_table() -> None:
     table = frames_of("N" * 50)
     assert len(table) == len(table.protein) == len(table.dna) == 0
+
+
+def test_a_chunk_without_an_open_frame_needs_bases_to_be_scored_by_its_dna() -> None:
+    stops = "TTAATTAACTAGCTAG" * 4
+    enough, too_few = stops[:LEAST_BASES] + "N" * 450, stops[: LEAST_BASES - 1] + "R" * 450
+    chunks = ["N" * 500, enough, "GCC" * 40, too_few, stops]
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    starts = ends - [len(chunk) for chunk in chunks]
+    bases = np.frombuffer("".join(chunks).encode(), np.uint8)
+    frames = open_frames(bases, starts, ends)
+    table = with_closed_chunks(frames, bases, starts, ends)
+    is_alone = table.frame == DNA_ALONE
+    assert table.chunk[is_alone].tolist() == [1, 4]
+    assert table.take(np.flatnonzero(is_alone)).dna.to_strings() == [enough, stops]
+    assert table.take(np.flatnonzero(~is_alone)).dna.to_strings() == frames.dna.to_strings()

@@ -79,6 +79,15 @@ def test_prophages_are_cut_out_of_cellular_records_alone(tmp_path: Path) -> None
     assert len(sequences) == 3
 
 
+def test_the_note_of_a_source_marks_a_region_only_where_it_is_one(tmp_path: Path) -> None:
+    host = made_record("HOST", ["Bacteria"], [("source", 100, 200, {"note": "prophage Lambda"})])
+    host.features[0].qualifiers["note"] = ["derivative of K-12, cured of its prophage"]
+    provirus = made_record("PROVIRUS", ["Eukaryota"])
+    provirus.features[0].qualifiers["proviral"] = [""]
+    sequences, _ = taken_apart(write_genbank(tmp_path / "x.gb", host, provirus))
+    assert sequences == {"HOST.1:1-100": str(host.seq)[:100], "HOST.1:201-600": str(host.seq)[200:]}
+
+
 def test_compressed_files_are_recognised_by_content(tmp_path: Path) -> None:
     plain = write_genbank(tmp_path / "x.txt", made_record("PHAGE", ["Viruses"]))
     packed = tmp_path / "packed"

@@ -1,0 +1,84 @@
+"""The memory that this process may have: of the machine, of its own limit, and of its control groups."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+_PROC: Final = Path("/proc")
+
+
+class _Files(NamedTuple):
+    """Files of a control group: its limit, its use, and the part of it that is a cache of files and can be freed."""
+
+    limit: str
+    used: str
+    cache: bytes
+
+
+_FILES: Final = {
+    "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file"),
+    "cgroup2": _Files("memory.max", "memory.current", b"inactive_file"),
+}
+
+
+def memory_limit(proc: Path = _PROC) -> int:
+    """Bytes of memory that this process may have at most."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    own, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if own != resource.RLIM_INFINITY:
+        limits.append(own)
+    return min([*limits, *(limit for limit, _ in _group_limits(proc))])
+
+
+def free_memory(proc: Path = _PROC) -> int | None:
+    """Bytes that programs may still take, on the machine and within the limits of the job; None where nobody says."""
+    found = [max(0, limit - used) for limit, used in _group_limits(proc)]
+    try:
+        lines = dict(
+            line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line
+        )
+        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+    except (OSError, LookupError, ValueError):
+        pass
+    return min(found, default=None)
+
+
+def _group_limits(proc: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of each control group that has a limit: that of this process, and those it is in."""
+    for files, folder in _group_folders(proc / "self"):
+        try:
+            limit, used = (int((folder / name).read_bytes()) for name in (files.limit, files.used))
+        except (OSError, ValueError):  # no limit: there is no such file, or it says "max"
+            continue
+        try:
+            counts = dict(line.split() for line in (folder / "memory.stat").read_bytes().splitlines())
+            used -= int(counts[files.cache])
+        except (OSError, LookupError, ValueError):
+            pass
+        yield limit, used
+
+
+def _group_folders(process: Path) -> Iterator[tuple[_Files, Path]]:
+    """Folder of the control group of a process and of each one above it, of version 1 and of version 2."""
+    try:
+        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+    except (OSError, ValueError):
+        return
+    own = {"cgroup2" if not names else "cgroup": path for _, names, path in groups if _has_memory(names)}
+    for mount in mounts:
+        root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
+        if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        group = PurePosixPath(own[kind])
+        # A container may see the mount without the folders above it: what is mounted is its own group then.
+        inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
+        for folder in (inside, *inside.parents):
+            yield _FILES[kind], point / folder
+
+
+def _has_memory(controllers: str) -> bool:
+    """Whether a line of /proc/self/cgroup is of version 2, which names no controllers, or of version 1 for memory."""
+    return not controllers or "memory" in controllers.split(",")
