@@ -116,7 +116,6 @@ def test_frames_needs_a_folder_to_write_to(virnuc: CommandLine, contigs: Path, t
     assert result.code == 2
 
 
-@pytest.mark.xdist_group("flows")
 def test_features_of_virnucpro_are_scored(virnuc: CommandLine, data_dir: Path, tmp_path: Path) -> None:
     golden, out = data_dir / "golden" / "classifier", tmp_path / "scores.tsv"
     with np.load(golden / "golden.npz") as arrays:
@@ -134,6 +133,7 @@ def test_features_of_virnucpro_are_scored(virnuc: CommandLine, data_dir: Path, t
     assert [row[1] for row in table] == ["virus" if pair[1] > pair[0] else "others" for pair in expected]
 
 
+@pytest.mark.xdist_group("flows")
 def test_score_and_inspect_what_predict_has_left(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:

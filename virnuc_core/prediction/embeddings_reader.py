@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.checked_hdf5 import has_checksums, recognise_hdf5
+from virnuc_core.checked_hdf5 import HDF5_ERRORS, has_checksums, recognise_hdf5
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text
 from virnuc_core.prediction.embeddings_file import (
@@ -46,10 +46,7 @@ _NPY_HEADERS: Final[dict[tuple[int, int], Callable[[IO[bytes]], Any]]] = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 _LOCAL_HEADER: Final = struct.Struct("<26x2H")  # lengths of the name and of the extra field
-_DAMAGE: Final = (
-    *(ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, RuntimeError),
-    *(MemoryError, OverflowError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error),
-)
+_DAMAGE: Final = (*HDF5_ERRORS, EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error)
 # About a million names; torch.save writes them all into one pickle.
 _MOST_NAMES_BYTES: Final = 1 << 26
 
@@ -177,7 +174,7 @@ def _open_hdf5(path: Path) -> EmbeddingsReader:
         file = EmbeddingsFile(path)
         file.verify_unguarded()
         return file
-    with h5py.File(path, "r") as content:
+    with _reading(path), h5py.File(path, "r") as content:
         names = set(content)
     if not names & set(IDS.values()) or not names & {*VECTORS.values(), EMBED_VECTORS, FEATURES}:
         raise _of_another_kind(path, kind)

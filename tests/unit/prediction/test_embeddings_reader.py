@@ -4,17 +4,20 @@ import io
 import logging
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import h5py
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 from benchmarks.reliability.malicious_pickles import CONTAINERS, malicious_files, payloads
 from tests.made_models import GOLDEN, MadeModels, MadeRun, plan_run
-from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
+from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError, VirnucError
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.embeddings import Embeddings
 from virnuc_core.prediction.export import export_embeddings
@@ -291,3 +294,27 @@ def test_vectors_of_one_model_are_not_enough(made_models: MadeModels, tmp_path: 
     path = write_npz(tmp_path / "y.npz", ids=["a"], embeddings=np.zeros((1, 96), np.float32))
     with pytest.raises(UsageError, match="no dna and no protein vectors"):
         scores_of(path, made_models.head, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of NumPy, about headers
+@pytest.mark.parametrize("suffix", ["h5", "npz", "packed.npz", "pt", "old.pt"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.booleans(), at=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
+def test_altered_files_are_read_or_refused(
+    suffix: str, cut: bool, at: float, value: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    ids, vectors = ["a_chunk_1F1", "b_chunk_1R1"], np.ones((2, 3), np.float32)
+    if suffix == "h5":
+        write_hdf5(path, {"frame_ids": ids, "vectors": vectors})
+    elif suffix.endswith("npz"):
+        write_npz(path, compressed="packed" in suffix, ids=ids, vectors=vectors)
+    else:
+        content = {"ids": ids, "data": torch.from_numpy(vectors)}
+        torch.save(content, path, _use_new_zipfile_serialization="old" not in suffix)
+    altered = bytearray(path.read_bytes())
+    position = int(at * len(altered))
+    altered[position] = value
+    path.write_bytes(altered[:position] if cut else altered)
+    with suppress(VirnucError), Embeddings(path) as opened:
+        assert len(opened.ids) == len(opened.vectors[:])
