@@ -278,7 +278,7 @@ def _open_virnucpro(path: Path) -> EmbeddingsReader:
             )
         require_backed(path, [data])
         has_numpy_type = data.dtype in (torch.float16, torch.float32, torch.float64)
-        matrix = (data if has_numpy_type else data.float()).numpy()
+        matrix = (data if has_numpy_type else data.float()).detach().numpy()
         reader = _ArrayReader(path, ids, {FEATURES: matrix}, {})
     _note_no_checksums(path)
     return reader
