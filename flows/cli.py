@@ -185,7 +185,7 @@ def frames(
 
 @cli.command()
 @with_options(
-    click.argument("embeddings", metavar="EMBEDDINGS.h5"),
+    click.argument("embeddings", metavar="EMBEDDINGS"),
     click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
     click.option(
         "--dna-head", metavar="PATH", help="Head for chunks without an open frame [they are left out]."

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import click
 
 EXPORT_OPTIONS: Final = (
-    click.argument("embeddings", metavar="EMBEDDINGS.h5"),
+    click.argument("embeddings", metavar="EMBEDDINGS"),
     click.option(
         "--to", required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
     ),

@@ -196,11 +196,16 @@ def predict(
 
 
 def open_embeddings(path: str | Path) -> Embeddings:
-    """Opens the `embeddings.h5` of a predict run, or the file of an embed run; vectors are read when they are sliced.
+    """Opens embeddings; vectors are read when they are sliced.
+
+    Args:
+        path: the `embeddings.h5` of a predict run, the file of an embed run, or one of another program: HDF5 with the same
+            datasets, an `.npz` with ids and vectors, or the `*_merged.pt` of VirNucPro.
 
     Raises:
         InputError: there is no such file.
         DamagedFileError: it is no embeddings file, or not whole.
+        CheckpointError: it is a torch file that holds more than tensors and names.
     """
     return Embeddings(path)
 

@@ -33,7 +33,8 @@ HDF5_ERRORS: Final = (
 )
 _MOST_PIECE_BYTES: Final = 1 << 22
 _MOST_ROW_BYTES: Final = 1 << 16
-_CHECKSUM: Final = "attributes_sha256"
+CHECKSUM_SUFFIX: Final = "_sha256"
+_CHECKSUM: Final = f"attributes{CHECKSUM_SUFFIX}"
 
 
 @contextmanager
@@ -80,15 +81,23 @@ class _Sink(io.FileIO):
             return 0
 
 
-def stored_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Dataset:
     """A dataset of numbers or fixed strings that lies in the file itself, all of it.
+
+    Args:
+        file: the file.
+        name: of the dataset.
+        text: strings of any length are allowed too.
 
     Raises:
         ValueError: it is none: a link, of another type, or with a shape that little or nothing stands behind.
     """
     # A link may lead to another file, so it is not followed.
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiS" or dataset.ndim not in (1, 2):
+    kinds = "fiSO" if text else "fiS"
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in kinds or dataset.ndim not in (1, 2):
+        raise ValueError(f"{name!r} is not a table of numbers or names")
+    if dataset.dtype.kind == "O" and not h5py.check_string_dtype(dataset.dtype):
         raise ValueError(f"{name!r} is not a table of numbers or names")
     pieces = dataset.chunks or dataset.shape
     is_whole = not dataset.size or dataset.id.get_storage_size() >= dataset.nbytes
@@ -117,6 +126,12 @@ def recognise_hdf5(path: Path) -> Hdf5Kind:
     if not {_CHECKSUM, "schema_version"} & names:
         return "HDF5 file that virnuc did not write"
     return "shard" if "begin" in names else "embeddings file"
+
+
+def has_checksums(path: Path) -> bool:
+    """Whether any attribute of an HDF5 file is a checksum as virnuc writes them."""
+    with h5py.File(path, "r") as file:
+        return any(name.endswith(CHECKSUM_SUFFIX) for name in file.attrs)
 
 
 class ArrayDigest:
@@ -166,6 +181,14 @@ def read_attributes(file: h5py.File) -> dict[str, Any]:
     if attributes["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {attributes['schema_version']}, this virnuc reads {SCHEMA_VERSION}")
     return attributes
+
+
+def plain_attributes(file: h5py.File) -> dict[str, Any]:
+    """The attributes of any file's root that are text or one number."""
+    values = {
+        name: value.item() if isinstance(value, np.generic) else value for name, value in file.attrs.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
 def _attributes_sha256(attributes: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.end_to_end.conftest import CommandLine
 from virnuc_core import versions
+from virnuc_core.doctor import comparison
 from virnuc_core.env_config import reload
 from virnuc_core.versions import KnownVersions
 
@@ -143,3 +145,51 @@ def test_a_settings_file_and_a_variable_that_are_wrong(
     assert code == 2
     assert "VIRNUC_THREADS is 'many'" in str(found["devices", "all of it"]["found"])
     assert found["versions", "torch"]["state"] == "ok"
+
+
+def test_a_model_is_compared_with_the_original(virnuc: CommandLine) -> None:
+    result = virnuc("doctor", "--compare", "dnabert:tiny", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["is_same"]
+    assert found["program"].startswith("transformers ")
+    assert found["runs"][0]["largest_difference"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "program"), [("esm2:tiny", "transformers"), ("esm2_t4_made.pt", "fair-esm")]
+)
+def test_the_original_is_not_installed(
+    model: str, program: str, virnuc: CommandLine, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("esm.pretrained", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    name = str(data_dir / "golden" / "esm2" / model) if model.endswith(".pt") else model
+    result = virnuc("doctor", "--compare", name)
+    assert result.code == 2
+    assert f"needs {program}: pip install 'virnuc[reference]'." in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "message"),
+    [
+        ("tiny", 2, "give esm2:tiny or dnabert:tiny"),
+        ("random:8M", 2, "has no files"),
+        ("absent/model.pt", 4, "absent/model.pt"),
+    ],
+)
+def test_what_cannot_be_compared(model: str, code: int, message: str, virnuc: CommandLine) -> None:
+    result = virnuc("doctor", "--compare", model)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+
+
+def test_vectors_that_differ_have_an_exit_code(
+    virnuc: CommandLine, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Bounds that no rounding meets.
+    monkeypatch.setattr(comparison, "_LEAST_COSINES", {"fp32": 1.1})
+    result = virnuc("doctor", "--compare", data_dir / "golden" / "esm2" / "esm2_t4_made.pt")
+    assert result.code == 5
+    assert result.out.splitlines()[-1] == "verdict: NOT the same"

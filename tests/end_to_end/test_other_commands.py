@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+import torch
 
 from flows.cli import cli
 from tests.end_to_end.conftest import Checkpoints, CommandLine, rows
@@ -113,6 +114,23 @@ def test_output_never_replaces_an_input(virnuc: CommandLine, tmp_path: Path) -> 
 def test_frames_needs_a_folder_to_write_to(virnuc: CommandLine, contigs: Path, tmp_path: Path) -> None:
     result = virnuc("frames", contigs, "--chunk-length", "500", "--out", tmp_path / "no" / "frames.tsv")
     assert result.code == 2
+
+
+def test_features_of_virnucpro_are_scored(virnuc: CommandLine, data_dir: Path, tmp_path: Path) -> None:
+    golden, out = data_dir / "golden" / "classifier", tmp_path / "scores.tsv"
+    with np.load(golden / "golden.npz") as arrays:
+        features, expected = torch.from_numpy(arrays["features"]), arrays["probabilities"]
+    ids = [f"k141_{i}_chunk_1F1" for i in range(len(features))]
+    torch.save({"ids": ids, "data": features}, tmp_path / "output_1_merged.pt")
+    head = golden / "pickled_module.pth"
+    result = virnuc("score", tmp_path / "output_1_merged.pt", "--head", head, "--out", out)
+    assert (result.code, result.out) == (0, f"{len(ids)} frames scored in {out}\n")
+    assert "warning: " in result.err
+    assert "output_1_merged.pt carries no checksums of virnuc" in result.err
+    table = rows(out)[1:]
+    assert [row[0] for row in table] == ids
+    np.testing.assert_allclose([[float(x) for x in row[2:]] for row in table], expected, rtol=0, atol=1e-6)
+    assert [row[1] for row in table] == ["virus" if pair[1] > pair[0] else "others" for pair in expected]
 
 
 @pytest.mark.xdist_group("flows")

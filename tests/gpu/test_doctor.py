@@ -2,6 +2,7 @@
 
 import pytest
 
+from virnuc_core.doctor.comparison import compare_model
 from virnuc_core.doctor.machine import cuda_findings, device_findings
 from virnuc_core.doctor.self_test import self_test_findings
 
@@ -20,3 +21,12 @@ def test_every_gpu_computes_rightly() -> None:
     findings = list(self_test_findings())
     assert findings[0].name == "cuda:0"
     assert [finding.summary for finding in findings if finding.state != "ok"] == []
+
+
+@pytest.mark.parametrize("model", ["esm2:tiny", "dnabert:tiny"])
+def test_both_models_equal_transformers_in_every_precision(model: str) -> None:
+    pytest.importorskip("transformers")
+    found = compare_model(model)
+    assert found.device == "cuda:0"
+    assert {run.precision for run in found.runs} >= {"fp32", "fp16", "bf16"}
+    assert found.is_same, found.summary

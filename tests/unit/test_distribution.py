@@ -15,6 +15,8 @@ DATA = (
     "virnuc_core/models/bundled/esm2_tiny/model.safetensors",
     "virnuc_core/models/bundled/dnabert_tiny/tokenizer.json",
     "virnuc_core/models/bundled/training.json",
+    "virnuc_core/doctor/dnabert_s.fa",
+    "virnuc_core/doctor/esm2.fa",
     "deployments/prefect.yaml",
     "deployments/examples/systemd/virnuc-worker.service",
     "deployments/examples/slurm/worker.sbatch",

@@ -26,6 +26,12 @@ from virnuc_core.specs import (
 
 _REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
 _MAX_TOKEN_BUDGET: Final = 2**31 - 1  # more than any device holds; sums over batches stay within 64 bits
+# What the reference engine is checked against, and where.
+_ORACLES: Final[dict[Family, str]] = {
+    "esm2": "fair-esm and transformers (tests/golden/test_esm2.py, tests/golden/test_comparison.py)",
+    "dnabert_s": "outputs of its authors' code and transformers' BertModel with ALiBi (tests/golden/test_dnabert_s.py, "
+    "tests/golden/test_comparison.py)",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -161,6 +167,11 @@ def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedMod
 def _plan_precision(asked: _AskedModel, devices: tuple[str, ...]) -> ResolvedPrecision:
     choice = asked.precision
     if asked.engine == "reference":
+        _log.info(
+            "engine reference for %s: one sequence at a time in fp32, checked against %s",
+            asked.name,
+            _ORACLES[asked.family],
+        )
         if choice not in ("auto", "fp32"):
             raise UsageError(
                 f"--engine reference computes in fp32 only: leave out {asked.precision_flag} {choice}."

@@ -38,13 +38,13 @@ class Scorer:
         self._block_rows = _BLOCK_ROWS[self._device.type]
 
     def score(
-        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]] | None
+        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]] | None = None
     ) -> npt.NDArray[np.float32]:
         """P(other) and P(virus) of n rows.
 
         Args:
-            dna: (n, D_dna).
-            protein: (n, D_protein); None for a head that takes the DNA vector alone.
+            dna: (n, D_dna), or both vectors side by side.
+            protein: (n, D_protein); None for a head that takes the DNA vector alone, and where `dna` is both.
 
         Returns:
             fp32 (n, 2).

@@ -54,7 +54,6 @@ def run_shards(
     """
     for plan, shards in read_plan(folder.plan).grouped(indices):
         _run_alike(folder, plan, shards, device, lane, report)
-    trim_compile_cache()
 
 
 def _run_alike(

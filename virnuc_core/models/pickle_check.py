@@ -20,7 +20,7 @@ _LEGACY_PICKLES: Final = 5
 _PICKLE: Final = b"\x80"  # and the protocol
 
 # The pickle of the largest published models is a tenth of this.
-_MOST_PICKLE_BYTES: Final = 1 << 21
+MAX_PICKLE_BYTES: Final = 1 << 21
 # A tuple of tuples, each of them used twice, takes for ever to hash; state dicts use none twice.
 _MOST_TUPLE_USES: Final = 16
 
@@ -34,12 +34,13 @@ _TENSORS: Final = frozenset(
 )
 
 
-def require_inert(path: Path, allowed: Iterable[str]) -> None:
+def require_inert(path: Path, allowed: Iterable[str], max_pickle_bytes: int = MAX_PICKLE_BYTES) -> None:
     """Refuses a file whose pickles name anything but tensors and containers, or that unfolds when it is read.
 
     Args:
         path: the file.
         allowed: further names, of inert classes.
+        max_pickle_bytes: most bytes beside the tensors.
 
     Raises:
         CheckpointError: it is not such a file; says what it is instead.
@@ -50,10 +51,10 @@ def require_inert(path: Path, allowed: Iterable[str]) -> None:
         begin = file.read(len(_LEGACY))
         file.seek(0)
         if begin.startswith(_ARCHIVE):
-            _require_inert_archive(path, known)
+            _require_inert_archive(path, known, max_pickle_bytes)
         elif begin == _LEGACY:
             for _ in range(_LEGACY_PICKLES):
-                _require_inert_pickle(path, file, known)
+                _require_inert_pickle(path, file, known, max_pickle_bytes)
         elif begin.startswith(_PICKLE):
             content = _first_name(file)
             raise CheckpointError(
@@ -66,7 +67,7 @@ def require_inert(path: Path, allowed: Iterable[str]) -> None:
             )
 
 
-def _require_inert_archive(path: Path, known: frozenset[str]) -> None:
+def _require_inert_archive(path: Path, known: frozenset[str], max_pickle_bytes: int) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
@@ -82,7 +83,7 @@ def _require_inert_archive(path: Path, known: frozenset[str]) -> None:
                     f"{path} has {len(pickles)} pickles where a torch file has one. {_ADVICE}"
                 )
             with archive.open(pickles[0]) as file:
-                _require_inert_pickle(path, file, known)
+                _require_inert_pickle(path, file, known, max_pickle_bytes)
     except (
         zipfile.BadZipFile,
         EOFError,
@@ -94,7 +95,7 @@ def _require_inert_archive(path: Path, known: frozenset[str]) -> None:
         raise CheckpointError(f"{path} cannot be read as a torch file ({error}). {_TRUNCATED}") from error
 
 
-def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str]) -> None:
+def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str], max_pickle_bytes: int) -> None:
     """Goes through one pickle, to its end."""
     begin = file.tell()
     tuples: set[object] = set()
@@ -109,7 +110,7 @@ def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str]) ->
             if before.startswith("TUPLE") and "PUT" in operation.name:
                 tuples.add(argument)
             tuple_uses += "GET" in operation.name and argument in tuples
-            if (position or 0) - begin > _MOST_PICKLE_BYTES or tuple_uses > _MOST_TUPLE_USES:
+            if (position or 0) - begin > max_pickle_bytes or tuple_uses > _MOST_TUPLE_USES:
                 raise CheckpointError(
                     f"{path} holds a pickle that is too complicated for a state dict. {_ADVICE}"
                 )
@@ -136,7 +137,7 @@ def _first_name(file: IO[bytes]) -> str:
                 return ".".join(words[-2:])
             if isinstance(argument, str):
                 words = [*words[-1:], argument]
-            if (position or 0) > _MOST_PICKLE_BYTES:
+            if (position or 0) > MAX_PICKLE_BYTES:
                 break
     except (ValueError, EOFError, IndexError):
         pass  # cut short or altered before it names one
@@ -145,6 +146,6 @@ def _first_name(file: IO[bytes]) -> str:
 
 _NAMING: Final = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEWOBJ_EX"})
 _ADVICE: Final = (
-    "Save the weights alone (torch.save(model.state_dict(), ...) or safetensors) and give that file."
+    "Save the tensors alone (torch.save(model.state_dict(), ...) or safetensors) and give that file."
 )
 _TRUNCATED: Final = "It may be truncated: fetch it again, or save it again with a current torch."

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from virnuc_core.errors import CheckpointError
 from virnuc_core.json_records import parse_object
-from virnuc_core.models.pickle_check import require_inert
+from virnuc_core.models.pickle_check import MAX_PICKLE_BYTES, require_inert
 
 _FILE_NAME: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
 
@@ -74,19 +74,22 @@ def _indexed_shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in names)
 
 
-def read_pickle(path: Path, allowed: Sequence[tuple[type, str]] = ()) -> Any:
+def read_pickle(
+    path: Path, allowed: Sequence[tuple[type, str]] = (), max_pickle_bytes: int = MAX_PICKLE_BYTES
+) -> Any:
     """Reads a file of torch.save with the restricted unpickler, on the CPU and memory-mapped.
 
     Args:
         path: the file.
         allowed: inert classes that stand in for the named globals; tensors, containers and numbers are
             always allowed.
+        max_pickle_bytes: most bytes beside the tensors.
 
     Raises:
         CheckpointError: the file is damaged or holds anything else.
     """
     try:
-        require_inert(path, (_NAMESPACE, *(name for _, name in allowed)))
+        require_inert(path, (_NAMESPACE, *(name for _, name in allowed)), max_pickle_bytes)
         stand_ins = torch.serialization.safe_globals([(argparse.Namespace, _NAMESPACE), *allowed])
         with stand_ins, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice on how the file should have been written

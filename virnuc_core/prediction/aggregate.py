@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.atomic_write import atomic_path
-from virnuc_core.checked_hdf5 import new_hdf5, write_attributes
+from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.shards import iter_shard_results
 from virnuc_core.prediction.embeddings_file import (
-    CHECKSUM_SUFFIX,
     IDS,
     LENGTHS,
     SCORES,

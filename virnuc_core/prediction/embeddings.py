@@ -11,14 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from virnuc_core.errors import UsageError
-from virnuc_core.prediction.embeddings_file import (
-    EMBED_VECTORS,
-    LENGTHS,
-    SCORES,
-    VECTORS,
-    EmbeddingsFile,
-    require_embeddings,
-)
+from virnuc_core.prediction.embeddings_file import EMBED_VECTORS, FEATURES, LENGTHS, SCORES, VECTORS
+from virnuc_core.prediction.embeddings_reader import EmbeddingsReader, open_reader
 
 _FRAME_ID: Final = re.compile(r"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>[FR][123])", re.DOTALL)
 
@@ -35,7 +29,7 @@ class Rows:
         dtype: of the values.
     """
 
-    def __init__(self, file: EmbeddingsFile, names: Sequence[str]) -> None:
+    def __init__(self, file: EmbeddingsReader, names: Sequence[str]) -> None:
         forms = [file.form(name) for name in names]
         self.names = tuple(names)
         self.shape = (file.num_rows, sum(shape[1] for shape, _ in forms))
@@ -88,9 +82,9 @@ class Embeddings:
         Raises:
             InputError: there is no such file.
             DamagedFileError: it is no embeddings file, or not whole.
+            CheckpointError: it is a torch file that holds more than tensors and names.
         """
-        require_embeddings(Path(path))
-        self._file = EmbeddingsFile(Path(path))
+        self._file = open_reader(Path(path))
         self.attrs: dict[str, Any] = dict(self._file.attributes)
 
     def __enter__(self) -> Self:
@@ -103,7 +97,7 @@ class Embeddings:
         return self._file.num_rows
 
     def __repr__(self) -> str:
-        return f"<{self.attrs['kind']} embeddings, {len(self)} rows of {', '.join(self.datasets)}: {self._file.path}>"
+        return f"<{self._file.kind} embeddings, {len(self)} rows of {', '.join(self.datasets)}: {self._file.path}>"
 
     def close(self) -> None:
         """Closes the file; what was read before stays."""
@@ -111,13 +105,21 @@ class Embeddings:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run."""
-        return tuple(name for name in (*VECTORS.values(), EMBED_VECTORS) if name in self._file)
+        """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run.
+
+        `vectors` is what other programs wrote as one matrix for both models.
+        """
+        return tuple(name for name in (*VECTORS.values(), EMBED_VECTORS, FEATURES) if name in self._file)
 
     @cached_property
     def ids(self) -> list[str]:
         """One id a row: `CONTIG_chunk_NFRAME` in a predict run, the name of the sequence in an embed run."""
         return self._file.ids(0, len(self))
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """int64 (N,), letters of each sequence; None for a predict run."""
+        return self._file.rows(LENGTHS, 0, len(self)) if LENGTHS in self._file else None
 
     @property
     def vectors(self) -> Rows:
@@ -147,7 +149,7 @@ class Embeddings:
 
     @cached_property
     def scores(self) -> npt.NDArray[np.float32] | None:
-        """float32 (N, 2), P(other) and P(virus); None for an embed run."""
+        """float32 (N, 2), P(other) and P(virus); None where the file has none, as that of an embed run."""
         return self._file.rows(SCORES, 0, len(self)) if SCORES in self._file else None
 
     def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
@@ -171,16 +173,17 @@ class Embeddings:
         return [f"{matrix.names[0]}_{column}" for matrix in matrices for column in range(matrix.shape[1])]
 
     def _columns(self) -> dict[str, Any]:
-        if self.scores is None:
-            return {"length": self._file.rows(LENGTHS, 0, len(self))}
+        if self._file.kind == "embed":
+            return {} if self.lengths is None else {"length": self.lengths}
         parts = [_FRAME_ID.fullmatch(name) for name in self.ids]
-        return {
+        columns: dict[str, Any] = {
             "contig": [part["contig"] if part else name for part, name in zip(parts, self.ids, strict=True)],
             "chunk": [int(part["chunk"]) if part else 0 for part in parts],
             "frame": [part["frame"] if part else "" for part in parts],
-            "p_other": self.scores[:, 0],
-            "p_virus": self.scores[:, 1],
         }
+        if self.scores is not None:
+            columns |= {"p_other": self.scores[:, 0], "p_virus": self.scores[:, 1]}
+        return columns
 
 
 def _row_numbers(key: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:

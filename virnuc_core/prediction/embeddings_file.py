@@ -3,8 +3,7 @@
 docs/formats.md describes the layout.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
@@ -14,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.checked_hdf5 import (
+    CHECKSUM_SUFFIX,
     HDF5_ERRORS,
     SCHEMA_VERSION,
     ArrayDigest,
+    plain_attributes,
     read_attributes,
-    recognise_hdf5,
     stored_dataset,
 )
-from virnuc_core.errors import DamagedFileError, InputError, MismatchError
+from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.plain_text import cell_text
 from virnuc_core.run_plan import PlannedModel, RunPlan
 from virnuc_core.specs import Family
@@ -29,17 +29,18 @@ from virnuc_core.specs import Family
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
 VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
 EMBED_VECTORS: Final = "embeddings"
+FEATURES: Final = "vectors"  # of both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
-CHECKSUM_SUFFIX: Final = "_sha256"
+DATASETS: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES, LENGTHS, SCORES)
 ROWS_AT_ONCE: Final = 4096
 
 _POOLING: Final[dict[Family, str]] = {
     "dnabert_s": "mean over all tokens, [CLS] and [SEP] included",
     "esm2": "mean over residues, BOS and EOS excluded",
 }
-# Kind of the values and number of dimensions of all datasets that are no vectors.
-_FORMS: Final = {"ids": ("S", 1), "frame_ids": ("S", 1), LENGTHS: ("i", 1)}
+# Kinds of the values and number of dimensions of all datasets that are no vectors.
+_FORMS: Final = {**dict.fromkeys(IDS.values(), ("SO", 1)), LENGTHS: ("i", 1)}
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -113,10 +114,16 @@ class EmbeddingsFile:
         path: the file.
         attributes: what it says of itself.
         num_rows: rows of every dataset.
+        kind: `predict` for rows that are frames, `embed` for rows that are sequences.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, sealed: bool = True) -> None:
         """Opens the file.
+
+        Args:
+            path: the file.
+            sealed: it is as virnuc writes it; otherwise it need not have attributes or checksums, its ids may be text of
+                any length, and datasets that virnuc does not know are passed over.
 
         Raises:
             DamagedFileError: it is missing, not whole, not an embeddings file, or of another schema.
@@ -124,14 +131,21 @@ class EmbeddingsFile:
         self.path = path
         with self._reading():
             self._file = h5py.File(path, "r")
-            self.attributes: dict[str, Any] = read_attributes(self._file)
-            self._ids = IDS[self.attributes["kind"]]
-            self._datasets = {name: stored_dataset(self._file, name) for name in self._file}
+            self.attributes: dict[str, Any] = (read_attributes if sealed else plain_attributes)(self._file)
+            self.kind = kind_of(self.attributes, self._file)
+            names = list(self._file)
+            if sealed:
+                self._ids = IDS[self.attributes["kind"]]
+            else:
+                self._ids = next(name for name in IDS.values() if name in names)
+                names = [name for name in names if name == self._ids or name in DATASETS]
+            self._datasets = {
+                name: stored_dataset(self._file, name, text=not sealed and name == self._ids)
+                for name in names
+            }
             self.num_rows = len(self._datasets[self._ids])
             for name, dataset in self._datasets.items():
-                kind, dimensions = _FORMS.get(name, ("f", 2))
-                if (len(dataset), dataset.dtype.kind, dataset.ndim) != (self.num_rows, kind, dimensions):
-                    raise ValueError(f"{name!r} has another form than it must have")
+                require_form(name, dataset, self.num_rows)
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +232,15 @@ class EmbeddingsFile:
                     f"embeddings file {self.path}: the checksum of {name!r} is wrong: run the command that made it again."
                 )
 
+    def verify_unguarded(self) -> None:
+        """Verifies a file that another program wrote again: HDF5 itself checks what virnuc writes when it is read.
+
+        Raises:
+            DamagedFileError: a dataset is not as its checksum says.
+        """
+        if not all(dataset.fletcher32 or not dataset.size for dataset in self._datasets.values()):
+            self.verify()
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
@@ -228,21 +251,23 @@ class EmbeddingsFile:
             ) from error
 
 
-def require_embeddings(path: Path) -> None:
-    """Refuses what is not an embeddings file by saying what it is instead.
+def kind_of(attributes: Mapping[str, Any], datasets: Container[str]) -> str:
+    """Of which command a file is, also when it does not say so: `predict` or `embed`."""
+    kind = attributes.get("kind")
+    return kind if kind in IDS else "embed" if EMBED_VECTORS in datasets else "predict"
+
+
+def require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: int) -> None:
+    """Refuses a dataset of other rows, dimensions or values than one of its name has.
 
     Raises:
-        InputError: there is no such file.
-        DamagedFileError: it is another kind of file, or not whole.
+        ValueError: it is such a one.
     """
-    advice = "give the embeddings.h5 of a predict run, or the file of an embed run"
-    if not os.path.exists(path):
-        raise InputError(f"embeddings file {path} does not exist: {advice}.")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: {advice}.")
-    kind = recognise_hdf5(path) if h5py.is_hdf5(path) else "file of another format than HDF5"
-    if kind != "embeddings file":
-        raise DamagedFileError(f"{path} is a {kind}, not a whole embeddings file: {advice}.")
+    kinds, dimensions = _FORMS.get(name, ("f", 2))
+    if values.ndim != dimensions or len(values) != num_rows or values.dtype.kind not in kinds:
+        raise ValueError(f"{name!r} has another form than it must have")
+    if name == SCORES and values.shape[1] != 2:
+        raise ValueError(f"{name!r} has another form than it must have")
 
 
 def _model_attributes(model: PlannedModel) -> dict[str, str | int]:

@@ -26,7 +26,7 @@ def export_embeddings(embeddings: str | Path, to: str | Path, *, vectors: str | 
     in memory, and needs the package `anndata`.
 
     Args:
-        embeddings: the `embeddings.h5` of a predict run, or the file of an embed run.
+        embeddings: the `embeddings.h5` of a predict run, the file of an embed run, or what else `open_embeddings` reads.
         to: the new file; an older one is replaced.
         vectors: `dna` or `protein`, for one model of a predict run; None takes both side by side.
 
@@ -56,12 +56,11 @@ def _write_npy(path: Path, source: Embeddings, rows: Rows) -> None:
 
 def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
     """As `numpy.savez`, but without all vectors in memory at once."""
-    table = source.as_dataframe()
     columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
     if source.scores is not None:
         columns[SCORES] = source.scores
-    else:
-        columns[LENGTHS] = table["length"].to_numpy()
+    if source.lengths is not None:
+        columns[LENGTHS] = source.lengths
     with zipfile.ZipFile(path, "w") as archive:
         with archive.open(zipfile.ZipInfo("vectors.npy", _FIRST_DAY), "w", force_zip64=True) as member:
             _write_rows(member, rows)

@@ -133,7 +133,7 @@ FLAGS = {
     "models pull": ["--to", *OUTPUT],
     "models verify": OUTPUT,
     "models convert": ["--out", *OUTPUT],
-    "doctor": ["--quick", *OUTPUT],
+    "doctor": ["--quick", "--compare", *OUTPUT],
     "config show": OUTPUT,
 }
 

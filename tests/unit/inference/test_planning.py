@@ -1,5 +1,7 @@
 """Every "auto" is decided once, and a run goes on only with what it was begun with."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,9 +47,14 @@ def test_frames_of_a_chunk_share_a_shard(finished_run: MadeRun) -> None:
 
 
 def test_the_reference_engine_runs_one_sequence_at_a_time(
-    finished_run: MadeRun, made_models: MadeModels
+    finished_run: MadeRun, made_models: MadeModels, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = plan(finished_run, made_models.config(engine="reference"))
+    with caplog.at_level(logging.INFO):
+        found = plan(finished_run, made_models.config(engine="reference"))
+    assert "checked against fair-esm and transformers (tests/golden/test_esm2.py" in caplog.text
+    assert "outputs of its authors' code" in caplog.text
+    for name in re.findall(r"tests/golden/\w+\.py", caplog.text):
+        assert (Path(__file__).parents[3] / name).is_file()
     assert {(model.precision, model.attention) for model in found.models} == {("fp32", "reference")}
     assert {model.token_budget for model in found.models} == {1}
 

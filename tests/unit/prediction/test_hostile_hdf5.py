@@ -12,6 +12,7 @@ import pytest
 from benchmarks.reliability.child import limit_memory
 from benchmarks.reliability.crafted import hdf5_files
 from tests.made_models import MadeModels, MadeRun
+from virnuc_core.checked_hdf5 import array_sha256
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.shards import identity_of
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
@@ -69,9 +70,9 @@ def edited(path: Path, edit: Edit) -> bytes:
     """The file after the change, with attributes that are sealed again."""
     buffer = io.BytesIO(path.read_bytes())
     with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
+        edit(file)
         attributes = {n: v if isinstance(v, str) else int(v) for n, v in file.attrs.items()}
         del attributes["attributes_sha256"]
-        edit(file)
         write_attributes(file, attributes)
     return buffer.getvalue()
 
@@ -124,6 +125,7 @@ def test_ids_cannot_tear_the_table(finished_run: MadeRun, made_models: MadeModel
         rows = len(file["frame_ids"])
         del file["frame_ids"]
         file.create_dataset("frame_ids", data=np.full(rows, hostile))
+        file.attrs["frame_ids_sha256"] = array_sha256(file["frame_ids"][:])
 
     path.write_bytes(edited(finished_run.folder.embeddings, rename))
     rows = score_embeddings(path, str(made_models.head), table)

@@ -73,13 +73,14 @@ def test_files_of_other_kinds_are_called_by_their_name(
     kinds = {
         finished_run.folder.shard(0): "shard",
         tmp_path / "foreign.h5": "HDF5 file that virnuc did not write",
-        tmp_path / "text.h5": "file of another format than HDF5",
+        tmp_path / "text.h5": "file of another format than HDF5, .npz and torch",
         tmp_path / "cut.h5": "damaged HDF5 file",
     }
     for path, kind in kinds.items():
         with pytest.raises(DamagedFileError) as caught:
             score_embeddings(path, head, out)
         assert str(caught.value) == (
-            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run, or the file of an embed run."
+            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run, the file of an "
+            "embed run, an .npz with ids and vectors, or the *_merged.pt of VirNucPro."
         )
     assert not out.exists()

@@ -1,0 +1,69 @@
+"""The programs that virnuc is compared with, and both engines beside them on real sequences."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.made_models import GOLDEN, make_esm2, make_tokenizer
+from virnuc_core.doctor.comparison import compare_model, compare_vectors
+from virnuc_core.doctor.original import bert_with_alibi, embed_with_original
+from virnuc_core.models.checkpoints import resolve_checkpoint
+
+PRECISIONS = {("reference", "fp32"), ("packed", "fp32")}
+
+
+def test_fair_esm_as_it_is_run_for_a_comparison() -> None:
+    checkpoint = resolve_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
+    with np.load(GOLDEN / "esm2" / "golden.npz") as golden:
+        original = embed_with_original(checkpoint, golden["sequences"].tolist(), "cpu")
+        np.testing.assert_allclose(original.vectors, golden["mean_layer4"], rtol=0, atol=1e-5)
+    assert original.program == "fair-esm 2.0.0"
+
+
+@torch.inference_mode()
+def test_bert_with_alibi_is_the_authors_model() -> None:
+    hidden_states = bert_with_alibi(resolve_checkpoint(str(GOLDEN / "dnabert_s"), "dnabert_s"), "cpu")
+    with np.load(GOLDEN / "dnabert_s" / "golden.npz") as golden:
+        ids = torch.from_numpy(golden["input_ids"].astype(np.int64))
+        for begin, end in pairwise(golden["cu_seqlens"].tolist()):
+            found = hidden_states(ids[None, begin:end]).numpy()
+            np.testing.assert_allclose(found, golden["hidden_states"][begin:end], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fair-esm", "transformers", "dnabert"])
+def test_both_engines_equal_the_original(name: str, tmp_path: Path, made_dnabert: Path) -> None:
+    model = {
+        "fair-esm": GOLDEN / "esm2" / "esm2_t4_made.pt",
+        "transformers": make_esm2(tmp_path / "esm2"),
+        "dnabert": made_dnabert,
+    }[name]
+    found = compare_model(str(model))
+    assert found.program.startswith("fair-esm" if name == "fair-esm" else "transformers")
+    assert {(run.engine, run.precision) for run in found.runs} >= PRECISIONS
+    assert found.is_same, found.summary
+    assert found.num_sequences == 8
+    assert found.summary.endswith("verdict: the same within rounding")
+
+
+@pytest.fixture
+def made_dnabert(tmp_path: Path) -> Path:
+    folder = tmp_path / "dnabert"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((GOLDEN / "dnabert_s" / name).read_bytes())
+    make_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.mark.parametrize("error", [1e-3, np.nan])
+def test_other_vectors_are_told_apart(error: float) -> None:
+    theirs = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
+    ours = theirs.copy()
+    ours[3, 5] += error
+    assert not compare_vectors(ours, theirs, "packed", "fp32").is_same
+    assert compare_vectors(theirs, theirs, "packed", "fp32").is_same
+    shuffled = theirs[::-1].copy()
+    assert not compare_vectors(shuffled, theirs, "packed", "fp8").is_same
