@@ -19,8 +19,11 @@ from virnuc_core.prediction.embeddings_file import (
     EmbeddingsFile,
     require_embeddings,
 )
+from virnuc_core.sequences.translation import ROW_NAMES
 
-_FRAME_ID: Final = re.compile(r"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>[FR][123])", re.DOTALL)
+_FRAME_ID: Final = re.compile(
+    rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(ROW_NAMES)})", re.DOTALL
+)
 
 
 class Rows:

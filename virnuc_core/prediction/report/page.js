@@ -60,7 +60,7 @@ function found() {
       stackedBar("Contigs", [part("virus", counts.contigs_virus, "virus"), part("other", counts.contigs_other, "other"),
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
       stackedBar("Chunks", [part("virus", counts.viral_chunks, "virus"), part("other", open - counts.viral_chunks, "other"),
-        part("no open frame", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
+        part("no score", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
     remarks.map((one) => remark(...one)));
 }
 
