@@ -120,6 +120,9 @@ class RunPlan:
         embeddings: dtype of the stored vectors, or "none".
         shards: the units of work, in row order without gaps.
         virnuc_version: version that made the plan.
+        min_length: records with fewer letters are not used.
+        threshold: p_virus from which chunks and contigs are called virus; decides nothing in a shard, so it may change
+            when a run goes on.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -134,6 +137,8 @@ class RunPlan:
     embeddings: EmbeddingsDtype
     shards: tuple[Shard, ...]
     virnuc_version: str
+    min_length: int = 0
+    threshold: float = 0.5
 
     @property
     def num_rows(self) -> int:
@@ -167,7 +172,12 @@ class RunPlan:
                 values[field.name] = value and value.fingerprint
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
-            elif field.name not in _PLACES:
+            elif field.name == "min_length":
+                if (
+                    value
+                ):  # the fingerprint of a plan without it does not depend on there being such a setting
+                    values[field.name] = value
+            elif field.name not in _PLACES and field.name != "threshold":
                 values[field.name] = value
         return values
 

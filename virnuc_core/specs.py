@@ -74,6 +74,8 @@ class RunConfig:
         compile_mode: how torch.compile treats the layers; "auto" compiles where the run is long enough.
         shard_seconds: estimated work in a shard, in seconds; None is by the kind of device.
         embeddings: dtype in which vectors are stored, or "none" to store scores only.
+        min_length: records with fewer letters are not used.
+        threshold: p_virus from which chunks and contigs are called virus, between 0 and 1.
     """
 
     chunk_length: int | None = 500
@@ -92,6 +94,8 @@ class RunConfig:
     compile_mode: CompileMode = "auto"
     shard_seconds: float | None = None
     embeddings: EmbeddingsDtype = "float32"
+    min_length: int = 0
+    threshold: float = 0.5
 
     @property
     def rows(self) -> Rows:

@@ -47,7 +47,11 @@ def open_plan(
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    require_same_plan(existing, make_plan(config, store, kind, devices, existing), folder)
+    wanted = make_plan(config, store, kind, devices, existing)
+    require_same_plan(existing, wanted, folder)
+    if existing.threshold != wanted.threshold:
+        existing = replace(existing, threshold=wanted.threshold)
+        write_plan(folder.plan, existing)
     return existing
 
 
@@ -104,11 +108,21 @@ def make_plan(
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
+        min_length=store.meta.min_length,
+        threshold=_threshold(config),
     )
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
     return plan
+
+
+def _threshold(config: RunConfig) -> float:
+    if not 0 < config.threshold < 1:
+        raise UsageError(
+            f"--threshold {config.threshold} is not between 0 and 1: give a probability, such as 0.5."
+        )
+    return config.threshold
 
 
 def _plan_shards(
