@@ -133,6 +133,16 @@ PREDICT_OPTIONS: Final = (
     ),
     click.option("--chunk-length", type=int, metavar="K", help="Chunk length in bp [by the preset: 500]."),
     click.option(
+        "--min-length", type=int, default=0, metavar="N", help="Leave out records of fewer bases [0]."
+    ),
+    click.option(
+        "--threshold",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="Call chunks and contigs virus from this probability on [0.5].",
+    ),
+    click.option(
         "--preset",
         type=click.Choice(["tiny", "virnucpro-500", "virnucpro-300"]),
         default="tiny",

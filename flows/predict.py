@@ -54,7 +54,7 @@ def predict(
     clock = stage_clock()
     with open_run_folder(Path(out), force=force) as folder:
         with clock.stage("index"):
-            index(folder, inputs, config.chunk_length, "dna", config.rows)
+            index(folder, inputs, config.chunk_length, "dna", config.rows, config.min_length)
         with clock.stage("plan"):
             planned = lanes.plan(folder, config, "predict")
         with tracked_run(run_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:

@@ -24,13 +24,14 @@ def run_report(run: str, *, labels: str | None, output: Literal["human", "quiet"
     Raises:
         InputError: RUN is no folder of a run, the run is not finished, or the labels cannot be read.
         UsageError: it is an embed run, or another run works in that folder.
-        DamagedFileError: a table or run.json is not as virnuc wrote it.
+        DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
     from flows.commands import show
     from flows.local_prefect import prepare_local_prefect
     from flows.terminal import terminal
     from virnuc_core.prediction.report.html import write_report_page
     from virnuc_core.prediction.report.labels import read_labels
+    from virnuc_core.prediction.result_files import records_of, require_unchanged
 
     require_run(Path(run))
     classes = None if labels is None else read_labels(_table(labels))
@@ -40,8 +41,10 @@ def run_report(run: str, *, labels: str | None, output: Literal["human", "quiet"
 
     with terminal(output), open_run_folder(Path(run), force=False) as folder:
         document = _document(folder)
+        require_unchanged(folder.report, folder.page)
         write_report_page(folder, document, classes)
-        write_document(folder.report, document, folder.results)
+        others = [record for record in document["files"] if record["name"] != folder.page.name]
+        write_document(folder.report, {**document, "files": others + records_of([folder.page])})
     contigs = document["counts"]["records"]
     summary = f"report of {contigs} contigs: {folder.page}"
     show(output, {"report": str(folder.page), "counts": document["counts"], "labels": labels}, summary)

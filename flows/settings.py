@@ -44,6 +44,7 @@ ChunkLength = Annotated[int, Field(ge=3, le=10_000_000)]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 # Where lanes run: as subflows of the run itself, or as runs of their own that workers of a pool pick up.
 LaneMode = Literal["local", "pool"]
+Probability = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 
 
@@ -75,6 +76,10 @@ class PredictSettings(EngineSettings):
 
     preset: Preset = Field(default="tiny", description="Models and chunk length that belong together")
     chunk_length: ChunkLength | None = Field(default=None, description="Chunk length in bp")
+    min_length: NonNegativeInt = Field(default=0, description="Records of fewer bases are not used")
+    threshold: Probability = Field(
+        default=0.5, description="p_virus from which chunks and contigs are called virus"
+    )
     esm_model: str | None = Field(default=None, description="ESM-2: catalogue name, hub name or path")
     dnabert_model: str | None = Field(default=None, description="DNABERT-S: catalogue name, hub name or path")
     head: str | None = Field(default=None, description="Classifier head file")
@@ -231,6 +236,8 @@ def predict_config(settings: PredictSettings) -> RunConfig:
         dnabert_precision=settings.dnabert_precision,
         dnabert_engine=settings.dnabert_engine,
         embeddings=settings.embeddings,
+        min_length=settings.min_length,
+        threshold=settings.threshold,
         **_engine_values(settings),
     )
 
@@ -301,6 +308,8 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         attention=settings.attention or attention,
         compile_mode=settings.compile_mode or "auto",
         embeddings=settings.embeddings or plan.embeddings,
+        min_length=plan.min_length,
+        threshold=plan.threshold,
     )
 
 

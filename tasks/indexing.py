@@ -14,11 +14,12 @@ def index(
     chunk_length: int | None,
     alphabet: Alphabet,
     rows: Rows = "open_frames",
+    min_length: int = 0,
 ) -> StoreMeta:
-    """Builds the frame store, or keeps the one of the same files, chunk length and kind of rows.
+    """Builds the frame store, or keeps the one of the same files and settings.
 
     Raises:
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
-    return index_inputs(folder, inputs, chunk_length, alphabet, rows)
+    return index_inputs(folder, inputs, chunk_length, alphabet, rows, min_length)

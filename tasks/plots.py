@@ -9,6 +9,7 @@ import numpy as np
 
 from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
 from virnuc_core.prediction.text_table import NOT_AVAILABLE
+from virnuc_core.prediction.verdicts import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,11 +26,12 @@ _VIRUS_COLOUR: Final = "#c8553d"
 _OTHER_COLOUR: Final = "#588b8b"
 
 
-def p_virus_figure(predictions: Path) -> "Figure":
+def p_virus_figure(predictions: Path, threshold: float = DEFAULT_THRESHOLD) -> "Figure":
     """How sure the calls are: scored chunks by their probability of being viral.
 
     Args:
         predictions: a predictions.tsv, read a block of rows at a time.
+        threshold: p_virus from which chunks are called virus.
     """
     edges = np.linspace(0.0, 1.0, _BINS + 1)
     counts = np.zeros(_BINS, dtype=np.int64)
@@ -37,13 +39,14 @@ def p_virus_figure(predictions: Path) -> "Figure":
     while block := list(islice(values, _BLOCK_ROWS)):
         counts += np.histogram(block, edges)[0]
     figure, axes = new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
-    colours = [_VIRUS_COLOUR if left >= 0.5 else _OTHER_COLOUR for left in edges[:-1]]
+    is_virus = edges[:-1] >= threshold - 1e-9
+    colours = np.where(is_virus, _VIRUS_COLOUR, _OTHER_COLOUR).tolist()
     axes.bar(
         edges[:-1], counts, width=1 / _BINS, align="edge", color=colours, edgecolor="white", linewidth=0.4
     )
-    axes.axvline(0.5, color="black", linewidth=0.8, linestyle=":")
+    axes.axvline(threshold, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1)
-    for x, what, number in ((0.25, "other", counts[: _BINS // 2]), (0.75, "virus", counts[_BINS // 2 :])):
+    for x, what, number in ((0.25, "other", counts[~is_virus]), (0.75, "virus", counts[is_virus])):
         axes.text(x, 1.01, f"{what}: {number.sum():,}", ha="center", transform=axes.get_xaxis_transform())
     return figure
 

@@ -65,7 +65,7 @@ def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -
     if report.lanes:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
-        tracked.log_figure("p_virus", p_virus_figure(folder.predictions))
+        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
 
 
 def _places(folder: RunFolder) -> dict[str, str]:
@@ -99,7 +99,9 @@ def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
         "input_digest": plan.input_digest,
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
+        "min_length": plan.min_length,
         "rows": plan.rows,
+        "threshold": plan.threshold,
         "embeddings": plan.embeddings,
         "shards": len(plan.shards),
         "head": plan.head.name if plan.head else None,

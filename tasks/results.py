@@ -34,4 +34,4 @@ def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
 @stage
 def classify(folder: RunFolder) -> TableCounts:
     """Calls chunks and contigs from the scores of their frames, and writes the tables."""
-    return write_tables(folder, FrameStore.open(folder.frames))
+    return write_tables(folder, FrameStore.open(folder.frames), read_plan(folder.plan).threshold)

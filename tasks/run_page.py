@@ -104,7 +104,7 @@ def _counts(counts: TableCounts) -> list[str]:
         ),
     )
     lines = table(
-        ("", "virus", "other", "no open frame", "all"),
+        ("", "virus", "other", "no score", "all"),
         [(what, *(f"{number:,}" for number in numbers)) for what, *numbers in rows],
     )
     if counts.dna_alone_chunks:

@@ -88,12 +88,16 @@ class PredictOptions(Options, total=False):
         dnabert_precision: arithmetic of DNABERT-S alone.
         dnabert_engine: engine of DNABERT-S alone.
         embeddings: how vectors are stored in `embeddings.h5`: "float32", "float16" or "none".
+        min_length: records of fewer bases are not used; `rejected` has them.
+        threshold: p_virus from which chunks and contigs are called virus.
     """
 
     dna_head: str | None
     dnabert_precision: Precision | None
     dnabert_engine: Engine | None
     embeddings: EmbeddingsDtype
+    min_length: int
+    threshold: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

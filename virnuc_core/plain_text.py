@@ -1,5 +1,6 @@
 """Text from foreign files in a form that can do no harm in tables, logs and terminals."""
 
+import re
 from typing import Final
 from unicodedata import category
 
@@ -8,8 +9,9 @@ LONGEST_NAME: Final = 1000  # bytes
 # Control, format (those that turn the direction of writing among them) and separator characters, lone surrogates.
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # What a spreadsheet takes for the begin of a formula, in the wide forms of East Asia too, and the quotes that make
-# readers of tables look for the end of a cell rows further on.
-_NOT_FIRST: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20\"'")
+# readers of tables look for the end of a cell rows further on: at the begin of the text, and after a comma or a semicolon,
+# at which spreadsheets split a .csv by default, tab-separated or not.
+_CELL_START: Final = re.compile("(?:^|(?<=[,;]))[-=+@\uff1d\uff0b\uff0d\uff20\"']")
 
 
 def visible(text: str) -> str:
@@ -20,14 +22,14 @@ def visible(text: str) -> str:
 
 
 def cell_text(text: str) -> str:
-    """One line that a spreadsheet shows as it is: no unseen characters, and the first one begins no formula or quote."""
+    """One line that a spreadsheet shows as it is: no unseen characters, and no part of it begins a formula or a quote."""
     plain = visible(text).replace("\n", "%0A")
-    return _escaped(plain[0]) + plain[1:] if plain[:1] in _NOT_FIRST else plain
+    return _CELL_START.sub(lambda found: _escaped(found[0]), plain)
 
 
 def plain_name(name: str) -> str:
     """A name of a record as virnuc writes it everywhere: as `cell_text`, and cut after LONGEST_NAME bytes."""
-    if name.isprintable() and name[:1] not in _NOT_FIRST and 4 * len(name) <= LONGEST_NAME:
+    if name.isprintable() and not _CELL_START.search(name) and 4 * len(name) <= LONGEST_NAME:
         return name
     return cell_text(name).encode()[:LONGEST_NAME].decode(errors="ignore")
 

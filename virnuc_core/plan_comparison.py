@@ -12,13 +12,13 @@ from virnuc_core.specs import Family
 
 # Fields that a flag of the same name sets, and those that one sets for the DNA model beside a protein model.
 _FLAGGED: Final = (
-    *("chunk_length", "repr_layer", "precision", "engine", "attention"),
+    *("chunk_length", "min_length", "repr_layer", "precision", "engine", "attention"),
     *("compile_mode", "token_budget", "embeddings"),
 )
 _DNABERT_FLAGGED: Final = ("precision", "engine")
 # What is chosen for a model by its arithmetic, where nothing is asked for.
 _CHOSEN: Final = ("attention", "compile_mode", "token_budget")
-_NOT_TO_BE_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "rows"})
+_NOT_TO_BE_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "rows"})
 # The fields of a model that an emergency switch of the environment decides.
 _SWITCHED: Final[Mapping[str, frozenset[str]]] = {
     "VIRNUC_DISABLE_FP16": frozenset({"precision", *_CHOSEN}),
@@ -149,6 +149,8 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         return f"rows (--dna-head) were of {old}, now of {new}"
     if key == "shards":
         return f"it was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
+    if key == "min_length":
+        old, new = existing.min_length, wanted.min_length
     is_one_of_two = family == "dnabert_s" and wanted.model("esm2") is not None
     prefix = "dnabert-" if is_one_of_two and name in _DNABERT_FLAGGED else ""
     flag = f" (--{prefix}{name.replace('_', '-')})" if name in _FLAGGED else ""

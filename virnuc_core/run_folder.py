@@ -94,6 +94,16 @@ class RunFolder:
         return self.root / "regions.gff3"
 
     @property
+    def regions_parquet(self) -> Path:
+        """The same as Parquet."""
+        return self.root / "regions.parquet"
+
+    @property
+    def regions_fasta(self) -> Path:
+        """The bases of the regions, as FASTA."""
+        return self.root / "regions.fa.gz"
+
+    @property
     def viral_contigs(self) -> Path:
         """The contigs that are called virus, as FASTA."""
         return self.root / "viral_contigs.fa.gz"
@@ -122,7 +132,13 @@ class RunFolder:
     def results(self) -> tuple[Path, ...]:
         """What a finished predict run leaves for its user, the report of it last."""
         tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
-        regions = (self.regions, self.regions_bed, self.regions_gff3)
+        regions = (
+            self.regions,
+            self.regions_bed,
+            self.regions_gff3,
+            self.regions_parquet,
+            self.regions_fasta,
+        )
         others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
         return (*tables, *regions, *others, self.embeddings, self.rejected, self.page, self.report)
 

@@ -32,8 +32,8 @@ from virnuc_core.specs import (
 SCHEMA_VERSION: Final = 3
 Kind = Literal["predict", "embed", "train"]
 
-# What a plan says about where things were found, and for people; two plans that differ only here are the same plan.
-_PLACES: Final = frozenset({"inputs", "name", "location", "switches", "warnings"})
+# Fields that decide no vector and no score: two plans that differ only here have the same fingerprint.
+_NOT_DECISIVE: Final = frozenset({"inputs", "name", "location", "switches", "threshold", "warnings"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class PlannedModel:
     @property
     def decisive_values(self) -> dict[str, Any]:
         """Field and JSON value of everything that decides its vectors."""
-        return {name: value for name, value in asdict(self).items() if name not in _PLACES}
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_DECISIVE}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +140,9 @@ class RunPlan:
         warnings: what makes the run slower than it could be, in words.
         switches: the emergency switches of the environment that were set when it was made.
         continued: the shards that compute otherwise than `models` says.
+        min_length: records with fewer letters are not used.
+        threshold: p_virus from which chunks and contigs are called virus; decides nothing in a shard, so it may change
+            when a run goes on.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -157,6 +160,8 @@ class RunPlan:
     warnings: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     continued: tuple[Continuation, ...] = ()
+    min_length: int = 0
+    threshold: float = 0.5
 
     @property
     def num_rows(self) -> int:
@@ -217,7 +222,9 @@ class RunPlan:
             elif field.name == "continued":
                 parts = [([model.decisive_values for model in p.models], p.shards) for p in value]
                 values |= {"continued": parts} if parts else {}
-            elif field.name not in _PLACES:
+            elif field.name == "min_length":
+                values |= {"min_length": value} if value else {}
+            elif field.name not in _NOT_DECISIVE:
                 values[field.name] = value
         return values
 

@@ -76,6 +76,8 @@ class RunConfig:
         embeddings: dtype in which vectors are stored, or "none" to store scores only.
         switches: emergency switches of the environment (`VIRNUC_DISABLE_FP16`, ...), which win over the rest; None takes
             those of the process that makes the plan.
+        min_length: records with fewer letters are not used.
+        threshold: p_virus from which chunks and contigs are called virus, between 0 and 1.
     """
 
     chunk_length: int | None = 500
@@ -95,6 +97,8 @@ class RunConfig:
     shard_seconds: float | None = None
     embeddings: EmbeddingsDtype = "float32"
     switches: tuple[str, ...] | None = None
+    min_length: int = 0
+    threshold: float = 0.5
 
     @property
     def rows(self) -> Rows:

@@ -29,7 +29,9 @@ RESULTS = {
     "predictions.parquet",
     "predictions.tsv",
     "regions.bed",
+    "regions.fa.gz",
     "regions.gff3",
+    "regions.parquet",
     "regions.tsv",
     "rejected.tsv",
     "report.html",
@@ -63,6 +65,25 @@ def test_gives_every_result_and_accounts_for_every_record(
         assert file["dna"].shape == (num_frames, 24)
         assert file["protein"].shape == (num_frames, 32)
     assert len(rows(out / "prediction_results.txt")) == num_frames + 1
+
+
+def test_another_threshold_reuses_the_shards_and_a_least_length_does_not(
+    virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = ("predict", contigs, "--out", out, "--json", "--min-length", 1000, *checkpoints.flags)
+    first = json.loads(virnuc_flows(*command).out)
+    assert (first["threshold"], first["min_length"]) == (0.5, 1000)
+    assert {row[1]: row[4] for row in rows(out / "rejected.tsv")[1:]}["contig_0"].startswith(
+        "shorter than 1000"
+    )
+    strict = json.loads(virnuc_flows(*command, "--threshold", 0.999).out)
+    assert strict["shards"] == {"total": first["shards"]["total"], "computed": 0}
+    assert json.loads((out / "run.json").read_text())["threshold"] == strict["threshold"] == 0.999
+    assert strict["counts"]["viral_chunks"] == 0 < first["counts"]["scored_chunks"]
+    assert virnuc_flows("fsck", out).code == 0
+    assert virnuc_flows(*command, "--threshold", 1.5).code == 2
+    assert virnuc_flows("predict", contigs, "--out", out, *checkpoints.flags).code == 4
 
 
 def test_says_only_what_was_asked_for(

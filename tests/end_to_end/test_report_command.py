@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.end_to_end.conftest import CommandLine
 from tests.made_plans import PLAN
 from tests.made_reports import island, many_contigs, write_run
+from virnuc_core.prediction.result_files import records_of
 from virnuc_core.run_plan import write_plan
 
 
@@ -16,7 +17,8 @@ def test_the_command_writes_it_anew_with_classes(virnuc: CommandLine, tmp_path: 
     assert refused.code == 3
     write_plan(folder.plan, PLAN)
     assert virnuc("report", folder.root).code == 3
-    folder.report.write_text(json.dumps(document))
+    tables = [path for path in folder.results if path.exists()]
+    folder.report.write_text(json.dumps({**document, "files": records_of(tables)}))
     labels = tmp_path / "labels.tsv"
     labels.write_text("one\tbacteria\ncontig_1\tphage\n")
     result = virnuc("report", folder.root, "--labels", labels, "--json")
@@ -25,6 +27,15 @@ def test_the_command_writes_it_anew_with_classes(virnuc: CommandLine, tmp_path: 
     assert '"bacteria","phage"' in folder.page.read_text()
     recorded = {file["name"]: file["size"] for file in json.loads(folder.report.read_text())["files"]}
     assert recorded["report.html"] == folder.page.stat().st_size
+    before = folder.report.read_bytes()
+    contigs = folder.contigs.read_text()
+    folder.contigs.write_text(contigs.replace("\tother\t", "\tvirus\t", 1))
+    changed = virnuc("report", folder.root)
+    assert changed.code == 4
+    assert str(folder.contigs) in changed.err
+    assert str(folder.predictions) not in changed.err
+    assert folder.report.read_bytes() == before
+    folder.contigs.write_text(contigs)
     labels.write_text("one\n")
     assert virnuc("report", folder.root, "--labels", labels).code == 3
     assert virnuc("report", folder.root, "--labels", tmp_path / "absent").code == 3

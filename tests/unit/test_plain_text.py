@@ -2,8 +2,11 @@
 
 import csv
 import io
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from virnuc_core.errors import InputError
 from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name, visible
@@ -23,6 +26,7 @@ from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name, visible
             "5'UTR",
             'a"b',
         ),
+        *("a,b", "a;b", "chr1:5-9(+),x=1", "a,b-1"),
         *("C:\\x", "../x", "gène", "配列", "100%", "%1B", "_=1", "#1", "<b>", ""),
     ],
 )
@@ -41,6 +45,10 @@ def test_ordinary_names_stay(name: str) -> None:
         ('"a', "%22a"),
         ("'a", "%27a"),
         ("\uff1d1", "%EF%BC%9D1"),
+        ('a,=HYPERLINK("x"),b', 'a,%3DHYPERLINK("x"),b'),
+        ("a;-1;@b", "a;%2D1;%40b"),
+        ("=1,,=2", "%3D1,,%3D2"),
+        ('a,"b', "a,%22b"),
         ("\x1b[2Jx", "%1B[2Jx"),
         ("a\0b\x7f", "a%00b%7F"),
         ("a\x9bm", "a%C2%9Bm"),
@@ -74,3 +82,9 @@ def test_a_message_keeps_its_line_ends() -> None:
 def test_errors_can_be_printed() -> None:
     error = InputError("\x1b]0;owned\x07.fa is missing\nhere")
     assert str(error) == "%1B]0;owned%07.fa is missing\nhere"
+
+
+@given(st.text("a,;=+-@'\"\t\n\uff1d"))
+def test_no_part_of_a_name_begins_a_formula_wherever_a_spreadsheet_splits(name: str) -> None:
+    for part in re.split("[,;\t]", cell_text(name)):
+        assert part[:1] not in tuple("=+-@\uff1d\uff0b\uff0d\uff20'\"")

@@ -24,22 +24,34 @@ def index_inputs(
     chunk_length: int | None,
     alphabet: Alphabet,
     rows: Rows = "open_frames",
+    min_length: int = 0,
 ) -> StoreMeta:
-    """Builds the frame store, or keeps the one of the same files, chunk length and kind of rows.
+    """Builds the frame store, or keeps the one of the same files and settings.
 
     Raises:
         InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
         MismatchError: the folder holds a run over other files or chunks.
     """
-    if not _has_store_of(folder, inputs, chunk_length, alphabet, rows):
+    if not _has_store_of(folder, inputs, chunk_length, alphabet, rows, min_length):
         build_frame_store(
-            inputs, folder.frames, chunk_length, alphabet, rows=rows, rejected_copy=folder.rejected
+            inputs,
+            folder.frames,
+            chunk_length,
+            alphabet,
+            rows=rows,
+            min_length=min_length,
+            rejected_copy=folder.rejected,
         )
     return StoreMeta.read(folder.frames)
 
 
 def _has_store_of(
-    folder: RunFolder, inputs: list[str], chunk_length: int | None, alphabet: Alphabet, rows: Rows
+    folder: RunFolder,
+    inputs: list[str],
+    chunk_length: int | None,
+    alphabet: Alphabet,
+    rows: Rows,
+    min_length: int,
 ) -> bool:
     """Whether the store of these files is there; the files are read only when there is one to compare with.
 
@@ -50,24 +62,40 @@ def _has_store_of(
         return False
     files = tuple(input_digest(path) for path in inputs)
     if folder.plan.exists():
-        _require_same_input(folder, files, chunk_length, rows)
-    return _is_store_of(folder.frames, files, chunk_length, alphabet, rows)
+        _require_same_input(folder, files, chunk_length, rows, min_length)
+    return _is_store_of(folder.frames, files, chunk_length, alphabet, rows, min_length)
 
 
 def _require_same_input(
-    folder: RunFolder, files: tuple[InputFile, ...], chunk_length: int | None, rows: Rows
+    folder: RunFolder,
+    files: tuple[InputFile, ...],
+    chunk_length: int | None,
+    rows: Rows,
+    min_length: int,
 ) -> None:
     """Asks before the old frame store makes room for a new one."""
     existing = read_plan(folder.plan)
     digest = existing.input_digest
     if [file.sha256 for file in files] != [file.sha256 for file in existing.inputs]:
         digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
-    wanted = replace(existing, inputs=files, input_digest=digest, chunk_length=chunk_length, rows=rows)
+    wanted = replace(
+        existing,
+        inputs=files,
+        input_digest=digest,
+        chunk_length=chunk_length,
+        rows=rows,
+        min_length=min_length,
+    )
     require_same_plan(existing, wanted, folder)
 
 
 def _is_store_of(
-    path: Path, files: tuple[InputFile, ...], chunk_length: int | None, alphabet: Alphabet, rows: Rows
+    path: Path,
+    files: tuple[InputFile, ...],
+    chunk_length: int | None,
+    alphabet: Alphabet,
+    rows: Rows,
+    min_length: int,
 ) -> bool:
     if not path.exists():
         return False
@@ -78,7 +106,8 @@ def _is_store_of(
         return False
     digests = [file.sha256 for file in files]
     same_files = [file.sha256 for file in meta.inputs] == digests
-    if not same_files or (meta.chunk_length, meta.alphabet, meta.rows) != (chunk_length, alphabet, rows):
+    found = (meta.chunk_length, meta.alphabet, meta.rows, meta.min_length)
+    if not same_files or found != (chunk_length, alphabet, rows, min_length):
         return False
     # Read whole, as the inputs have been: every row would be computed from a byte that is not as it was.
     if content_digest(path) != meta.content_sha256:

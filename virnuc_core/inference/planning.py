@@ -53,6 +53,9 @@ def open_plan(
         config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
+    if existing.threshold != wanted.threshold:
+        existing = replace(existing, threshold=wanted.threshold)
+        write_plan(folder.plan, existing)
     if not existing.continued and wanted.fingerprint == existing.fingerprint:
         return existing
     return _continue(existing, wanted, folder)
@@ -138,6 +141,8 @@ def make_plan(
         virnuc_version=__version__,
         warnings=speed_warnings(models, devices),
         switches=switches_of(config),
+        min_length=store.meta.min_length,
+        threshold=_threshold(config),
     )
     for warning in plan.warnings:
         _log.warning("%s", warning)
@@ -145,6 +150,14 @@ def make_plan(
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
     return plan
+
+
+def _threshold(config: RunConfig) -> float:
+    if not 0 < config.threshold < 1:
+        raise UsageError(
+            f"--threshold {config.threshold} is not between 0 and 1: give a probability, such as 0.5."
+        )
+    return config.threshold
 
 
 def _plan_shards(

@@ -65,11 +65,13 @@ def highest_score_rows(store: FrameStore, begin: int, end: int, verdicts: ChunkV
         end: one past the last.
         verdicts: on these.
 
+    The chunk is True from 0.5 on, whatever the threshold of the run's own calls.
+
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
     ids = store.chunk_ids(begin, end)
     for row in np.flatnonzero(verdicts.is_scored & ~verdicts.is_dna_alone).tolist():
-        yield f"{ids[row]}\t{bool(verdicts.is_virus[row])}\n"
+        yield f"{ids[row]}\t{bool(verdicts.p_virus[row] >= 0.5)}\n"
 
 
 def frame_rows(ids: list[str], scores: npt.NDArray[np.float32]) -> Iterator[str]:

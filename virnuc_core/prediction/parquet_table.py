@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,15 +13,22 @@ from virnuc_core.atomic_write import atomic_path
 GROUP_ROWS: Final = 1 << 16
 
 
+class GroupWriter(Protocol):
+    """Takes row groups, as `pyarrow.parquet.ParquetWriter` does."""
+
+    def write_table(self, rows: pa.Table, row_group_size: int) -> None:
+        """Takes rows that are at most one group."""
+
+
 class ParquetTable:
     """Collects rows and writes them a row group at a time.
 
     Args:
-        writer: of the file.
+        writer: takes the groups.
         schema: names and types of the columns.
     """
 
-    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+    def __init__(self, writer: GroupWriter, schema: pa.Schema) -> None:
         self._writer = writer
         self._waiting = schema.empty_table()
 

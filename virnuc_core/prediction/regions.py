@@ -23,11 +23,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.prediction.verdicts import Tier
+from virnuc_core.prediction.verdicts import DEFAULT_THRESHOLD, Tier
 
 # Log-odds of virus that a stretch may keep to, the lower half of them not viral, and the largest ones that are told apart.
 LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
 LARGEST_LOG_ODDS: Final = 4.0
+LEAST_LOG_ODDS: Final = 1e-9
 # Least score of a region of each tier but the last, in decibans. One chunk gives 16 at most.
 CONFIDENT_SCORE: Final = 60.0
 LIKELY_SCORE: Final = 20.0
@@ -86,7 +87,7 @@ class Region:
         chunks: chunks that it consists of, with those that are not scored.
         dna_alone_chunks: those of them whose score is of the DNA alone.
         score: how many times likelier the scores of its chunks are, each by itself, at viral levels than at the
-            others, as 10 times the decimal logarithm (decibans).
+            others, as 10 times the decimal logarithm (decibans); from 0.5, whatever the threshold.
         mean_p: mean p_virus of its scored chunks.
     """
 
@@ -106,17 +107,21 @@ class Region:
         return "likely" if self.score >= LIKELY_SCORE else "unsure"
 
 
-def find_regions(chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL) -> list[Region]:
+def find_regions(
+    chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
+) -> list[Region]:
     """Calls the regions of some contigs, in order of contig and place; those of a contig do not touch or overlap.
 
     Args:
         chunks: all chunks of these contigs.
         model: its parameters.
+        threshold: p_virus from which chunks are called virus.
     """
     if not len(chunks.contig):
         return []
+    likelihood = level_evidence(chunks.p_virus, model, threshold)
+    is_viral = (posterior(chunks, likelihood, model) > 0.5) & _is_near_score(chunks, model.reach)
     evidence = level_evidence(chunks.p_virus, model)
-    is_viral = (posterior(chunks, evidence, model) > 0.5) & _is_near_score(chunks, model.reach)
     num_other = len(LEVELS) // 2
     ratio = evidence[:, num_other:].sum(axis=1) / evidence[:, :num_other].sum(axis=1)
     return regions_of(chunks, is_viral, 10 * np.log10(ratio))
@@ -160,16 +165,26 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
     ]
 
 
-def log_odds(p_virus: Float64) -> Float64:
-    """float64 (C,): in nats, bounded by LARGEST_LOG_ODDS; NaN stays."""
-    bound = 1 / (1 + np.exp(LARGEST_LOG_ODDS))
-    p = np.clip(p_virus, bound, 1 - bound)
-    return np.asarray(np.log(p / (1 - p)))
+def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
+    """float64 (C,): in nats above those of the threshold, bounded by LARGEST_LOG_ODDS; NaN stays.
+
+    None is zero: a chunk at the threshold is called virus, so it speaks for a virus here too.
+    """
+    zero = np.log(threshold / (1 - threshold))
+    least, rest = (1 / (1 + np.exp(LARGEST_LOG_ODDS + shift)) for shift in (-zero, zero))
+    p = np.clip(p_virus, least, 1 - rest)
+    distance = np.abs(np.log(p / (1 - p)) - zero)
+    return np.asarray(
+        np.copysign(np.maximum(distance, LEAST_LOG_ODDS), np.where(p_virus >= threshold, 1.0, -1.0))
+    )
 
 
-def level_evidence(p_virus: Float64, model: RegionModel) -> Float64:
-    """float64 (C, number of levels): how likely each score is at each level, but for a common factor; 1 for NaN."""
-    distance = (log_odds(p_virus)[:, None] - LEVELS) / model.scatter
+def level_evidence(p_virus: Float64, model: RegionModel, threshold: float = DEFAULT_THRESHOLD) -> Float64:
+    """float64 (C, number of levels): how likely each score is at each level, but for a common factor; 1 for NaN.
+
+    Log-odds count from those of the threshold.
+    """
+    distance = (log_odds(p_virus, threshold)[:, None] - LEVELS) / model.scatter
     return np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + model.doubt)
 
 

@@ -58,3 +58,22 @@ def read_records(report: Path) -> dict[str, FileRecord]:
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."
         ) from error
     return {record.name: FileRecord(size=record.size, sha256=record.sha256) for record in named}
+
+
+def require_unchanged(report: Path, apart_from: Path) -> None:
+    """Compares the result files beside a run.json with what it says of them; one that was deleted is passed over.
+
+    Args:
+        report: the run.json.
+        apart_from: a result file that is about to be written again.
+
+    Raises:
+        DamagedFileError: run.json does not say what they are, or some are not as they were; names each.
+    """
+    records = {report.parent / name: record for name, record in read_records(report).items()}
+    existing = [path for path in records if path != apart_from and path.exists()]
+    if changed := [str(path) for path in existing if FileRecord.of(path) != records[path]]:
+        raise DamagedFileError(
+            f"not as when {report.name} was written: {', '.join(changed)}. Run the command that made the run again: "
+            "it writes the result files from the shards."
+        )

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 import numpy as np
@@ -12,9 +11,9 @@ from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.shards import identity_of, missing_shards
 from virnuc_core.prediction.aggregate import shard_columns
+from virnuc_core.prediction.comparing_sinks import ComparingSinks
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
 from virnuc_core.prediction.result_files import FileRecord, read_records
-from virnuc_core.prediction.same_content import same_content
 from virnuc_core.prediction.sorted_lines import SORTING_PREFIX
 from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_folder import RunFolder
@@ -189,16 +188,12 @@ def _check_against_shards(
         yield Finding(path=embeddings, state="damaged", message=f"{message}: {_AGAIN}.")
     if plan.kind != "predict" or differing or len(whole) < len(plan.shards):
         return
-    with TemporaryDirectory(prefix="virnuc-") as scratch:
-        again = RunFolder(Path(scratch))
-        again.embeddings.symlink_to(embeddings.resolve())
-        write_tables(again, store)
-        for path, expected in zip(folder.results, again.results, strict=True):
-            if expected.is_symlink() or not expected.exists() or not path.exists():
-                continue
-            if not same_content(path, expected):
-                message = f"{path} is not what the shards give: {_AGAIN}."
-                yield Finding(path=path, state="damaged", message=message)
+    sinks = ComparingSinks()
+    write_tables(folder, store, plan.threshold, sinks)
+    for path in folder.results:
+        if path in sinks.differing and path.exists():
+            message = f"{path} is not what the shards give: {_AGAIN}."
+            yield Finding(path=path, state="damaged", message=message)
 
 
 def _other_rows(

@@ -159,13 +159,14 @@ def write_report(path: Path, report: RunReport) -> None:
     document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     if report.counts:
         write_report_page(RunFolder(path.parent), document)
-    write_document(path, document, RunFolder(path.parent).results if report.counts else (Path(report.out),))
-
-
-def write_document(path: Path, document: Mapping[str, Any], results: Sequence[Path]) -> None:
-    """Writes the content of run.json, with records of the results as they are now."""
+    results = RunFolder(path.parent).results if report.counts else (Path(report.out),)
     written = [result for result in results if result != path and result.exists()]
-    write_text(path, json.dumps({**document, "files": records_of(written)}, indent=1) + "\n")
+    write_document(path, {**document, "files": records_of(written)})
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes the content of run.json."""
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def _installed_versions(packages: Sequence[str]) -> dict[str, str]:
@@ -180,10 +181,10 @@ def _installed_versions(packages: Sequence[str]) -> dict[str, str]:
 def _counts_in_words(counts: TableCounts) -> list[str]:
     return [
         f"{counts.records} contigs: {counts.contigs_virus} virus, {counts.contigs_other} other, "
-        f"{counts.contigs_unscored} without an open frame; {counts.rejected} records rejected",
+        f"{counts.contigs_unscored} without a score; {counts.rejected} records rejected",
         f"{counts.chunks} chunks: {counts.viral_chunks} virus, "
         f"{counts.scored_chunks - counts.viral_chunks} other, "
-        f"{counts.chunks - counts.scored_chunks} without an open frame"
+        f"{counts.chunks - counts.scored_chunks} without a score"
         + (f"; {counts.dna_alone_chunks} scored by their DNA alone" if counts.dna_alone_chunks else ""),
     ]
 

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import MismatchError
 from virnuc_core.prediction.chunk_tables import (
     FRAME_COLUMNS,
@@ -22,20 +21,20 @@ from virnuc_core.prediction.chunk_tables import (
     highest_score_rows,
     prediction_table,
 )
-from virnuc_core.prediction.contig_tables import CONTIG_COLUMNS, CONTIG_SCHEMA, contig_table, open_viral_fasta
+from virnuc_core.prediction.contig_tables import CONTIG_COLUMNS, CONTIG_SCHEMA, contig_table, viral_records
 from virnuc_core.prediction.embeddings_file import SCORES, EmbeddingsFile
-from virnuc_core.prediction.parquet_table import open_parquet
-from virnuc_core.prediction.region_files import open_region_files
+from virnuc_core.prediction.region_files import RegionFiles
 from virnuc_core.prediction.regions import ChunkScores, find_regions
-from virnuc_core.prediction.sorted_lines import SortedLines
-from virnuc_core.prediction.text_table import open_table, text_lines
-from virnuc_core.prediction.verdicts import ChunkVerdicts, call_chunks, sum_contigs
+from virnuc_core.prediction.result_sinks import ResultSinks, WritingSinks
+from virnuc_core.prediction.text_table import header_line, text_lines
+from virnuc_core.prediction.verdicts import DEFAULT_THRESHOLD, ChunkVerdicts, call_chunks, sum_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.translation import DNA_ALONE
 
 _BLOCK_CHUNKS: Final = 1 << 16
 
+_WRITING: Final = WritingSinks()
 _COUNTED: Final = (
     "scored_chunks",
     "dna_alone_chunks",
@@ -89,12 +88,19 @@ class _Block:
     scores: npt.NDArray[np.float32]
 
 
-def write_tables(folder: RunFolder, store: FrameStore) -> TableCounts:
+def write_tables(
+    folder: RunFolder,
+    store: FrameStore,
+    threshold: float = DEFAULT_THRESHOLD,
+    sinks: ResultSinks = _WRITING,
+) -> TableCounts:
     """Writes the tables of a predict run; each is whole or absent.
 
     Args:
         folder: the run's folder, with its embeddings file.
         store: the run's frame store.
+        threshold: p_virus from which chunks and contigs are called virus.
+        sinks: where the tables go; by default into their files.
 
     Raises:
         DamagedFileError: the embeddings file is missing or not whole.
@@ -107,13 +113,12 @@ def write_tables(folder: RunFolder, store: FrameStore) -> TableCounts:
                 f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, stack)
-        for block in _blocks(store, embeddings):
+        tables = _Tables(folder, store, threshold, sinks, stack)
+        for block in _blocks(store, embeddings, threshold):
             tables.add(block)
-        tables.finish()
-    with atomic_path(folder.rejected) as temporary:
-        shutil.copyfile(store.rejected_path, temporary)
-    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
+        with store.rejected_path.open(encoding="utf-8", newline="\n") as rejected:
+            shutil.copyfileobj(rejected, stack.enter_context(sinks.text(folder.rejected)))
+    _log.info("made the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
     return TableCounts(
         records=store.num_records,
         rejected=store.meta.num_rejected,
@@ -123,7 +128,7 @@ def write_tables(folder: RunFolder, store: FrameStore) -> TableCounts:
     )
 
 
-def _blocks(store: FrameStore, embeddings: EmbeddingsFile) -> Iterator[_Block]:
+def _blocks(store: FrameStore, embeddings: EmbeddingsFile, threshold: float) -> Iterator[_Block]:
     """All chunks, in blocks that end where a contig does."""
     begin = 0
     while begin < store.num_chunks:
@@ -139,7 +144,7 @@ def _blocks(store: FrameStore, embeddings: EmbeddingsFile) -> Iterator[_Block]:
             end=end,
             first_record=first_record,
             num_records=last_record + 1 - first_record,
-            verdicts=call_chunks(scores, chunks, numbers, end - begin),
+            verdicts=call_chunks(scores, chunks, numbers, end - begin, threshold),
             frame_ids=list(compress(store.frame_ids(first, last), is_frame)),
             scores=scores[is_frame],
         )
@@ -150,33 +155,39 @@ class _Tables:
     """All tables while they are written.
 
     Args:
-        folder: where.
+        folder: the run's folder.
         store: the run's frame store.
+        threshold: p_virus from which chunks and contigs are called virus.
+        sinks: open the files.
         stack: closes them.
 
     Attributes:
         counts: what was found, by the names of `TableCounts`.
     """
 
-    def __init__(self, folder: RunFolder, store: FrameStore, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: RunFolder, store: FrameStore, threshold: float, sinks: ResultSinks, stack: ExitStack
+    ) -> None:
         self.counts = dict.fromkeys(_COUNTED, 0)
         self._store = store
-        self._chunks = stack.enter_context(open_table(folder.predictions, PREDICTION_COLUMNS))
-        self._chunks_parquet = stack.enter_context(
-            open_parquet(folder.predictions_parquet, PREDICTION_SCHEMA)
-        )
-        self._contigs = stack.enter_context(open_table(folder.contigs, CONTIG_COLUMNS))
-        self._contigs_parquet = stack.enter_context(open_parquet(folder.contigs_parquet, CONTIG_SCHEMA))
-        self._viral = stack.enter_context(open_viral_fasta(folder.viral_contigs, store))
-        self._regions = stack.enter_context(open_region_files(folder))
-        self._frames = stack.enter_context(open_table(folder.prediction_results, FRAME_COLUMNS))
-        self._highest_file = stack.enter_context(open_table(folder.highest_score, HIGHEST_SCORE_COLUMNS))
-        self._highest = stack.enter_context(SortedLines(folder.root))
+        self._threshold = threshold
+        enter = stack.enter_context
+        self._chunks = enter(sinks.text(folder.predictions))
+        self._chunks_parquet = enter(sinks.parquet(folder.predictions_parquet, PREDICTION_SCHEMA))
+        self._contigs = enter(sinks.text(folder.contigs))
+        self._contigs_parquet = enter(sinks.parquet(folder.contigs_parquet, CONTIG_SCHEMA))
+        self._viral = enter(sinks.gzip(folder.viral_contigs))
+        self._regions = RegionFiles(folder, sinks, stack, threshold)
+        self._frames = enter(sinks.text(folder.prediction_results))
+        self._highest = enter(sinks.sorted_text(folder.highest_score, header_line(HIGHEST_SCORE_COLUMNS)))
+        self._chunks.write(header_line(PREDICTION_COLUMNS))
+        self._contigs.write(header_line(CONTIG_COLUMNS))
+        self._frames.write(header_line(FRAME_COLUMNS))
 
     def add(self, block: _Block) -> None:
         """Writes the rows of the next chunks, and of the contigs that they make up."""
         chunks = prediction_table(self._store, block.begin, block.end, block.verdicts)
-        self._chunks.writelines(text_lines(chunks))
+        self._chunks.writelines(text_lines(chunks, self._threshold))
         self._chunks_parquet.append(chunks)
         self._frames.writelines(frame_rows(block.frame_ids, block.scores))
         self._highest.extend(highest_score_rows(self._store, block.begin, block.end, block.verdicts))
@@ -189,10 +200,11 @@ class _Tables:
         chunks = slice(block.begin, block.end)
         contig = self._store.chunk_record[chunks] - block.first_record
         totals = sum_contigs(block.verdicts, contig, block.num_records)
-        contigs = contig_table(self._store, block.first_record, totals)
-        self._contigs.writelines(text_lines(contigs))
+        contigs = contig_table(self._store, block.first_record, totals, self._threshold)
+        self._contigs.writelines(text_lines(contigs, self._threshold))
         self._contigs_parquet.append(contigs)
-        self._viral.extend(block.first_record, contigs)
+        for record in viral_records(self._store, block.first_record, contigs, self._threshold):
+            self._viral.write(record)
         for call in contigs["call"].to_pylist():
             self.counts[f"contigs_{call}"] += 1
         scores = ChunkScores(
@@ -202,10 +214,11 @@ class _Tables:
             p_virus=block.verdicts.p_virus,
             is_dna_alone=block.verdicts.is_dna_alone,
         )
-        regions = find_regions(scores)
-        self._regions.extend(regions, contigs["contig"].to_pylist(), contigs["length"].to_pylist())
+        regions = find_regions(scores, threshold=self._threshold)
+        self._regions.extend(
+            regions,
+            contigs["contig"].to_pylist(),
+            contigs["length"].to_pylist(),
+            lambda row: self._store.sequence(block.first_record + row),
+        )
         self.counts["regions"] += len(regions)
-
-    def finish(self) -> None:
-        """Writes the lines that had to be sorted."""
-        self._highest_file.writelines(self._highest)

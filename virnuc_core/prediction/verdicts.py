@@ -9,12 +9,14 @@ import numpy.typing as npt
 from virnuc_core.sequences.translation import DNA_ALONE
 
 NO_FRAME: Final = 255
+# From this p_virus on, or another that is asked for, chunks and contigs are called virus.
+DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
 Tier = Literal["confident", "likely", "unsure"]
 
-# What a contig must have at least for a tier: scored chunks with an open frame, distance of mean_p from 0.5, share of
+# What a contig must have at least for a tier: scored chunks with an open frame, distance of mean_p from 0.5 on the side of the call, share of
 # scored chunks that are called as the contig is.
 _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("confident", 5, 0.3, 0.8),
@@ -29,7 +31,7 @@ class ChunkVerdicts:
     Attributes:
         is_scored: bool (C,), whether the chunk has a row; the rest means something only then.
         is_virus: bool (C,).
-        p_virus: float64 (C,), at least 0.5 exactly where `is_virus`; NaN where not scored.
+        p_virus: float64 (C,), at least the threshold exactly where `is_virus`; NaN where not scored.
         best_frame: uint8 (C,), number of the most decided frame, `DNA_ALONE` where there is no open one, and
             `NO_FRAME` where not scored.
     """
@@ -69,25 +71,26 @@ def call_chunks(
     chunks: npt.NDArray[np.int64],
     frame_numbers: npt.NDArray[np.uint8],
     num_chunks: int,
+    threshold: float = DEFAULT_THRESHOLD,
 ) -> ChunkVerdicts:
     """Calls each chunk from the scores of its frames.
 
-    With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, it is called virus when
-    M2 >= M1. Its p_virus lies midway, in log-odds, between the frame that speaks most for a virus and the
-    one that speaks most against: for a single frame it is the frame's score, and it is at least 0.5 exactly
-    when the call is virus. The most decided frame is the one whose P(virus) is farthest from 0.5, the first
-    of equals.
+    With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, its p_virus lies midway, in
+    log-odds, between the frame that speaks most for a virus and the one that speaks most against: for a
+    single frame it is the frame's score, and it is at least 0.5 exactly when M2 >= M1. It is called virus
+    when its p_virus is at least the threshold. The most decided frame is the one whose P(virus) is farthest
+    from 0.5, the first of equals.
 
     Args:
         scores: fp32 (n, 2), P(other) and P(virus) of n frames.
         chunks: int64 (n,), chunk of each frame, 0..num_chunks-1, ascending.
         frame_numbers: uint8 (n,), 0..5, or `DNA_ALONE` for a chunk without an open frame.
         num_chunks: C.
+        threshold: p_virus from which a chunk is called virus.
 
-    Source: `determine_virus` in VirNucPro's prediction.py, for the call.
+    Source: `determine_virus` in VirNucPro's prediction.py, for the call from 0.5 on.
     """
     is_scored = np.zeros(num_chunks, np.bool_)
-    is_virus = np.zeros(num_chunks, np.bool_)
     p_virus = np.full(num_chunks, np.nan)
     best_frame = np.full(num_chunks, NO_FRAME, np.uint8)
     if len(scores):
@@ -95,14 +98,15 @@ def call_chunks(
         scored = chunks[starts]
         highest = np.maximum.reduceat(scores, starts)
         is_scored[scored] = True
-        is_virus[scored] = highest[:, 1] >= highest[:, 0]
         p_virus[scored] = _midway(*highest.astype(np.float64).T)
         decided = np.abs(scores[:, 1] - np.float32(0.5))
         frames_each = np.diff(np.append(starts, len(scores)))
         is_best = decided == np.repeat(np.maximum.reduceat(decided, starts), frames_each)
         # Assigned from the last to the first, so that the first of equals stays.
         best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
-    return ChunkVerdicts(is_scored=is_scored, is_virus=is_virus, p_virus=p_virus, best_frame=best_frame)
+    return ChunkVerdicts(
+        is_scored=is_scored, is_virus=p_virus >= threshold, p_virus=p_virus, best_frame=best_frame
+    )
 
 
 def _midway(
@@ -134,27 +138,33 @@ def sum_contigs(verdicts: ChunkVerdicts, contigs: npt.NDArray[np.int64], num_con
     )
 
 
-def call_contig(scored_chunks: int, p_sum: float) -> str:
-    """`VIRUS` when the mean p_virus over the scored chunks is at least 0.5, `UNSCORED` without any."""
+def call_contig(scored_chunks: int, p_sum: float, threshold: float = DEFAULT_THRESHOLD) -> str:
+    """`VIRUS` when the mean p_virus over the scored chunks is at least the threshold, `UNSCORED` without any."""
     if scored_chunks == 0:
         return UNSCORED
-    return VIRUS if p_sum / scored_chunks >= 0.5 else OTHER
+    return VIRUS if p_sum / scored_chunks >= threshold else OTHER
 
 
 def tier_contig(
-    scored_chunks: int, viral_chunks: int, p_sum: float, dna_alone_chunks: int = 0
+    scored_chunks: int,
+    viral_chunks: int,
+    p_sum: float,
+    dna_alone_chunks: int = 0,
+    threshold: float = DEFAULT_THRESHOLD,
 ) -> Tier | None:
     """How sure the call of a contig is, from the number of its scored chunks and their agreement; None without any.
 
-    Chunks that are scored by their DNA alone agree or not, but do not count as evidence.
+    Chunks that are scored by their DNA alone agree or not, but do not count as evidence. The distance of mean_p from 0.5
+    counts on the side of the call: a threshold decides what is called virus, not how sure that is.
     """
     if scored_chunks == 0:
         return None
     mean_p = p_sum / scored_chunks
-    is_virus = call_contig(scored_chunks, p_sum) == VIRUS
+    is_virus = call_contig(scored_chunks, p_sum, threshold) == VIRUS
+    distance = mean_p - 0.5 if is_virus else 0.5 - mean_p
     agreeing = viral_chunks if is_virus else scored_chunks - viral_chunks
     for tier, chunks, margin, share in _TIER_RULES:
         has_evidence = scored_chunks - dna_alone_chunks >= chunks
-        if has_evidence and abs(mean_p - 0.5) >= margin and agreeing >= share * scored_chunks:
+        if has_evidence and distance >= margin and agreeing >= share * scored_chunks:
             return tier
     return "unsure"

@@ -60,7 +60,7 @@ def _run(inputs: Sequence[str], root: Path, config: RunConfig, kind: Kind, *, fo
     with _in_own_words(), open_run_folder(root, force=force) as folder:
         with clock.stage("index"):
             alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
-            index_inputs(folder, list(inputs), config.chunk_length, alphabet, config.rows)
+            index_inputs(folder, list(inputs), config.chunk_length, alphabet, config.rows, config.min_length)
         with clock.stage("plan"):
             store = FrameStore.open(folder.frames)
             plan = open_plan(config, store, kind, devices, folder)
@@ -72,7 +72,7 @@ def _run(inputs: Sequence[str], root: Path, config: RunConfig, kind: Kind, *, fo
         with clock.stage("aggregate"):
             work = aggregate(folder, plan, store)
         with clock.stage("classify"):
-            counts = write_tables(folder, store) if kind == "predict" else None
+            counts = write_tables(folder, store, plan.threshold) if kind == "predict" else None
         report = RunReport(
             plan=plan,
             out=str(root if kind == "predict" else folder.embeddings),

@@ -39,6 +39,7 @@ def build_frame_store(
     alphabet: Alphabet = "dna",
     *,
     rows: Rows = "open_frames",
+    min_length: int = 0,
     rejected_copy: Path | None = None,
 ) -> FrameStore:
     """Reads sequence files and stores their open frames, or whole sequences, in a new store.
@@ -52,6 +53,7 @@ def build_frame_store(
         chunk_length: chunk length in bp; None stores whole sequences.
         alphabet: what the records are; frames need "dna".
         rows: of what rows are stored, when chunks are.
+        min_length: records with fewer letters are not used.
         rejected_copy: where rejected.tsv is also written, even if no record can be used.
 
     Raises:
@@ -65,7 +67,7 @@ def build_frame_store(
         )
     folder = Path(folder)
     with naming(folder), _new_folder(folder) as building:
-        _Builder(building, chunk_length, alphabet, rows).build(inputs, rejected_copy)
+        _Builder(building, chunk_length, alphabet, rows, min_length).build(inputs, rejected_copy)
     return FrameStore.open(folder)
 
 
@@ -96,11 +98,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 class _Builder:
     """Fills a new, empty folder with the columns, tables and meta.json of one store."""
 
-    def __init__(self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows) -> None:
+    def __init__(
+        self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows, min_length: int
+    ) -> None:
         self._folder = folder
         self._chunk_length = chunk_length
         self._alphabet: Alphabet = alphabet
         self._rows: Rows = rows
+        self._min_length = min_length
         self._names = NameRegister()
         self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
         self._num_closed = self._num_escaped = 0
@@ -127,7 +132,7 @@ class _Builder:
             raise InputError(self._nothing_usable(inputs, rejected_copy))
         if self._num_rejected:
             logger.warning(
-                "%d of %d records cannot be used; %s says why",
+                "%d of %d records are not used; %s says why",
                 self._num_rejected, self._num_rejected + self._num_records, REJECTED_NAME,
             )  # fmt: skip
         if self._num_escaped:
@@ -149,6 +154,7 @@ class _Builder:
             num_rejected=self._num_rejected,
             num_renamed=num_renamed,
             content_sha256=content_digest(self._folder),
+            min_length=self._min_length,
         ).write(self._folder)
 
     def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
@@ -158,6 +164,8 @@ class _Builder:
         letters = 0
         for record in records:
             reason = rejection_reason(record.sequence, self._alphabet)
+            if reason is None and len(record.sequence) < self._min_length:
+                reason = f"shorter than {self._min_length} (--min-length)"
             if reason is not None:
                 self._num_rejected += 1
                 length = len(record.sequence)
@@ -273,7 +281,8 @@ class _Builder:
         where = f" {rejected_copy} lists them all." if rejected_copy else ""
         return (
             f"{files}: none of the {self._num_rejected} records can be used; the first one: {reason}.{where} "
-            f"Give {'nucleotide' if self._alphabet == 'dna' else 'protein'} sequences."
+            f"Give {'nucleotide' if self._alphabet == 'dna' else 'protein'} sequences"
+            f"{' or a smaller --min-length' if self._min_length else ''}."
         )
 
 

@@ -32,6 +32,7 @@ class StoreMeta:
         num_rejected: records that were not used.
         num_renamed: records that got a number because an earlier one has the same name.
         content_sha256: hex digest over everything that a run computes with.
+        min_length: records with fewer letters were not used.
         schema_version: of the folder.
     """
 
@@ -46,6 +47,7 @@ class StoreMeta:
     num_rejected: int
     num_renamed: int
     content_sha256: str
+    min_length: int = 0
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
 from virnuc_core.inference import planning, speed_warnings
 from virnuc_core.inference.planning import make_plan, open_plan
+from virnuc_core.inference.shards import require_all_shards
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.plan_comparison import require_same_plan
@@ -363,3 +364,25 @@ def test_a_token_budget_out_of_range_is_refused(
 def test_the_largest_token_budget_is_kept(finished_run: MadeRun, made_models: MadeModels) -> None:
     found = plan(finished_run, made_models.config(token_budget=2**31 - 1))
     assert {model.token_budget for model in found.models} == {2**31 - 1}
+
+
+def test_going_on_with_another_threshold_keeps_the_shards(
+    contigs: Path, made_models: MadeModels, tmp_path: Path
+) -> None:
+    run = plan_run(tmp_path / "run", contigs, made_models.config())
+    run.compute()
+    before = {path: path.read_bytes() for path in run.folder.shards.iterdir()}
+    config = made_models.config(threshold=0.9)
+    again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
+    assert again == read_plan(run.folder.plan) == replace(run.plan, threshold=0.9)
+    assert again.fingerprint == run.plan.fingerprint
+    require_all_shards(run.folder, again)
+    assert before == {path: path.read_bytes() for path in run.folder.shards.iterdir()}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -0.1, 50.0, float("nan")])
+def test_a_threshold_that_is_no_probability_is_refused(
+    finished_run: MadeRun, made_models: MadeModels, threshold: float
+) -> None:
+    with pytest.raises(UsageError, match="not between 0 and 1"):
+        plan(finished_run, made_models.config(threshold=threshold))

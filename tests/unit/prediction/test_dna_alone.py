@@ -17,6 +17,7 @@ from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.prediction.aggregate import aggregate
+from virnuc_core.prediction.embeddings import Embeddings
 from virnuc_core.prediction.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
 
@@ -121,6 +122,15 @@ def test_every_table_says_how_many_there_are(run: MadeRun) -> None:
         )
         assert (inside.status == "dna_alone").sum() == region.dna_alone_chunks
     assert regions.dna_alone_chunks.sum() > 0
+
+
+def test_its_rows_are_of_the_chunk_that_their_id_names(run: MadeRun) -> None:
+    with Embeddings(run.folder.embeddings) as embeddings:
+        table = embeddings.as_dataframe()
+    alone = table[table.index.str.endswith("DNA")]
+    assert len(alone) == run.store.meta.num_closed
+    assert set(alone.frame) == {"DNA"}
+    assert (alone.contig + "_chunk_" + alone.chunk.astype(str) + "DNA").tolist() == alone.index.tolist()
 
 
 def test_the_tables_of_virnucpro_hold_open_frames_only(run: MadeRun, without: MadeRun) -> None:

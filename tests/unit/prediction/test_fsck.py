@@ -3,7 +3,9 @@
 import gzip
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,12 +17,14 @@ from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
 from tests.made_moves import begin_move
 from virnuc_core.checked_hdf5 import write_attributes
 from virnuc_core.errors import InputError
+from virnuc_core.prediction import sorted_lines
 from virnuc_core.prediction.aggregate import aggregate
 from virnuc_core.prediction.fsck import check_path
 from virnuc_core.prediction.result_files import records_of
 from virnuc_core.prediction.run_check import Finding
+from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
+from virnuc_core.run_plan import read_plan, write_plan
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ def test_a_whole_run(folder: RunFolder) -> None:
     assert {found.state for found in check.findings} == {"whole"}
     names = {found.path.name for found in check.findings}
     assert {path.name for path in (folder.plan, folder.frames, *folder.results)} < names
-    assert len(names) == len(read_plan(folder.plan).shards) + 16
+    assert len(names) == len(read_plan(folder.plan).shards) + 18
     assert check.document["whole"] is True
     assert check.summary == (
         f"{folder.root}: run folder, whole\n  whole: {len(names)} of {len(names)} files and folders"
@@ -89,6 +93,8 @@ def test_a_whole_run(folder: RunFolder) -> None:
         ("regions.tsv", "damaged"),
         ("regions.bed", "damaged"),
         ("regions.gff3", "damaged"),
+        ("regions.parquet", "damaged"),
+        ("regions.fa.gz", "damaged"),
         ("viral_contigs.fa.gz", "damaged"),
         ("predictions.parquet", "damaged"),
         ("contigs.parquet", "damaged"),
@@ -144,14 +150,48 @@ def test_tables_are_compared_with_what_the_shards_give(folder: RunFolder) -> Non
     assert "is not what the shards give" in found.message
 
 
-@pytest.mark.parametrize("name", ["regions", "regions_bed", "viral_contigs", "contigs_parquet"])
+def test_nothing_is_written(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_lines, "_LINES_AT_ONCE", 5)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.root / "absent"))
+    before = {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))}
+    assert check_path(folder.root).is_whole
+    assert {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))} == before
+
+
+@pytest.mark.parametrize("change", ["swapped", "doubled", "shortened", "other", "headless"])
+def test_the_sorted_table_is_compared_line_by_line(folder: RunFolder, change: str) -> None:
+    header, *lines = folder.highest_score.read_text().splitlines(keepends=True)
+    changed = {
+        "swapped": [header, lines[1], lines[0], *lines[2:]],
+        "doubled": [header, lines[0], *lines],
+        "shortened": [header, *lines[:-1]],
+        "other": [header, lines[0].replace("True", "Truer").replace("False", "Falser"), *lines[1:]],
+        "headless": lines,
+    }
+    folder.highest_score.write_text("".join(changed[change]))
+    write_records(folder)
+    assert [(one.path, one.state) for one in bad(folder.root)] == [(folder.highest_score, "damaged")]
+
+
+def test_tables_are_those_of_the_threshold_of_the_run(folder: RunFolder, finished_run: MadeRun) -> None:
+    write_plan(folder.plan, replace(read_plan(folder.plan), threshold=0.503))
+    write_records(folder)
+    assert folder.contigs in {one.path for one in bad(folder.root)}
+    write_tables(folder, finished_run.store, 0.503)
+    write_records(folder)
+    assert check_path(folder.root).is_whole
+
+
+@pytest.mark.parametrize(
+    "name", ["regions", "regions_bed", "viral_contigs", "contigs_parquet", "regions_parquet", "regions_fasta"]
+)
 def test_changed_results_are_found_although_all_checksums_are_right(folder: RunFolder, name: str) -> None:
     path = getattr(folder, name)
-    if name == "viral_contigs":
+    if name in ("viral_contigs", "regions_fasta"):
         text = gzip.decompress(path.read_bytes())
         assert text.count(b">") > 1
         path.write_bytes(gzip.compress(text[: text.rindex(b">")]))
-    elif name == "contigs_parquet":
+    elif name.endswith("parquet"):
         pq.write_table(pq.read_table(path).slice(1), path)
     else:
         path.write_text(path.read_text().replace("contig1", "contig2", 1))

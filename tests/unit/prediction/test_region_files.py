@@ -1,18 +1,22 @@
 """Regions in files, read by the rules of each format."""
 
 import csv
+import gzip
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from Bio import SeqIO
 
 from benchmarks.reliability.crafted import HOSTILE_NAMES
 from virnuc_core.plain_text import plain_name
-from virnuc_core.prediction.region_files import REGION_COLUMNS, open_region_files
+from virnuc_core.prediction.region_files import REGION_COLUMNS, RegionFiles
 from virnuc_core.prediction.regions import Region
+from virnuc_core.prediction.result_sinks import WritingSinks
 from virnuc_core.run_folder import RunFolder
 
 # As GFF3 1.26 has it: letters that a sequence's name may hold as they are.
@@ -27,9 +31,14 @@ def region(contig: int, start: int, *, score: float = 25.0) -> Region:
 
 def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
     run = RunFolder(folder)
-    with open_region_files(run) as files:
-        files.extend(regions, names, [10_000] * len(names))
+    with ExitStack() as stack:
+        files = RegionFiles(run, WritingSinks(), stack, 0.5)
+        files.extend(regions, names, [10_000] * len(names), bases_of)
     return run
+
+
+def bases_of(contig: int) -> bytes:
+    return b"ACGTTGCAAC"[contig:] * 1000
 
 
 def bed_rows(path: Path) -> Iterator[tuple[str, int, int, str, int, str]]:
@@ -91,6 +100,18 @@ def test_the_same_regions_in_every_form(tmp_path: Path) -> None:
     [_, second, _] = gff3_rows(run.regions_gff3)
     counted = {"chunks": "1", "dna_alone_chunks": "0"}
     assert second[4] == {"ID": "k141_1.region_2", **counted, "mean_p": "0.750000", "tier": "confident"}
+    pd.testing.assert_frame_equal(pd.read_parquet(run.regions_parquet), table)
+    with gzip.open(run.regions_fasta, "rt") as file:
+        records = list(SeqIO.parse(file, "fasta"))
+    assert [record.description for record in records] == [
+        "k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely",
+        "k141_1:5001-5500 score=250.00 mean_p=0.750000 tier=confident",
+        "k141_3:41-540 score=-1.00 mean_p=0.750000 tier=unsure",
+    ]
+    expected = [(0, 0, 500), (0, 5000, 5500), (2, 40, 540)]
+    assert [str(record.seq) for record in records] == [
+        bases_of(contig)[begin:end].decode() for contig, begin, end in expected
+    ]
 
 
 def test_no_regions(tmp_path: Path) -> None:
@@ -98,6 +119,8 @@ def test_no_regions(tmp_path: Path) -> None:
     assert len(pd.read_csv(run.regions, sep="\t")) == 0
     assert list(bed_rows(run.regions_bed)) == []
     assert list(gff3_rows(run.regions_gff3)) == []
+    assert pd.read_parquet(run.regions_parquet).columns.tolist() == list(REGION_COLUMNS)
+    assert gzip.decompress(run.regions_fasta.read_bytes()) == b""
 
 
 @pytest.mark.parametrize(

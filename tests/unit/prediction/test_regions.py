@@ -1,10 +1,13 @@
 """Regions from made scores."""
 
+import math
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from virnuc_core.prediction.regions import (
     DEFAULT_MODEL,
@@ -82,11 +85,24 @@ def test_nothing_is_called_where_nothing_is_scored() -> None:
     assert places([0.9] * 4 + [NAN] * 40 + [0.9] * 4) == [(0, 0, 9), (0, 39, 48)]
 
 
-@pytest.mark.parametrize("p_virus", [0.501, 0.55, 0.97, 1.0])
+@pytest.mark.parametrize("p_virus", [0.5, 0.50000001, 0.501, 0.55, 0.97, 1.0])
 def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float) -> None:
     [region] = find_regions(chunks_of([p_virus]))
     assert (region.start, region.end, region.chunks, region.tier) == (0, 500, 1, "unsure")
-    assert find_regions(chunks_of([1 - p_virus])) == []
+    assert find_regions(chunks_of([min(1 - p_virus, 0.49999999)])) == []
+
+
+@given(st.floats(0, 1), st.floats(0.001, 0.999))
+def test_so_it_is_with_any_threshold(p_virus: float, threshold: float) -> None:
+    for p in (p_virus, threshold, math.nextafter(threshold, 0)):
+        assert len(find_regions(chunks_of([p]), threshold=threshold)) == (p >= threshold)
+
+
+def test_the_score_of_a_region_does_not_depend_on_the_threshold() -> None:
+    chunks = chunks_of([0.05] * 20 + [0.97] * 10 + [0.05] * 20)
+    [usual], [strict] = (find_regions(chunks, threshold=t) for t in (0.5, 0.9))
+    assert strict == usual
+    assert find_regions(chunks, threshold=0.99) == []
 
 
 def test_tiers_ask_for_several_chunks() -> None:

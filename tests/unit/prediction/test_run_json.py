@@ -12,6 +12,7 @@ from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.prediction.asked_with import asked_with
 from virnuc_core.prediction.run_json import RunReport, lane_row, write_report
+from virnuc_core.prediction.tables import TableCounts
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:
@@ -86,3 +87,14 @@ def test_result_files_are_recorded(tmp_path: Path) -> None:
     [record] = json.loads((tmp_path / "run.json").read_text())["files"]
     assert (record["name"], record["size"]) == ("vectors.h5", 7)
     assert record["sha256"] == hashlib.sha256(b"vectors").hexdigest()
+
+
+def test_the_summary_says_what_has_no_score_and_not_why() -> None:
+    counts = TableCounts(
+        records=3, rejected=0, chunks=9, scored_chunks=8, dna_alone_chunks=5, viral_chunks=6, frames=3,
+        contigs_virus=1, contigs_other=1, contigs_unscored=1,
+    )  # fmt: skip
+    told = replace(run_of([]), counts=counts).summary
+    assert "3 contigs: 1 virus, 1 other, 1 without a score;" in told
+    assert "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone" in told
+    assert "without an open frame" not in told

@@ -4,6 +4,7 @@ import gzip
 import io
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS, frame_rows
 from virnuc_core.prediction.contig_tables import CONTIG_COLUMNS
 from virnuc_core.prediction.embeddings_file import EmbeddingsFile
 from virnuc_core.prediction.regions import ChunkScores, find_regions
+from virnuc_core.prediction.report.tracks import read_tracks
 from virnuc_core.prediction.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 
@@ -111,14 +113,19 @@ def test_contigs_are_the_sums_of_their_chunks(finished_run: MadeRun) -> None:
         assert (contig.tier == "NA") == (contig.call == "unscored")
 
 
-@pytest.mark.parametrize("name", ["predictions", "contigs"])
+@pytest.mark.parametrize("name", ["predictions", "contigs", "regions"])
 def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
     folder = finished_run.folder
     table = pd.read_csv(getattr(folder, name), sep="\t", keep_default_na=False, na_values=["NA"])
     parquet = pd.read_parquet(getattr(folder, f"{name}_parquet"))
-    for column in ("p_virus", "share_viral", "mean_p"):
+    for column, error in {
+        "p_virus": 5.1e-7,
+        "share_viral": 5.1e-7,
+        "mean_p": 5.1e-7,
+        "score": 5.1e-3,
+    }.items():
         if column in parquet:
-            np.testing.assert_allclose(table[column], parquet[column], atol=5.1e-7)
+            np.testing.assert_allclose(table[column], parquet[column], atol=error)
             table = table.drop(columns=column)
             parquet = parquet.drop(columns=column)
     pd.testing.assert_frame_equal(table, parquet)
@@ -166,6 +173,55 @@ def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.Monkey
     assert counts[1:] == counts[:1] * 3
     assert counts[0].contigs_virus + counts[0].contigs_other + counts[0].contigs_unscored == 40
     assert counts[0].chunks == finished_run.store.num_chunks
+
+
+def with_scores(run: MadeRun, root: Path, values: list[float]) -> RunFolder:
+    """A copy of a run with these P(virus) for its rows, over and over."""
+    folder = RunFolder(root)
+    root.mkdir()
+    folder.embeddings.write_bytes(run.folder.embeddings.read_bytes())
+    with h5py.File(folder.embeddings, "r+") as file:
+        p_virus = np.resize(np.array(values, np.float32), len(file["scores"]))
+        file["scores"][...] = np.stack([np.float32(1) - p_virus, p_virus], axis=1)
+    return folder
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
+def test_everything_says_the_same_of_scores_about_the_threshold(
+    finished_run: MadeRun, tmp_path: Path, threshold: float
+) -> None:
+    near = [threshold + step for step in (-3e-7, -1e-7, 0, 1e-7, 3e-7, -2e-2, 2e-2)]
+    folder = with_scores(finished_run, tmp_path / "run", near)
+    counts = write_tables(folder, finished_run.store, threshold)
+    chunks = read(folder.predictions).query("status == 'scored'")
+    assert {"0.499999", "0.500000"} <= set(chunks.p_virus) or threshold != 0.5
+    assert ((chunks.p_virus.astype(float) >= threshold) == (chunks.call == "virus")).all()
+    parquet = pd.read_parquet(folder.predictions_parquet).query("status == 'scored'")
+    assert ((parquet.p_virus >= threshold) == (parquet.call == "virus")).all()
+    contigs = read(folder.contigs)
+    scored = contigs.query("call != 'unscored'")
+    assert ((scored.mean_p.astype(float) >= threshold) == (scored.call == "virus")).all()
+    single = contigs.query("chunks == 1 and call != 'unscored'")
+    assert {"virus", "other"} == set(single.call)
+    regions = set(read(folder.regions).contig)
+    assert (single.contig.isin(regions) == (single.call == "virus")).all()
+    places = range(len(contigs))
+    drawn = read_tracks(folder.predictions, places, counts.chunks)
+    assert drawn.histogram[round(threshold * 50) :].sum() == counts.viral_chunks
+
+
+def test_the_tables_of_virnucpro_do_not_depend_on_the_threshold(
+    finished_run: MadeRun, tmp_path: Path
+) -> None:
+    folder = with_scores(finished_run, tmp_path / "run", [0.1, 0.4, 0.5, 0.6, 0.8, 0.9])
+    usual = write_tables(folder, finished_run.store), all_tables(folder)
+    strict = write_tables(folder, finished_run.store, 0.75), all_tables(folder)
+    assert strict[0].viral_chunks < usual[0].viral_chunks
+    assert strict[0].contigs_virus < usual[0].contigs_virus
+    changed = {name for name, content in strict[1].items() if content != usual[1][name]}
+    kept = {"prediction_results.txt", "prediction_results_highestscore.csv", "embeddings.h5", "rejected.tsv"}
+    assert not kept & changed
+    assert {"predictions.tsv", "contigs.tsv", "regions.tsv", "viral_contigs.fa.gz"} <= changed
 
 
 def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:

@@ -82,6 +82,34 @@ def test_call_contig(scored: int, p_sum: float, expected: str) -> None:
 PROBABILITY = st.floats(0, 1, width=32)
 
 
+@given(PROBABILITY, PROBABILITY)
+def test_p_virus_is_at_least_half_exactly_where_the_original_says_virus(other: float, virus: float) -> None:
+    for pair in ((other, virus), (virus, np.nextafter(np.float32(virus), np.float32(1)))):
+        scores = np.array([pair], np.float32)
+        [p_virus] = call_chunks(scores, np.zeros(1, np.int64), np.zeros(1, np.uint8), 1).p_virus
+        assert (p_virus >= 0.5) == (scores[0, 1] >= scores[0, 0])
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.3, 0.5, 0.9])
+def test_a_threshold_is_where_calls_begin(threshold: float) -> None:
+    below = np.nextafter(np.float32(threshold), np.float32(0))
+    frames = [[(0, 0.0)], [(0, below)], [(0, threshold + 1e-6)], [(0, 1.0)], []]
+    scores = np.array([(1 - p, p) for several in frames for _, p in several], np.float32)
+    verdicts = call_chunks(scores, np.arange(4), np.zeros(4, np.uint8), 5, threshold)
+    assert verdicts.is_virus.tolist() == [False, False, True, True, False]
+    assert call_contig(4, 4 * threshold, threshold) == VIRUS
+    assert call_contig(4, 4 * float(below), threshold) == OTHER
+
+
+@pytest.mark.parametrize(
+    ("p_virus", "threshold", "tier"),
+    [(0.95, 0.9, "confident"), (0.8, 0.9, "unsure"), (0.2, 0.1, "unsure"), (0.05, 0.1, "confident")],
+)
+def test_a_threshold_makes_no_call_surer(p_virus: float, threshold: float, tier: str) -> None:
+    viral = 9 if p_virus >= threshold else 0
+    assert tier_contig(9, viral, 9 * p_virus, 0, threshold) == tier
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), PROBABILITY), max_size=6), max_size=20))
 def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
     verdicts = call(frames)

@@ -21,17 +21,18 @@ function stackedBar(title, parts, whole) {
     h("figcaption", {}, h("span", { text: title }), h("span", { class: "dim", text: whole })), bar, legend);
 }
 
-// A histogram of probabilities: equal parts of 0 to 1, coloured by the side of 0.5 on which they lie.
+// A histogram of probabilities: equal parts of 0 to 1, coloured by the side of the threshold on which they lie.
 function histogram(title, counts, unit) {
   const width = 520, height = 190, left = 44, bottom = 34, top = 12, right = 6;
   const highest = Math.max(1, ...counts);
   const step = (width - left - right) / counts.length;
   const y = (value) => height - bottom - (value / highest) * (height - bottom - top);
   const total = counts.reduce((sum, value) => sum + value, 0);
-  const half = counts.length / 2;
-  const below = counts.slice(0, half).reduce((sum, value) => sum + value, 0);
+  const first = Math.ceil(THRESHOLD * counts.length - 1e-9);
+  const edge = first / counts.length;
+  const below = counts.slice(0, first).reduce((sum, value) => sum + value, 0);
   const image = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label":
-    `${title}: ${count(below)} below 0.5, ${count(total - below)} from 0.5 on` });
+    `${title}: ${count(below)} below ${edge}, ${count(total - below)} from ${edge} on` });
   niceTicks(highest).forEach((tick) => {
     image.append(
       s("line", { class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
@@ -39,7 +40,7 @@ function histogram(title, counts, unit) {
   });
   counts.forEach((value, i) => {
     if (!value) return;
-    const box = s("rect", { class: i < half ? "fill-other" : "fill-virus",
+    const box = s("rect", { class: i < first ? "fill-other" : "fill-virus",
       x: left + i * step + 0.6, y: y(value), width: step - 1.2, height: height - bottom - y(value) });
     const [from, to] = [i, i + 1].map((edge) => (edge / counts.length).toFixed(2));
     box.append(s("title", { text: `${from} to ${to}: ${count(value)} ${unit}` }));
@@ -52,9 +53,10 @@ function histogram(title, counts, unit) {
       s("text", { class: "tick", x, y: height - bottom + 16, "text-anchor": "middle", text: String(p) }));
   });
   const middle = left + (width - left - right) / 2;
+  const border = left + (width - left - right) * THRESHOLD;
   image.append(
     s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
-    s("line", { class: "threshold", x1: middle, x2: middle, y1: top - 6, y2: height - bottom }),
+    s("line", { class: "threshold", x1: border, x2: border, y1: top - 6, y2: height - bottom }),
     s("text", { class: "tick", x: middle, y: height - 3, "text-anchor": "middle", text: "p_virus" }));
   return h("figure", { class: "histogram" },
     h("figcaption", {}, h("span", { text: title }),

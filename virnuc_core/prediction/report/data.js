@@ -11,6 +11,8 @@ const VIRUS = CALLS.indexOf("virus");
 const OTHER = CALLS.indexOf("other");
 const UNSCORED = CALLS.indexOf("unscored");
 const NO_TIER = TIERS.indexOf("NA");
+// From this p_virus on, chunks and contigs are called virus.
+const THRESHOLD = data.run.threshold;
 const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);

@@ -60,7 +60,7 @@ function found() {
       stackedBar("Contigs", [part("virus", counts.contigs_virus, "virus"), part("other", counts.contigs_other, "other"),
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
       stackedBar("Chunks", [part("virus", counts.viral_chunks, "virus"), part("other", open - counts.viral_chunks, "other"),
-        part("no open frame", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
+        part("no score", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
     remarks.map((one) => remark(...one)));
 }
 
@@ -73,7 +73,7 @@ function certainty() {
       histogram("Contigs, by the mean over their chunks", totals.histogram, "contigs")),
     known.length ? stackedBar("Contigs called viral, by tier", TIERS.slice(0, NO_TIER).map((tier) =>
       ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), "how much the call can be relied on") : null,
-    text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from 0.5 on, a contig when the mean over its "
+    text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from " + THRESHOLD + " on, a contig when the mean over its "
       + "scored chunks is. Peaks at both ends mean that the classifier was decided, a hill around 0.5 that it was not. A score is not the share of such "
       + "chunks that are viral: how far the two agree depends on the calibration of the head and on how common viruses are in the sample; the "
       + "rarer they are, the more of the calls are wrong."),

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from virnuc_core.json_records import record_of
+from virnuc_core.prediction.verdicts import DEFAULT_THRESHOLD
 from virnuc_core.run_plan import PlannedHead, PlannedModel
 from virnuc_core.shard_file import ModelCounters, ShardCounters
 from virnuc_core.specs import InputFile
@@ -67,6 +68,7 @@ class RunFacts:
         links: other places that have the run, by name.
         versions: of virnuc, Python and packages.
         fingerprint: of the plan.
+        threshold: p_virus from which chunks and contigs are called virus.
     """
 
     out: str
@@ -86,6 +88,7 @@ class RunFacts:
     links: Mapping[str, str]
     versions: Mapping[str, str]
     fingerprint: str
+    threshold: float
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> "RunFacts":
@@ -100,6 +103,7 @@ class RunFacts:
             name: plain.get(name) for name in ("out", "inputs", "chunk_length", "models", "head", "dna_head")
         }
         kept |= {name: plain.get(name) for name in ("work", "notes")}
+        kept["threshold"] = plain.get("threshold", DEFAULT_THRESHOLD)  # not every version has recorded it
         facts = record_of(_Typed, {**kept, "plan_fingerprint": plain.get("plan_fingerprint")})
         return cls(
             out=facts.out,
@@ -119,6 +123,7 @@ class RunFacts:
             links=_texts(plain, "links"),
             versions=_texts(plain, "versions"),
             fingerprint=facts.plan_fingerprint,
+            threshold=facts.threshold,
         )
 
     @property
@@ -148,6 +153,7 @@ class _Typed:
     work: ShardCounters
     notes: tuple[str, ...]
     plan_fingerprint: str
+    threshold: float
 
 
 def _troubles(model: ModelCounters) -> list[str]:

@@ -229,8 +229,8 @@ function buildRow(position) {
 
 function scoreBar(p) {
   if (p === null) return null;
-  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= 0.5 ? "fill-virus" : "fill-other" }));
-  const [from, to] = [Math.min(p, 0.5), Math.max(p, 0.5)];
+  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= THRESHOLD ? "fill-virus" : "fill-other" }));
+  const [from, to] = [Math.min(p, THRESHOLD), Math.max(p, THRESHOLD)];
   bar.firstElementChild.style.left = `${100 * from}%`;
   bar.firstElementChild.style.width = `${Math.max(2, 100 * (to - from))}%`;
   return bar;

@@ -1,4 +1,4 @@
-// p_virus along a contig: a bar for each chunk that has a score, up from 0.5 for virus and down for other, a line for the
+// p_virus along a contig: a bar for each chunk that has a score, up from the threshold for virus and down for other, a line for the
 // mean over neighbours, called regions shaded, and ticks below where a chunk has no open frame.
 
 const TRACK = { left: 34, right: 8, lane: 12, top: 20, plot: 104, rug: 9, axis: 22 };
@@ -145,8 +145,8 @@ function drawTrack(track, width) {
   const image = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label":
     `p_virus along ${name}, ${span(track)}; ${plural(found.length, "viral region", "viral regions")}` });
   found.forEach((i) => image.append(...regionShapes(track, i, width)));
-  [0, 0.5, 1].forEach((p) => image.append(
-    s("line", { class: p === 0.5 ? "axis" : "grid", x1: left, x2: width - right, y1: y(p), y2: y(p) }),
+  [0, THRESHOLD, 1].forEach((p) => image.append(
+    s("line", { class: p === THRESHOLD ? "axis" : "grid", x1: left, x2: width - right, y1: y(p), y2: y(p) }),
     s("text", { class: "tick", x: left - 6, y: y(p) + 3.5, "text-anchor": "end", text: String(p) })));
   const columns = trackColumns(track, width);
   image.append(
@@ -196,10 +196,10 @@ function trackColumns(track, width) {
 }
 
 function barPath(columns, y, isVirus) {
-  return columns.filter((column) => column.scored && (column.sum / column.scored >= 0.5) === isVirus).map((column) => {
-    const height = y(column.sum / column.scored) - y(0.5);
+  return columns.filter((column) => column.scored && (column.sum / column.scored >= THRESHOLD) === isVirus).map((column) => {
+    const height = y(column.sum / column.scored) - y(THRESHOLD);
     const wide = Math.max(0.5, column.width - (column.width > 3 ? 0.8 : 0));
-    return `M${column.x.toFixed(1)} ${y(0.5)}h${wide.toFixed(1)}v${height.toFixed(1)}h${-wide.toFixed(1)}z`;
+    return `M${column.x.toFixed(1)} ${y(THRESHOLD)}h${wide.toFixed(1)}v${height.toFixed(1)}h${-wide.toFixed(1)}z`;
   }).join("");
 }
 

@@ -27,6 +27,12 @@ def test_a_document_from_memory_and_one_from_a_file_say_the_same(document: dict[
     assert facts.finished.startswith("2026-01-02")
 
 
+def test_the_threshold_is_that_of_the_run(document: dict[str, Any]) -> None:
+    assert RunFacts.of_document({**document, "threshold": 0.9}).threshold == 0.9
+    del document["threshold"]
+    assert RunFacts.of_document(document).threshold == 0.5
+
+
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
