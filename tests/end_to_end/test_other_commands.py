@@ -115,7 +115,6 @@ def test_frames_needs_a_folder_to_write_to(virnuc: CommandLine, contigs: Path, t
     assert result.code == 2
 
 
-@pytest.mark.xdist_group("flows")
 def test_score_and_inspect_what_predict_has_left(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:

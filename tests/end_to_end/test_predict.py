@@ -17,8 +17,6 @@ import pytest
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from virnuc_core.env_config import reload
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 RESULTS = {
     "contigs.parquet",
     "contigs.tsv",

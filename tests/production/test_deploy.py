@@ -21,8 +21,6 @@ from flows.pool import PLAN_DEPLOYMENT
 from tests.production.conftest import Stack, wait_until
 from virnuc_core.errors import UsageError
 
-pytestmark = pytest.mark.xdist_group("production")
-
 
 @pytest.fixture(autouse=True)
 def _server(stack: Stack) -> Iterator[None]:

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.production.conftest import (
     Stack,
@@ -16,8 +15,6 @@ from tests.production.conftest import (
     wait_for_mid_run,
     wait_until,
 )
-
-pytestmark = pytest.mark.xdist_group("production")
 
 
 def has_no_shard_twice(out: Path) -> bool:

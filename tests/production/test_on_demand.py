@@ -25,8 +25,6 @@ from virnuc_core.run_plan import read_plan
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.xdist_group("production")
-
 
 def num_runs(stack: Stack) -> int:
     asked_for = stack.client.read_deployment_by_name("predict/on-demand").id
