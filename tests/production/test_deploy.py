@@ -64,6 +64,7 @@ def test_registering_again_keeps_everything(stack: Stack) -> None:
     assert len(stack.client.read_automations_by_name(AUTOMATION)) == 1
 
 
+@pytest.mark.slow
 def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
     assert "resting until --inbox and --out are given" in note_of_nightly(NightlyChoice())
     assert scheduled(stack) == []
@@ -98,6 +99,7 @@ def test_schedule_that_cannot_be(choice: NightlyChoice, option: str) -> None:
         register(choice)
 
 
+@pytest.mark.slow
 def test_nightly_batch(stack: Stack, examples_dir: Path, tmp_path: Path) -> None:
     inbox, out = tmp_path / "inbox", tmp_path / "out"
     inbox.mkdir()

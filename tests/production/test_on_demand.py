@@ -23,6 +23,8 @@ from tests.production.conftest import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
