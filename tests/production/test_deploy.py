@@ -82,7 +82,14 @@ def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_what_a_person_has_set_stays(stack: Stack, tmp_path: Path) -> None:
-    register(NightlyChoice(inbox=str(tmp_path / "inbox"), out=str(tmp_path / "out"), cron="15 3 * * *"))
+    register(
+        NightlyChoice(
+            inbox=str(tmp_path / "inbox"),
+            out=str(tmp_path / "out"),
+            cron="15 3 * * *",
+            timezone="Europe/Berlin",
+        )
+    )
     nightly = stack.client.read_deployment_by_name(NIGHTLY)
     stack.client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
     assert note_of_nightly(NightlyChoice()).endswith("15 3 * * * Europe/Berlin, paused")
