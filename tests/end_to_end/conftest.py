@@ -155,8 +155,8 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks the lanes of this process; how they are started afresh is for tests/unit, tests/crash and tests/production."""
     get_context = multiprocessing.get_context
     monkeypatch.setattr(

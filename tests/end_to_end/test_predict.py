@@ -17,6 +17,8 @@ import pytest
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from virnuc_core.env_config import reload
 
+pytestmark = pytest.mark.usefixtures("fast_lanes")
+
 RESULTS = {
     "contigs.parquet",
     "contigs.tsv",
