@@ -1,5 +1,7 @@
 # make demo    install into .venv, then find the viral contigs of examples/
-# make test    install with the test tools, then run all tests
+# make test    install with the test tools, then run the tests that guard every change
+# make test-slow   the long ones: hostile input, power failures, servers and workers killed, tutorial, site, wheel
+# make test-all    both
 # make check   formatting, lint, security lint, types, layers and the architecture test
 # make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
 # make docs    the documentation as a site, in site/, to be read without a network
@@ -8,7 +10,7 @@
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
 # PIP_ARGS="..."                 further arguments for pip install
-# PYTEST_ARGS="..."              other tests than all of them; tests/production has servers of its own, so it runs by itself
+# PYTEST_ARGS="..."              these tests and no others, slow ones among them
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -17,14 +19,25 @@ BIN := .venv/bin
 RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test check docs dist soak audit clean
+.PHONY: demo test test-slow test-all check docs dist soak audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
 
+# Threads of torch beside two processes of pytest would wait for each other. tests/production starts servers and
+# workers, so it runs by itself.
+define run_tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --ignore=tests/production -m $(1)
+	$(BIN)/python -m pytest tests/production -m $(1)
+endef
+
 test: .venv/installed-dev
-	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses=2 --dist=loadfile --ignore=tests/production)
-	$(if $(PYTEST_ARGS),,$(BIN)/python -m pytest tests/production)
+	$(if $(PYTEST_ARGS),$(BIN)/python -m pytest $(PYTEST_ARGS),$(call run_tests,"not slow"))
+
+test-slow: .venv/installed-dev
+	$(call run_tests,slow)
+
+test-all: test test-slow
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

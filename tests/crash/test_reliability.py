@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.reliability.faults import LANE_ENVIRONMENT, compiler, shim_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(
     compiler() is None,

@@ -1,6 +1,7 @@
 """Small random checkpoints, sequences to run them on, and one Prefect server for all flow tests."""
 
 import json
+import multiprocessing
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from flows.cli import main
+from tasks.tracking import TrackedRun
+from tests.forked_lanes import ForkedContext
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.key_mapping import (
     DNABERT,
@@ -150,6 +153,23 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture
+def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the lanes of this process; how they are started afresh is for tests/unit, tests/crash and tests/production."""
+    get_context = multiprocessing.get_context
+    monkeypatch.setattr(
+        multiprocessing,
+        "get_context",
+        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are half of the work of a small run; where they are looked at, this is overridden."""
+    monkeypatch.setattr(TrackedRun, "log_figure", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,6 @@ from Bio import SeqIO
 
 from tests.end_to_end.conftest import CommandLine
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 
 @pytest.mark.parametrize("chunk_length", ["300", "500"])
 def test_defaults_run_and_say_what_they_are(

@@ -9,8 +9,6 @@ import pytest
 
 from tests.end_to_end.conftest import Checkpoints, CommandLine
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 
 def test_embeds_proteins_by_name_and_by_content(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, proteins: Path, tmp_path: Path

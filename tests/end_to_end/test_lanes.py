@@ -26,7 +26,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.specs import RunConfig
 
-pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
+pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
 
 @pytest.fixture
@@ -138,7 +138,6 @@ def test_error_that_no_retry_can_mend_is_the_lanes_own(
     folder = planned_run(tmp_path / "run", contigs, config)
     text = folder.plan.read_text()
     folder.plan.write_text(text.replace(str(checkpoints.head), str(checkpoints.other_head)))
-    begin = time.monotonic()
     with pytest.raises((CheckpointError, MismatchError), match="head"):
         computed(str(folder.root), ("cpu",))
-    assert time.monotonic() - begin < 30
+    assert len(starts_of(folder)) == 1

@@ -26,7 +26,7 @@ from virnuc_core import env_config
 from virnuc_core.errors import UsageError
 from virnuc_core.prediction.run_opening import open_run_folder
 
-pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 OLD = 1_000_000_000.0
 

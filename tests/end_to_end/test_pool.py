@@ -31,7 +31,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.specs import RunConfig
 
-pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.usefixtures("prefect_server")]
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 SCHEDULED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
 A_SHARD_A_LANE = 1e-9  # minutes

@@ -18,7 +18,7 @@ from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from virnuc_core.env_config import reload
 from virnuc_core.inference import sharding
 
-pytestmark = pytest.mark.xdist_group("flows")
+pytestmark = pytest.mark.usefixtures("fast_lanes")
 
 RESULTS = {
     "contigs.parquet",

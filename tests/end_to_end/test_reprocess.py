@@ -18,8 +18,6 @@ from tests.end_to_end.test_predict import RESULTS, is_empty_group, visible_names
 from tests.made_models import make_esm2, make_head
 from virnuc_core.inference import sharding
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,10 @@ from tasks import artifacts
 from tests.end_to_end.conftest import Checkpoints, CommandLine
 from virnuc_core import env_config
 
-pytestmark = pytest.mark.xdist_group("flows")
+
+@pytest.fixture(autouse=True)
+def _no_figures() -> None:
+    """They are drawn here."""
 
 
 def test_run_is_found_again_in_mlflow_and_in_prefect(

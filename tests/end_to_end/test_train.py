@@ -23,8 +23,6 @@ from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.classifier import load_classifier
 
-pytestmark = pytest.mark.xdist_group("flows")
-
 FAST = ("--epochs", "3", "--members", "1")
 
 

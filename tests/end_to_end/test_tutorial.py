@@ -9,6 +9,8 @@ import pytest
 
 from scripts.render_tutorial import PAGE, in_folder_with_examples, run, stable, steps
 
+pytestmark = pytest.mark.slow
+
 STEPS = list(steps(PAGE.read_text(encoding="utf-8")))
 _NUMBER = re.compile(r"-?\d+\.\d+")
 

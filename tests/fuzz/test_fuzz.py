@@ -32,6 +32,7 @@ def two_gigabytes() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_gigabytes")
 @pytest.mark.parametrize("reader", READERS, ids=[reader.name for reader in READERS])
 def test_only_results_and_own_errors(reader: Reader, material: Path, monkeypatch: pytest.MonkeyPatch) -> None:

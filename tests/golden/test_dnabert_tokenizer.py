@@ -1,40 +1,100 @@
-"""The published DNABERT-2 / DNABERT-S vocabulary."""
+"""DNABERT-S ids against two other encoders, on a file in the form of the published one; and the published vocabulary."""
 
+import json
+import random
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
+from virnuc_core.models.checkpoints import resolve_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+UNKNOWN, BEGIN, END = 0, 1, 2
+MAX_TOKENS = 636
+
+Encode = Callable[[str], list[int]]
 
 
-@pytest.fixture
-def tokenizer(shared_dir: Path) -> DnabertTokenizer:
-    return DnabertTokenizer(shared_dir / "golden" / "dnabert_tokenizer" / "tokenizer.json")
+@pytest.fixture(scope="module")
+def published_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled vocabulary of 4,096 words in a file that truncates and pads, as the published one does."""
+    tokenizer = Tokenizer.from_file(str(resolve_checkpoint("tiny", "dnabert_s").location / "tokenizer.json"))
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.enable_padding(pad_id=3, pad_token="[PAD]")
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
 
 
-def test_known_ids(tokenizer: DnabertTokenizer) -> None:
-    tokens = tokenizer.encode(ByteColumn.from_strings(["ATCGATCGATCGNNNATTT", "acgt"]))
-    assert tokens.input_ids.tolist() == [1, 5, 359, 359, 16, 7, 0, 0, 0, 2061, 8, 2, 1, 0, 0, 0, 0, 2]
-    assert tokenizer.vocab_size == 4096
+@pytest.fixture(scope="module")
+def tokenizer(published_form: Path) -> DnabertTokenizer:
+    return DnabertTokenizer(published_form)
 
 
-def test_token_counts_of_the_authors_tokenizer(tokenizer: DnabertTokenizer) -> None:
-    golden = np.load(GOLDEN / "dnabert_s" / "golden_strings.npz")
-    tokens = tokenizer.encode(ByteColumn.from_strings(golden["sequences"].tolist()))
-    assert tokens.num_tokens.tolist() == golden["num_tokens"].tolist()
-    assert max(golden["num_tokens"]) > 636, "no sequence shows that the file's truncation is off"
+@pytest.fixture(scope="module")
+def merge_pairs(published_form: Path) -> Encode:
+    """Byte-pair encoding by its definition: of all neighbours that can be merged, the first of the earliest rule."""
+    model = json.loads(published_form.read_text())["model"]
+    ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+
+    def encode(sequence: str) -> list[int]:
+        words = list(sequence)
+        while len(words) > 1:
+            pairs = list(pairwise(words))
+            at = min(range(len(pairs)), key=lambda i: (ranks.get(pairs[i], len(ranks)), i))
+            if pairs[at] not in ranks:
+                break
+            words[at : at + 2] = ["".join(pairs[at])]
+        return [BEGIN, *(model["vocab"].get(word, UNKNOWN) for word in words), END]
+
+    return encode
 
 
-def test_500_and_300_bp_have_the_token_counts_of_the_published_vocabulary(
-    tokenizer: DnabertTokenizer,
+def encoded(tokenizer: DnabertTokenizer, sequences: list[str]) -> list[list[int]]:
+    tokens = tokenizer.encode(ByteColumn.from_strings(sequences))
+    return [ids.tolist() for ids in np.split(tokens.input_ids, tokens.offsets[1:-1])]
+
+
+def test_ids_are_those_of_transformers(published_form: Path, tokenizer: DnabertTokenizer) -> None:
+    generator = random.Random(0)
+    lengths = (0, 1, 2, 25, 300, 500, 4200)
+    sequences = ["".join(generator.choices("ACGT", k=length)) for length in lengths]
+    sequences += ["acgt", "ACGTNNNNACGTacgtRYSWKM", "N" * 700, "ACGTTTGA" * 400]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(published_form))(sequences, truncation=False)
+    ours = encoded(tokenizer, sequences)
+    assert ours == theirs["input_ids"]
+    assert max(map(len, ours)) > MAX_TOKENS, "no sequence shows that the file's truncation is off"
+
+
+@settings(max_examples=50)
+@given(st.lists(st.text("ACGT", max_size=300) | st.text("ACGTacgtNRY", max_size=60), max_size=5))
+def test_ids_follow_the_definition_of_byte_pairs(
+    tokenizer: DnabertTokenizer, merge_pairs: Encode, sequences: list[str]
 ) -> None:
-    letters = np.random.default_rng(0).choice(list("ACGT"), (50, 500))
-    for length, low, high in ((500, 90, 125), (300, 50, 80)):
-        rows = ["".join(row[:length]) for row in letters]
-        counts = tokenizer.encode(ByteColumn.from_strings(rows)).num_tokens
-        assert counts.min() >= low
-        assert counts.max() <= high
+    expected = [merge_pairs(sequence) for sequence in sequences]
+    assert encoded(tokenizer, sequences)[: len(sequences)] == expected
+
+
+def test_letters_outside_of_the_vocabulary_are_one_unknown_each(tokenizer: DnabertTokenizer) -> None:
+    [mixed, lower] = encoded(tokenizer, ["ANNNRA", "acgt"])
+    [alone] = encoded(tokenizer, ["A"])
+    assert mixed == [BEGIN, alone[1], *[UNKNOWN] * 4, alone[1], END]
+    assert lower == [BEGIN, *[UNKNOWN] * 4, END]
+
+
+def test_the_published_vocabulary_gives_the_counts_of_the_authors_tokenizer(shared_dir: Path) -> None:
+    tokenizer = DnabertTokenizer(shared_dir / "golden" / "dnabert_tokenizer" / "tokenizer.json")
+    assert encoded(tokenizer, ["ATCGATCGATCGNNNATTT"]) == [[1, 5, 359, 359, 16, 7, 0, 0, 0, 2061, 8, 2]]
+    golden = np.load(GOLDEN / "dnabert_s" / "golden_strings.npz")
+    counts = [len(ids) for ids in encoded(tokenizer, golden["sequences"].tolist())]
+    assert counts == golden["num_tokens"].tolist()
+    assert max(counts) > MAX_TOKENS, "no sequence shows that the file's truncation is off"

@@ -21,8 +21,6 @@ from flows.pool import PLAN_DEPLOYMENT
 from tests.production.conftest import Stack, wait_until
 from virnuc_core.errors import UsageError
 
-pytestmark = pytest.mark.xdist_group("production")
-
 
 @pytest.fixture(autouse=True)
 def _server(stack: Stack) -> Iterator[None]:
@@ -66,6 +64,7 @@ def test_registering_again_keeps_everything(stack: Stack) -> None:
     assert len(stack.client.read_automations_by_name(AUTOMATION)) == 1
 
 
+@pytest.mark.slow
 def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
     assert "resting until --inbox and --out are given" in note_of_nightly(NightlyChoice())
     assert scheduled(stack) == []
@@ -82,7 +81,14 @@ def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_what_a_person_has_set_stays(stack: Stack, tmp_path: Path) -> None:
-    register(NightlyChoice(inbox=str(tmp_path / "inbox"), out=str(tmp_path / "out"), cron="15 3 * * *"))
+    register(
+        NightlyChoice(
+            inbox=str(tmp_path / "inbox"),
+            out=str(tmp_path / "out"),
+            cron="15 3 * * *",
+            timezone="Europe/Berlin",
+        )
+    )
     nightly = stack.client.read_deployment_by_name(NIGHTLY)
     stack.client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
     paused = "15 3 * * * Europe/Berlin, paused, "
@@ -102,6 +108,7 @@ def test_schedule_that_cannot_be(choice: NightlyChoice, option: str) -> None:
         register(choice)
 
 
+@pytest.mark.slow
 def test_nightly_batch(stack: Stack, examples_dir: Path, tmp_path: Path) -> None:
     inbox, out = tmp_path / "inbox", tmp_path / "out"
     inbox.mkdir()

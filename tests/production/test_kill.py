@@ -17,8 +17,6 @@ from tests.production.conftest import (
     wait_until,
 )
 
-pytestmark = pytest.mark.xdist_group("production")
-
 
 def has_no_shard_twice(out: Path) -> bool:
     done = shards_done(out)
@@ -58,6 +56,7 @@ def test_lane_goes_on_when_its_device_process_and_then_its_run_is_killed(
     assert states == ["Completed", "Completed", "Completed", "Crashed"]
 
 
+@pytest.mark.slow
 def test_run_goes_on_while_worker_and_server_are_killed(
     stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +79,7 @@ def test_run_goes_on_while_worker_and_server_are_killed(
     assert {run.state_name for run in stack.children(run_id).values()} == {"Completed"}
 
 
+@pytest.mark.slow
 def test_killed_run_continues_when_it_is_retried(
     stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +98,7 @@ def test_killed_run_continues_when_it_is_retried(
     assert has_no_shard_twice(out)
 
 
+@pytest.mark.slow
 def test_run_listens_on_loopback_only_and_leaves_nothing_behind_when_it_is_cancelled(
     stack: Stack, genomes: Path, tmp_path: Path
 ) -> None:

@@ -23,9 +23,9 @@ from tests.production.conftest import (
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
-pytestmark = pytest.mark.xdist_group("production")
+ROOT = Path(__file__).parents[2]
 
 
 def num_runs(stack: Stack) -> int:

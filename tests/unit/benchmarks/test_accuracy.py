@@ -8,6 +8,8 @@ import pytest
 from benchmarks import accuracy
 from tests.made_models import write_contigs
 
+pytestmark = pytest.mark.slow
+
 
 def test_cosines() -> None:
     left = np.array([[1, 0], [3, 4]], np.float32)

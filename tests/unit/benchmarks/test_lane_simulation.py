@@ -9,6 +9,8 @@ import pytest
 from benchmarks.lane_model import Failures, Lanes, Outcome, Pool, cut_lanes, queue_length
 from benchmarks.lane_simulation import PROCESS_RETRY_DELAYS, simulate
 
+pytestmark = pytest.mark.slow
+
 NEVER = Failures()
 LANES = Lanes(num_shards=120, shard=60, lane=600)
 

@@ -144,21 +144,3 @@ def test_the_posterior_is_that_of_all_paths_added_up() -> None:
     )
     viral = [np.moveaxis(paths, axis, 0)[num // 2 :].sum() / paths.sum() for axis in range(4)]
     np.testing.assert_allclose(posterior(chunks, evidence, DEFAULT_MODEL), viral, rtol=1e-12)
-
-
-def test_a_million_chunks_in_contigs_of_all_lengths_take_seconds() -> None:
-    generator = np.random.default_rng(0)
-    counts = np.minimum(generator.geometric(0.05, 50_000), 500)
-    index = np.concatenate([np.arange(count) for count in counts])
-    start = STEP * index
-    chunks = ChunkScores(
-        contig=np.repeat(np.arange(len(counts)), counts),
-        start=start,
-        end=start + 500,
-        p_virus=generator.random(len(index)),
-        is_dna_alone=np.zeros(len(index), np.bool_),
-    )
-    begin = time.process_time()
-    assert find_regions(chunks)
-    assert len(index) > 900_000
-    assert time.process_time() - begin < 20

@@ -13,6 +13,8 @@ from playwright.sync_api import sync_playwright
 from flows.cli import cli
 from scripts.site_hooks import ROOT, commands_page
 
+pytestmark = pytest.mark.slow
+
 # What a browser would fetch by itself; links that a person may follow are no matter.
 FETCHED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["'](?:https?:)?//[^"']+""")
 

@@ -1,87 +1,91 @@
-"""What docs/hard-inputs.md says of each difficult file, at 500 bp."""
+"""What docs/hard-inputs.md says of difficult inputs, in chunks of 500 bp; the made files are those of its table."""
 
 from pathlib import Path
 
 import pytest
 
+from flows.cli import main
+from tests.made_inputs import HardInput, fasta, hard_inputs
+from tests.slow_frames import slow_chunks, slow_frames
 from virnuc_core.errors import InputError
-from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 
-# file: used records, chunks, open frames, rejected records, renamed records
-COUNTS = {
-    "lower_case.fa": (2, 33, 21, 0, 0),
-    "iupac.fa": (2, 8, 4, 0, 0),
-    "n_runs.fa": (3, 11, 7, 0, 0),
-    "windows_crlf.fa": (2, 8, 6, 0, 0),
-    "uneven_wrap.fa": (2, 8, 5, 0, 0),
-    "empty_records.fa": (2, 4, 1, 3, 0),
-    "duplicate_ids.fa": (4, 8, 6, 0, 2),
-    "rna_u.fa": (2, 10, 6, 0, 0),
-    "short_and_border.fa": (20, 30, 17, 0, 0),
-    "no_final_newline.fa": (1, 2, 1, 0, 0),
-    "fastq_given.fq": (10, 10, 29, 0, 0),
-    "plain.fa.gz": (2, 33, 21, 0, 0),
-    "real_orchids_iupac.fasta": (94, 188, 2, 0, 0),
-    "real_short_25bp.fasta": (3, 3, 16, 0, 0),
-}
-ERRORS = {
-    "protein_as_dna.fa": "none of the 5 records can be used; the first one: not DNA",
-    "empty_file.fa": "no sequence record found",
-    "not_fasta.txt": "neither FASTA nor FASTQ",
-    "truncated.fa.gz": "truncated",
-}
+PAGE = Path(__file__).parents[3] / "docs" / "hard-inputs.md"
+INPUTS = hard_inputs()
+USED = [made for made in INPUTS if made.error is None]
+REFUSED = [made for made in INPUTS if made.error is not None]
 
 
-@pytest.fixture
-def hard(shared_dir: Path) -> Path:
-    return shared_dir / "data" / "hard"
+def written(folder: Path, made: HardInput) -> Path:
+    path = folder / made.name
+    path.write_bytes(made.content)
+    return path
 
 
-def content(store: FrameStore, begin: int, end: int) -> list[tuple[str, str]]:
-    """(nucleotide, protein) of the frames of the records begin..end-1, without names."""
-    assert store.dna is not None
+def frames_of(made: HardInput, k: int) -> list[str]:
+    """The rows of the table of frames, by the slow oracle."""
+    return [
+        f"{name}_chunk_{index}{frame}\t{dna}\t{protein}"
+        for name, sequence in made.records
+        for index, (start, end) in enumerate(slow_chunks(len(sequence), k), 1)
+        for frame, dna, protein in slow_frames(sequence[start:end])
+    ]
+
+
+def table_row(made: HardInput) -> list[str]:
+    """The cells of the page that follow the description."""
+    if made.error is not None:
+        return [f"error: {made.error}", "", "", "", ""]
+    chunks = sum(len(slow_chunks(len(sequence), 500)) for _, sequence in made.records)
+    numbers = (len(made.records), chunks, len(frames_of(made, 500)), made.num_rejected, made.num_renamed)
+    return [str(number) for number in numbers]
+
+
+def test_the_page_lists_every_made_input() -> None:
+    table = PAGE.read_text().partition("## The test set")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "| `" in line]
+    assert {row[0].strip("`"): row[2:] for row in rows} == {made.name: table_row(made) for made in INPUTS}
+
+
+@pytest.mark.parametrize("made", USED, ids=lambda made: made.name)
+def test_every_record_is_used_or_rejected(tmp_path: Path, made: HardInput) -> None:
+    store = build_frame_store([written(tmp_path, made)], tmp_path / "frames", 500)
+    assert store.sequences is not None
+    names = store.record_names(0, store.num_records)
+    assert tuple(zip(names, store.sequences.to_strings(), strict=True)) == made.records
+    assert (store.meta.num_rejected, store.meta.num_renamed) == (made.num_rejected, made.num_renamed)
+    assert len(store.rejected_path.read_text().splitlines()) == 1 + made.num_rejected
+
+
+@pytest.mark.parametrize("k", [300, 500])
+@pytest.mark.parametrize("made", USED, ids=lambda made: made.name)
+def test_the_command_writes_the_frames_of_the_used_records(tmp_path: Path, made: HardInput, k: int) -> None:
+    path, out = written(tmp_path, made), tmp_path / "frames.tsv"
+    assert main(["frames", str(path), "--chunk-length", str(k), "--out", str(out)]) == 0
+    assert out.read_text().splitlines()[1:] == frames_of(made, k)
+
+
+@pytest.mark.parametrize("made", REFUSED, ids=lambda made: made.name)
+def test_what_cannot_be_used_is_one_clear_error(
+    tmp_path: Path, made: HardInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = written(tmp_path, made), tmp_path / "frames.tsv"
+    assert (
+        main(["frames", str(path), "--chunk-length", "500", "--out", str(out)]) == InputError.exit_code == 3
+    )
+    *warnings, error = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("virnuc: warning: ") for line in warnings)
+    assert error.startswith("virnuc: error: ")
+    assert made.error is not None
+    assert made.error in error
+    assert made.name in error
+    assert not out.exists()
+
+
+def test_protein_input_takes_proteins(tmp_path: Path) -> None:
+    made = next(made for made in REFUSED if made.name == "proteins.fa")
+    store = build_frame_store([written(tmp_path, made)], tmp_path / "frames", None, "protein")
+    assert (store.num_frames, store.meta.num_rejected) == (3, 0)
     assert store.protein is not None
-    records = store.chunk_record[store.frame_chunk]
-    rows = zip(store.dna.to_strings(), store.protein.to_strings(), strict=True)
-    return [row for row, record in zip(rows, records, strict=True) if begin <= record < end]
-
-
-def test_every_file_is_described(hard: Path) -> None:
-    assert {path.name for path in hard.iterdir()} - {"NOTES.tsv"} == COUNTS.keys() | ERRORS.keys()
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_every_record_is_used_or_rejected(hard: Path, tmp_path: Path, name: str) -> None:
-    meta = build_frame_store([hard / name], tmp_path / "frames", 500).meta
-    found = (meta.num_records, meta.num_chunks, meta.num_frames, meta.num_rejected, meta.num_renamed)
-    assert found == COUNTS[name]
-    assert len((tmp_path / "frames" / "rejected.tsv").read_text().splitlines()) == 1 + meta.num_rejected
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_what_cannot_be_used_is_one_clear_error(hard: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=ERRORS[name]) as caught:
-        build_frame_store([hard / name], tmp_path / "frames", 500)
-    assert name in str(caught.value)
-    assert not (tmp_path / "frames").exists()
-
-
-def test_case_is_of_no_account(hard: Path, tmp_path: Path) -> None:
-    text = (hard / "lower_case.fa").read_text()
-    upper = tmp_path / "upper.fa"
-    upper.write_text("".join(line if line[0] == ">" else line.upper() for line in text.splitlines(True)))
-    stores = [build_frame_store([path], tmp_path / "frames", 500) for path in (upper, hard / "plain.fa.gz")]
-    lower = build_frame_store([hard / "lower_case.fa"], tmp_path / "lower", 500)
-    for store in stores:
-        assert store.meta.content_sha256 == lower.meta.content_sha256
-
-
-def test_rna_is_read_as_the_dna_beside_it(hard: Path, tmp_path: Path) -> None:
-    store = build_frame_store([hard / "rna_u.fa"], tmp_path / "frames", 500)
-    assert content(store, 0, 1) == content(store, 1, 2) != []
-
-
-def test_protein_input_takes_proteins(hard: Path, tmp_path: Path) -> None:
-    store = build_frame_store([hard / "protein_as_dna.fa"], tmp_path / "frames", None, "protein")
-    assert (store.num_frames, store.meta.num_rejected) == (5, 0)
+    records = zip(store.record_names(0, 3), store.protein.to_strings(), strict=True)
+    assert fasta(list(records)) == made.content

@@ -3,10 +3,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
 from tasks import plots
 from tasks.plots import p_virus_figure, throughput_figure
 from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
+
+
+def drawn_size(figure: Figure) -> tuple[int, int]:
+    """Width and height in pixels of the picture, which a run keeps."""
+    figure.savefig(picture := io.BytesIO())
+    return Image.open(picture).size
 
 
 def predictions(path: Path, values: Iterable[str]) -> Path:
@@ -27,9 +35,12 @@ def test_every_scored_chunk_is_in_the_histogram(tmp_path: Path, monkeypatch: pyt
     assert {text.get_text() for text in axes.texts} == {"other: 2", "virus: 3"}
 
 
-def test_run_without_a_scored_chunk_has_a_plot(tmp_path: Path) -> None:
-    figure = p_virus_figure(predictions(tmp_path / "predictions.tsv", ["NA"]))
-    figure.savefig(io.BytesIO())
+def test_chunks_without_a_score_are_not_in_the_histogram(tmp_path: Path) -> None:
+    figure = p_virus_figure(predictions(tmp_path / "predictions.tsv", ["NA", "NA"]))
+    (axes,) = figure.axes
+    assert {bar.get_height() for bar in axes.patches} == {0}
+    assert {text.get_text() for text in axes.texts} == {"other: 0", "virus: 0"}
+    assert drawn_size(figure) == (960, 540)
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(60.0, "seconds"), (600.0, "minutes")])
@@ -45,4 +56,4 @@ def test_many_lanes_have_no_names() -> None:
     figure = throughput_figure([("same name", [(0.0, 1.0), (1.0, 2.0)])] * 1000)
     assert len(figure.axes[0].lines) == 1000
     assert figure.axes[0].get_legend() is None
-    figure.savefig(io.BytesIO())
+    assert drawn_size(figure) == (960, 540)

@@ -1,0 +1,30 @@
+"""A slow oracle of chunks and open frames that says the rules one by one."""
+
+from math import ceil, floor
+
+from Bio.Seq import Seq
+
+
+def slow_chunks(length: int, k: int) -> list[tuple[int, int]]:
+    """Start and end of the chunks of a record."""
+    n = ceil(length / k)
+    r = n * k - length
+    base = floor(r / n)
+    up = r - base * (n - 1)
+    overlaps = ([base + 1] * up + [base] * (n - 1 - up) + [0])[:n]
+    starts = [i * k - sum(overlaps[:i]) for i in range(n)]
+    return [(start, min(length, start + k)) for start in starts]
+
+
+def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
+    """(frame, nucleotide, protein) of the open frames of a chunk."""
+    complement = str.maketrans("ACGT", "TGCA")
+    found = []
+    for direction, strand in (("F", chunk), ("R", chunk[::-1].translate(complement))):
+        for f in range(3):
+            codons = [strand[i : i + 3] for i in range(f, len(strand) - 2, 3)]
+            pure = "".join(codon for codon in codons if set(codon) <= set("ACGT"))
+            protein = str(Seq(pure).translate())
+            if protein and "*" not in protein:
+                found.append((f"{direction}{f + 1}", strand[f : f + 1 + 3 * len(protein)], protein))
+    return found
