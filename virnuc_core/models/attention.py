@@ -27,7 +27,7 @@ from torch import Tensor
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
 from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
-from virnuc_core.models.kernels import HAS_KERNELS
+from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 
@@ -162,7 +162,8 @@ def resolve_attention(
     """
     wants_kernel = choice in ("triton", "flash-attn", "varlen")
     suits = precision in _HALF_PRECISIONS and head_dim <= _WIDEST_HEAD and not head_dim % 2
-    on_cuda = torch.device(device).type == "cuda"
+    device = torch.device(device)
+    on_cuda = device.type == "cuda"
     if wants_kernel and not on_cuda:
         raise DeviceError(f"--attention {choice} needs a CUDA device: leave it out, or use sdpa.")
     if wants_kernel and not suits:
@@ -177,7 +178,7 @@ def resolve_attention(
     backend: AttentionBackend = "sdpa"
     if choice != "auto":
         backend = choice
-    elif on_cuda and suits and HAS_KERNELS:
+    elif suits and has_kernels(device):
         backend = "triton"
     _log.info("attention of %s on %s: %s (asked for: %s)", family, device, backend, choice)
     return backend
