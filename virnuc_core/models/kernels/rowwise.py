@@ -142,10 +142,13 @@ def add_norm(
     """
     num_rows, width = residual.shape
     results = _empty_results(residual, keep_sum, keep_normed, quantise)
+    total, normed, quantised, scales = results
     columns = triton.next_power_of_2(width)
     rows = max(1, 2048 // columns)
     launch(
-        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, *results,
+        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, total, normed,
+        quantised if quantise else None,  # Triton refuses even the type below compute capability 8.9
+        scales,
         num_rows, eps, width, columns, rows, branch is not None, branch_bias is not None, keep_sum,
         keep_normed, quantise,
         num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantise else 1024)),
