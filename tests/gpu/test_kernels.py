@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, product
+from virnuc_core.models.kernels import attention, attention_tiles, product
 from virnuc_core.models.pooling import mean_pool
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend
@@ -83,7 +83,7 @@ def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
     qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
     qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
     slopes = alibi_slopes(num_heads).to(DEVICE)
-    short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
+    short, long = attention_tiles.plan_tiles(np.array([0, num_tokens], np.int32))
     chosen = long[[0, len(long) // 2, -2, -1]]
     # More tiles than two dimensions of a grid can have, nearly all of them empty.
     tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
@@ -94,7 +94,7 @@ def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
     for head in range(num_heads):
         q, k, v = qkv[:, :, head].unbind(1)
         for _, _, first in chosen.tolist():
-            rows = slice(first, first + attention.BLOCK)
+            rows = slice(first, first + attention_tiles.BLOCK)
             scores = q[rows].float() @ k.float().T * head_dim**-0.5
             scores -= slopes[head] * (at[rows, None] - at).abs()
             expected = scores.softmax(-1) @ v.float()

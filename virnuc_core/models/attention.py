@@ -28,6 +28,7 @@ from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
 from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
 from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.kernels.attention_tiles import BLOCK, padded_head_dim, plan_tiles
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 
@@ -203,16 +204,14 @@ def _require_flash_attn() -> None:
 def _build_triton(
     cu_seqlens: npt.NDArray[np.int32], head_dim: int | None, slopes: Tensor | None, device: torch.device
 ) -> tuple[Tensor, TritonAttention]:
-    from virnuc_core.models.kernels import attention as kernels  # needs Triton, so only where it runs
-
-    short, long = kernels.plan_tiles(cu_seqlens)
+    short, long = plan_tiles(cu_seqlens)
     bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
     cos_sin = None
     if head_dim is not None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
         # A power of two, so that few tables are ever made.
-        num_positions = max(kernels.BLOCK, 1 << (longest - 1).bit_length())
-        cos_sin = _rotary_table_on(head_dim, kernels.padded_head_dim(head_dim), num_positions, device)
+        num_positions = max(BLOCK, 1 << (longest - 1).bit_length())
+        cos_sin = _rotary_table_on(head_dim, padded_head_dim(head_dim), num_positions, device)
     return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
 
 

@@ -1,6 +1,6 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
-One program works for one head on one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and
+One program works for one head on one tile. A sequence of up to `attention_tiles.RESIDENT_TOKENS` is one tile: its keys and
 values are read and turned once and stay in shared memory while its queries pass by. A longer sequence is
 cut into tiles of `BLOCK` queries, each of which passes over all keys; these are turned beforehand, once, into
 a buffer of their own.
@@ -13,70 +13,18 @@ Offsets within a whole sequence fit int32. Those within a longer one do not (12 
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
 """
 
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from virnuc_core.models.kernels.attention_tiles import BLOCK, EMPTY, fits_resident, padded_head_dim
 from virnuc_core.models.kernels.launch import launch, shared_memory
 
-BLOCK: Final = 64  # queries and keys of a step
-RESIDENT_TOKENS: Final = 3 * BLOCK
 _HEADS_TURNED: Final = 5  # by one program, with the angles it has read
-_EMPTY: Final = 2  # rows of a list of no tiles
-_FEWEST: Final = 3  # rows of any other
 _LOG2_E: Final = 1.4426950408889634
-_NARROWEST: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
-
-
-def padded_head_dim(head_dim: int) -> int:
-    """Columns of a head as the kernels hold it."""
-    return max(_NARROWEST, triton.next_power_of_2(head_dim))
-
-
-def fits_resident(head_dim: int, shared_memory: int) -> bool:
-    """Whether the keys and values of `RESIDENT_TOKENS` and a block of queries fit in shared memory.
-
-    Args:
-        head_dim: H.
-        shared_memory: bytes that one block may have on the device.
-    """
-    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
-    return columns * torch.float16.itemsize <= shared_memory
-
-
-def plan_tiles(
-    cu_seqlens: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The programs of a batch.
-
-    Args:
-        cu_seqlens: int32 (B + 1,), starting at 0.
-
-    Returns:
-        For sequences of at most `RESIDENT_TOKENS` and for longer ones: int32 (tiles, 3) of a sequence's
-        first token, its length, and the first query of the tile. A list of two rows is an empty one, and
-        any other is filled up to three with tiles of length 0: code would be compiled once more for a size
-        of 0 or 1.
-    """
-    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
-    is_long = lengths > RESIDENT_TOKENS
-    counts = -(-lengths[is_long] // BLOCK)
-    firsts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    short = np.stack((starts[~is_long], lengths[~is_long], np.zeros_like(starts[~is_long])), axis=1)
-    long = np.stack(
-        (np.repeat(starts[is_long], counts), np.repeat(lengths[is_long], counts), firsts * BLOCK), axis=1
-    )
-    return _filled_up(short), _filled_up(long)
-
-
-def _filled_up(tiles: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
-    missing = max(0, (_FEWEST if len(tiles) else _EMPTY) - len(tiles))
-    return np.pad(tiles, ((0, missing), (0, 0))).astype(np.int32)
 
 
 @triton.jit
@@ -310,7 +258,7 @@ def packed_attention(
 
     Args:
         qkv: fp16 or bf16 (T, 3, N, H), contiguous; H even, at most 128.
-        short_tiles: int32 (tiles, 3), from `plan_tiles`.
+        short_tiles: int32 (tiles, 3), from `attention_tiles.plan_tiles`.
         long_tiles: the same of the longer sequences.
         cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None
             with ALiBi.
@@ -329,13 +277,13 @@ def packed_attention(
     # With at most 128 registers a thread, four programs share a multiprocessor. Wider heads need more.
     limit = {"maxnreg": 128} if padded <= 64 else {}
     shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
-    if len(short_tiles) > _EMPTY:
+    if len(short_tiles) > EMPTY:
         resident = fits_resident(head_dim, shared_memory(qkv.device))
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, resident,
             num_warps=4, num_stages=1, **limit,
         )  # fmt: skip
-    if len(long_tiles) > _EMPTY:
+    if len(long_tiles) > EMPTY:
         keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
         launch(
             _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from virnuc_core.models.kernels import attention, pooling, product, rowwise
+from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
 
 HEADS = 20
 LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three long sequences
@@ -39,8 +39,8 @@ class OfflineDriver:
 
 
 def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
-    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(np.array(LENGTHS, np.int32))]
-    table, slopes = torch.zeros(1024, attention.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
+    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(np.array(LENGTHS, np.int32))]
+    table, slopes = torch.zeros(1024, attention_tiles.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
     rotary = positions == "rotary"
     qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
     attention.packed_attention(qkv, *tiles, table if rotary else None, None if rotary else slopes)

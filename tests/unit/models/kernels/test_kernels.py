@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, pooling, product, rowwise
+from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
 from virnuc_core.models.pooling import mean_pool
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table, rotate
 
@@ -48,11 +48,11 @@ def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     table, cos_sin, slopes = None, None, None
     if positions == "rotary":
         table = rotary_table(head_dim, position_ids(_bounds(), num_tokens))
-        padding = (attention.padded_head_dim(head_dim) - head_dim) // 2
+        padding = (attention_tiles.padded_head_dim(head_dim) - head_dim) // 2
         cos_sin = functional.pad(rotary_table(head_dim, torch.arange(320)), (0, 0, 0, padding))
     else:
         slopes = alibi_slopes(num_heads)
-    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(CU_SEQLENS)]
+    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(CU_SEQLENS)]
     actual = attention.packed_attention(qkv, *tiles, cos_sin, slopes)
     expected = ReferenceAttention(tuple(LENGTHS), table, slopes)(qkv)
     assert bool(actual.isfinite().all())
@@ -64,7 +64,7 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     monkeypatch: pytest.MonkeyPatch, positions: str
 ) -> None:
     monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    assert not attention.fits_resident(128, 101_376)
+    assert not attention_tiles.fits_resident(128, 101_376)
     test_attention_equals_the_reference(positions, 128)
 
 
@@ -79,7 +79,7 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     ],
 )
 def test_keys_are_resident_where_they_fit(head_dim: int, shared_memory: int, fits: bool) -> None:
-    assert attention.fits_resident(head_dim, shared_memory) == fits
+    assert attention_tiles.fits_resident(head_dim, shared_memory) == fits
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
     assert first_query * out.stride(0) == 2**31
     qkv[:, :, 0] = _random(length, 3, head_dim)
     tile = torch.tensor([[0, length, first_query]], dtype=torch.int32)
-    dims = (num_heads, head_dim, head_dim, attention.BLOCK)
+    dims = (num_heads, head_dim, head_dim, attention_tiles.BLOCK)
 
     slopes = torch.full((num_heads,), 0.1)
     scale = head_dim**-0.5 * math.log2(math.e)
@@ -135,20 +135,20 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
 
 
 def test_every_token_is_in_one_tile() -> None:
-    short, long = attention.plan_tiles(CU_SEQLENS)
+    short, long = attention_tiles.plan_tiles(CU_SEQLENS)
     covered = np.zeros(CU_SEQLENS[-1], int)
     for begin, length, _ in short:
         covered[begin : begin + length] += 1
     for begin, length, first in long:
-        covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
+        covered[begin + first : begin + min(length, first + attention_tiles.BLOCK)] += 1
     assert (covered == 1).all()
-    assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
+    assert short[:, 1].max() <= attention_tiles.RESIDENT_TOKENS < long[:, 1].min()
 
 
 @pytest.mark.parametrize("lengths", [[5], [400], [7, 200]])
 def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[int]) -> None:
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    assert min(len(part) for part in attention.plan_tiles(cu_seqlens)) >= 2
+    assert min(len(part) for part in attention_tiles.plan_tiles(cu_seqlens)) >= 2
 
 
 @pytest.mark.parametrize("width", [48, 320, 1280])
