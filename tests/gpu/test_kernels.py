@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.attention_plain import ReferenceAttention
+from virnuc_core.models.kernels import attention, attention_tiles, product
 from virnuc_core.models.pooling import mean_pool
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend
@@ -73,6 +76,39 @@ def test_triton_attention_equals_the_reference(
     assert relative_error(actual, reference(qkv, lengths, positions)) < ERROR[dtype]
 
 
+@pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
+def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
+    """DNABERT-S: offsets in QKV exceed int32 from 932,068 tokens, those in the output from 2,796,203."""
+    num_heads, head_dim = 12, 64
+    qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
+    qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
+    slopes = alibi_slopes(num_heads).to(DEVICE)
+    short, long = attention_tiles.plan_tiles(np.array([0, num_tokens], np.int32))
+    chosen = long[[0, len(long) // 2, -2, -1]]
+    # More tiles than two dimensions of a grid can have, nearly all of them empty.
+    tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
+    actual = torch.ops.virnuc.packed_attention(
+        qkv, torch.from_numpy(short).to(DEVICE), torch.from_numpy(tiles).to(DEVICE), None, slopes
+    ).view(num_tokens, num_heads, head_dim)
+    at = torch.arange(num_tokens, device=DEVICE, dtype=torch.float32)
+    for head in range(num_heads):
+        q, k, v = qkv[:, :, head].unbind(1)
+        for _, _, first in chosen.tolist():
+            rows = slice(first, first + attention_tiles.BLOCK)
+            scores = q[rows].float() @ k.float().T * head_dim**-0.5
+            scores -= slopes[head] * (at[rows, None] - at).abs()
+            expected = scores.softmax(-1) @ v.float()
+            assert relative_error(actual[rows, head], expected) < ERROR[torch.float16]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_keys_that_do_not_fit_in_shared_memory_are_streamed(
+    monkeypatch: pytest.MonkeyPatch, positions: str
+) -> None:
+    monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
+    test_triton_attention_equals_the_reference(128, torch.float16, LENGTHS["around the borders"], positions)
+
+
 @pytest.mark.parametrize(
     ("backend", "positions"),
     [("varlen", "rotary"), ("sdpa", "rotary"), ("sdpa", "alibi"), ("padded", "rotary"), ("padded", "alibi")],
@@ -131,6 +167,29 @@ def test_product_with_activation(gated: bool, depth: int, width: int, num_tokens
     )
     assert actual.shape == (num_tokens, width)
     assert relative_error(actual, expected) < ERROR[torch.float16]
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="Hopper and later"
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
+    monkeypatch.setattr(product, "shared_memory", lambda device: 101_376)
+    test_product_with_activation(gated, 320, 1280, 1000)
+
+
+def test_segment_mean_beyond_int32_offsets() -> None:
+    """More sequences than the second dimension of a grid can have, and a last one that ends beyond 2^31."""
+    width, num_sequences = 768, 70_000
+    bounds = torch.arange(num_sequences + 1, dtype=torch.int32, device=DEVICE)
+    bounds[-1] = num_tokens = 2_900_000
+    hidden = torch.ones(num_tokens, width, dtype=torch.float16, device=DEVICE)
+    hidden[-1_000_000:] = 2.0
+    with torch.inference_mode():
+        means = mean_pool(hidden, bounds, specials=True)
+    assert bool((means[:-1] == 1).all())
+    longest = num_tokens - num_sequences + 1
+    torch.testing.assert_close(means[-1], torch.full_like(means[-1], 1 + 1_000_000 / longest))
 
 
 @pytest.mark.parametrize("specials", [True, False])

@@ -8,6 +8,7 @@ import torch
 
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
+from virnuc_core.models.kernels import has_kernels
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
 # On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
@@ -98,6 +99,11 @@ def _require_fp8(device: str) -> None:
             f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability "
             f"{capability[0]}.{capability[1]}) has no fp8 instructions, which come with Ada and Hopper (8.9): "
             "use --precision fp16 or bf16"
+        )
+    if not has_kernels(torch.device(device)):
+        raise DeviceError(
+            "fp8 needs virnuc's kernels, and with them the Triton that comes with torch: install it, or use "
+            "--precision fp16 or bf16"
         )
     if not hasattr(torch, "_scaled_mm"):
         raise DeviceError(

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Final
 
 import torch
 
 from virnuc_core.models.compilation import compile_warning
+from virnuc_core.models.kernels import LEAST_CAPABILITY
 from virnuc_core.run_plan import PlannedModel
-
-_KERNELS_SINCE: Final = (8, 0)  # compute capability, see `virnuc_core.models.kernels`
 
 
 def speed_warnings(models: Sequence[PlannedModel], devices: Sequence[str]) -> tuple[str, ...]:
@@ -33,7 +31,7 @@ def _why_no_kernels(devices: Sequence[str]) -> str | None:
         return "Triton is not installed"
     for device in devices:
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < _KERNELS_SINCE:
+        if (major, minor) < LEAST_CAPABILITY:
             name = torch.cuda.get_device_name(device)
             return f"{device} ({name}) has compute capability {major}.{minor}, below 8.0"
     return None

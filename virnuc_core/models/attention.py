@@ -27,7 +27,8 @@ from torch import Tensor
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
 from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
-from virnuc_core.models.kernels import HAS_KERNELS
+from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.kernels.attention_tiles import BLOCK, padded_head_dim, plan_tiles
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
@@ -163,7 +164,8 @@ def resolve_attention(
     """
     wants_kernel = choice in ("triton", "flash-attn", "varlen")
     suits = precision in _HALF_PRECISIONS and head_dim <= _WIDEST_HEAD and not head_dim % 2
-    on_cuda = torch.device(device).type == "cuda"
+    device = torch.device(device)
+    on_cuda = device.type == "cuda"
     if wants_kernel and not on_cuda:
         raise DeviceError(f"--attention {choice} needs a CUDA device: leave it out, or use sdpa.")
     if wants_kernel and not suits:
@@ -171,7 +173,7 @@ def resolve_attention(
             f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_WIDEST_HEAD}, not "
             f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
         )
-    if choice == "triton" and not HAS_KERNELS:
+    if choice == "triton" and not has_kernels(device):
         raise DeviceError(
             "--attention triton needs Triton and a GPU of compute capability 8.0 or later: leave it out, or use sdpa."
         )
@@ -182,7 +184,7 @@ def resolve_attention(
     backend: AttentionBackend = "sdpa"
     if choice != "auto":
         backend = choice
-    elif on_cuda and suits and HAS_KERNELS:
+    elif suits and has_kernels(device):
         backend = "triton"
     _log.info("attention of %s on %s: %s (asked for: %s)", family, device, backend, choice)
     return backend
@@ -207,16 +209,14 @@ def _require_flash_attn() -> None:
 def _build_triton(
     cu_seqlens: npt.NDArray[np.int32], head_dim: int | None, slopes: Tensor | None, device: torch.device
 ) -> tuple[Tensor, TritonAttention]:
-    from virnuc_core.models.kernels import attention as kernels  # needs Triton, so only where it runs
-
-    short, long = kernels.plan_tiles(cu_seqlens)
+    short, long = plan_tiles(cu_seqlens)
     bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
     cos_sin = None
     if head_dim is not None:
         longest = int(np.diff(cu_seqlens).max(initial=1))
         # A power of two, so that few tables are ever made.
-        num_positions = max(kernels.BLOCK, 1 << (longest - 1).bit_length())
-        cos_sin = _rotary_table_on(head_dim, kernels.padded_head_dim(head_dim), num_positions, device)
+        num_positions = max(BLOCK, 1 << (longest - 1).bit_length())
+        cos_sin = _rotary_table_on(head_dim, padded_head_dim(head_dim), num_positions, device)
     return bounds, TritonAttention(short_tiles, long_tiles, cos_sin, slopes)
 
 

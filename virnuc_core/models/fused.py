@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.fp8 import Fp8Linear, Quantised
-from virnuc_core.models.kernels import HAS_KERNELS, HAS_PRODUCT_KERNEL
+from virnuc_core.models.kernels import has_kernels, has_product_kernel
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available()
 _ALIGNMENT: Final = 8  # of the input width, for the copy engine
@@ -45,8 +45,7 @@ ProductInput = Tensor | Quantised
 
 def arrange_gate(layer: nn.Linear) -> nn.Linear | AlternatingGate:
     """The first layer of a gated feed-forward as the device multiplies it fastest; for inference only."""
-    fits = HAS_PRODUCT_KERNEL and _is_half_on_cuda(layer.weight) and not layer.in_features % _ALIGNMENT
-    return AlternatingGate(layer) if fits else layer
+    return AlternatingGate(layer) if _fuses_activation(layer, layer.weight) else layer
 
 
 def linear(layer: Linear, x: ProductInput) -> Tensor:
@@ -67,7 +66,7 @@ def linear_gelu(layer: Linear, x: ProductInput, feeds: nn.Module) -> ProductInpu
     assert isinstance(x, Tensor)
     if _fuses_on_cpu(x):
         return _onednn_linear(x, layer.weight, layer.bias, "gelu")
-    if HAS_PRODUCT_KERNEL and _has_kernels(x) and not layer.in_features % _ALIGNMENT:
+    if _fuses_activation(layer, x) and not torch.is_grad_enabled():
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
     y = functional.linear(x, layer.weight, layer.bias)
@@ -176,7 +175,11 @@ def _quantised(x: ProductInput) -> Quantised:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return HAS_KERNELS and _is_half_on_cuda(x) and not torch.is_grad_enabled()
+    return _is_half_on_cuda(x) and has_kernels(x.device) and not torch.is_grad_enabled()
+
+
+def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
+    return _is_half_on_cuda(x) and has_product_kernel(x.device) and not layer.in_features % _ALIGNMENT
 
 
 def _is_half_on_cuda(x: Tensor) -> bool:

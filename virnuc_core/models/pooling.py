@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from virnuc_core.models.kernels import HAS_KERNELS
+from virnuc_core.models.kernels import has_kernels
 
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, specials: bool) -> Tensor:
@@ -20,7 +20,7 @@ def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, specials: bool) -> T
     Returns:
         fp32 (B, D). A sequence with nothing to average gives zeros.
     """
-    if HAS_KERNELS and hidden_states.is_cuda and not torch.is_grad_enabled():
+    if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
         means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, specials)
         return means
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()

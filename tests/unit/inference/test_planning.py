@@ -203,7 +203,7 @@ def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
 def test_attention_by_kernels_that_are_not_there_is_refused(
     finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "HAS_KERNELS", False)
+    monkeypatch.setattr(attention, "has_kernels", lambda device: False)
     with pytest.raises(DeviceError, match="--attention triton needs Triton and a GPU of compute capability"):
         make_plan(replace(gpu_config, attention="triton"), finished_run.store, "embed", ("cuda:0",))
 

@@ -1,7 +1,6 @@
 """Regions from made scores."""
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np

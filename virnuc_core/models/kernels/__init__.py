@@ -1,18 +1,36 @@
 """Triton kernels for CUDA devices, each registered as the torch operator `torch.ops.virnuc.NAME`.
 
-`HAS_KERNELS` says whether they can run here, on Ampere or later; they are registered only then.
-`HAS_PRODUCT_KERNEL` is for the one that needs Hopper or later.
+The operators are registered where there are Triton and a CUDA device. Which of them a device runs is asked for
+each device, since those of one host can differ.
 """
 
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Final
 
 import torch
 
-_CAPABILITY: Final = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+LEAST_CAPABILITY: Final = (8, 0)  # compute capability of Ampere
+_REGISTERED: Final = torch.cuda.is_available() and find_spec("triton") is not None
 
-HAS_KERNELS: Final = find_spec("triton") is not None and _CAPABILITY >= (8, 0)
-HAS_PRODUCT_KERNEL: Final = HAS_KERNELS and _CAPABILITY >= (9, 0)
-
-if HAS_KERNELS:
+if _REGISTERED:
     from virnuc_core.models.kernels import attention, pooling, product, rowwise  # noqa: F401
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether the device runs the kernels: Ampere (compute capability 8.0) and later do."""
+    return _has_capability(device, LEAST_CAPABILITY)
+
+
+def has_product_kernel(device: torch.device) -> bool:
+    """Whether the device runs `linear_gelu`, which needs the copy engine (TMA) of Hopper (9.0) and later."""
+    return _has_capability(device, (9, 0))
+
+
+def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+    return _REGISTERED and device.type == "cuda" and _capability(device) >= least
+
+
+@lru_cache(maxsize=64)  # asked for several times in every layer
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

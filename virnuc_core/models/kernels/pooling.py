@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from virnuc_core.models.kernels.launch import launch
+
 _TOKENS: Final = 32
 _COLUMNS: Final = 64
 
@@ -17,10 +19,11 @@ def _mean_kernel(
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the mean of one sequence; SKIPPED tokens are left out at either end."""
-    sequence = tl.program_id(1)
+    BLOCKS: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    sequence = tl.program_id(0) // BLOCKS
     begin = tl.load(cu_seqlens + sequence).to(tl.int64) + SKIPPED
     count = tl.load(cu_seqlens + sequence + 1) - SKIPPED - begin
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     base = hidden + begin * D + column[None, :]
     sums = tl.zeros([TOKENS, COLUMNS], tl.float32)
     for first in range(0, count, TOKENS):
@@ -45,7 +48,8 @@ def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, specials: bool) -> T
     """
     width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1
     out = hidden_states.new_empty((num_sequences, width), dtype=torch.float32)
-    _mean_kernel[(triton.cdiv(width, _COLUMNS), num_sequences)](
-        hidden_states, cu_seqlens, out, width, 0 if specials else 1, _TOKENS, _COLUMNS, num_warps=4
-    )
+    launch(
+        _mean_kernel, num_sequences * triton.cdiv(width, _COLUMNS), hidden_states, cu_seqlens, out, width,
+        0 if specials else 1, _TOKENS, _COLUMNS, num_warps=4,
+    )  # fmt: skip
     return out

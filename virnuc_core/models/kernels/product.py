@@ -7,6 +7,7 @@ takes less time than the library's product and a kernel for the activation.
 Shapes: T tokens, I input width, F width of the feed-forward layer.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -16,12 +17,33 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from virnuc_core.models.kernels.launch import launch, shared_memory
 from virnuc_core.models.kernels.rowwise import gelu
 
-_ROWS: Final = 128
-_COLUMNS: Final = 256
-_DEPTH: Final = 64
+_LARGE: Final = 227 * 1024  # bytes of shared memory for one block on data centre GPUs since Hopper
 _ROWS_TOGETHER: Final = 16  # tiles in a column of tiles that run side by side, and share what the cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a program multiplies in one step.
+
+    Attributes:
+        rows: of x and the result.
+        columns: of the product, hence rows of the weights.
+        depth: columns of x and the weights.
+        stages: steps whose operands are in shared memory at a time.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+
+
+def choose_tiles(shared_memory: int) -> Tiles:
+    """The tiles for a device with so many bytes of shared memory for one block."""
+    return Tiles(128, 256, 64, 3) if shared_memory >= _LARGE else Tiles(128, 128, 64, 3)
 
 
 @triton.jit
@@ -66,14 +88,16 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
     num_tokens, depth = x.shape
     num_columns = len(weight)
     out = _empty_result(x, weight, gated)
-    stored = _COLUMNS // 2 if gated else _COLUMNS
+    tiles = choose_tiles(shared_memory(x.device))
+    stored = tiles.columns // 2 if gated else tiles.columns
     programs = _multiprocessors(x.device)
-    _product_kernel[(programs,)](
-        TensorDescriptor(x, x.shape, x.stride(), [_ROWS, _DEPTH]),
-        TensorDescriptor(weight, weight.shape, weight.stride(), [_COLUMNS, _DEPTH]),
-        TensorDescriptor(out, out.shape, out.stride(), [_ROWS, stored]),
-        bias, num_tokens, num_columns, depth, _ROWS, _COLUMNS, _DEPTH, _ROWS_TOGETHER, programs, gated,
-        num_warps=8, num_stages=3,
+    launch(
+        _product_kernel, programs,
+        TensorDescriptor(x, x.shape, x.stride(), [tiles.rows, tiles.depth]),
+        TensorDescriptor(weight, weight.shape, weight.stride(), [tiles.columns, tiles.depth]),
+        TensorDescriptor(out, out.shape, out.stride(), [tiles.rows, stored]),
+        bias, num_tokens, num_columns, depth, tiles.rows, tiles.columns, tiles.depth, _ROWS_TOGETHER, programs, gated,
+        num_warps=8, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 

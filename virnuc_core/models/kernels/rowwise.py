@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from virnuc_core.models.kernels.launch import launch
+
 Activation = Literal["none", "gelu", "gated_gelu"]
 
 FP8: Final = torch.float8_e4m3fn
@@ -140,11 +142,15 @@ def add_norm(
     """
     num_rows, width = residual.shape
     results = _empty_results(residual, keep_sum, keep_normed, quantise)
+    total, normed, quantised, scales = results
     columns = triton.next_power_of_2(width)
     rows = max(1, 2048 // columns)
-    _add_norm_kernel[(triton.cdiv(num_rows, rows),)](
-        branch, branch_bias, residual, gain, shift, *results, num_rows, eps, width, columns, rows,
-        branch is not None, branch_bias is not None, keep_sum, keep_normed, quantise,
+    launch(
+        _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, total, normed,
+        quantised if quantise else None,  # Triton refuses even the type below compute capability 8.9
+        scales,
+        num_rows, eps, width, columns, rows, branch is not None, branch_bias is not None, keep_sum,
+        keep_normed, quantise,
         num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantise else 1024)),
     )  # fmt: skip
     return results
@@ -191,9 +197,9 @@ def activate(x: Tensor, bias: Tensor | None, activation: str, quantise: bool) ->
     out, scales = _empty_activated(x, activation, quantise)
     rows, width = out.shape
     wide = width > 8192
-    _activate_kernel[(rows,)](
-        x, bias, out, scales, width, 2048 if wide else min(1024, triton.next_power_of_2(width)),
-        _CODES[activation], bias is not None, quantise, num_warps=8 if wide else 4,
+    launch(
+        _activate_kernel, rows, x, bias, out, scales, width,
+        2048 if wide else min(1024, triton.next_power_of_2(width)), _CODES[activation], bias is not None, quantise, num_warps=8 if wide else 4,
     )  # fmt: skip
     return out, scales
 

@@ -1,6 +1,10 @@
 """The Triton kernels on the CPU, by Triton's interpreter, against plain torch in double precision."""
 
+import ctypes
+import math
+import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +18,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, pooling, rowwise
+from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
 from virnuc_core.models.pooling import mean_pool
-from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table, rotate
 
 # The interpreter cuts numbers off where a device rounds them to fp8.
 FP8_ERROR = 0.08
@@ -44,32 +48,107 @@ def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     table, cos_sin, slopes = None, None, None
     if positions == "rotary":
         table = rotary_table(head_dim, position_ids(_bounds(), num_tokens))
-        padding = (attention.padded_head_dim(head_dim) - head_dim) // 2
+        padding = (attention_tiles.padded_head_dim(head_dim) - head_dim) // 2
         cos_sin = functional.pad(rotary_table(head_dim, torch.arange(320)), (0, 0, 0, padding))
     else:
         slopes = alibi_slopes(num_heads)
-    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(CU_SEQLENS)]
+    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(CU_SEQLENS)]
     actual = attention.packed_attention(qkv, *tiles, cos_sin, slopes)
     expected = ReferenceAttention(tuple(LENGTHS), table, slopes)(qkv)
     assert bool(actual.isfinite().all())
     assert _relative_error(actual, expected) < 1e-3
 
 
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, positions: str
+) -> None:
+    monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
+    assert not attention_tiles.fits_resident(128, 101_376)
+    test_attention_equals_the_reference(positions, 128)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "shared_memory", "fits"),
+    [
+        (128, 166_912, True),
+        (128, 101_376, False),
+        (64, 101_376, True),
+        (16, 28_672, True),
+        (16, 28_671, False),
+    ],
+)
+def test_keys_are_resident_where_they_fit(head_dim: int, shared_memory: int, fits: bool) -> None:
+    assert attention_tiles.fits_resident(head_dim, shared_memory) == fits
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "tiles"),
+    [(232_448, product.Tiles(128, 256, 64, 3)), (101_376, product.Tiles(128, 128, 64, 3))],
+)
+def test_products_take_tiles_that_fit(shared_memory: int, tiles: product.Tiles) -> None:
+    assert product.choose_tiles(shared_memory) == tiles
+
+
+def _sparse(path: Path, *shape: int) -> torch.Tensor:
+    """fp16 zeros of any size: only pages that are written take memory.
+
+    2^31 elements lie before the first one, so that an offset that has wrapped around reads and writes there.
+    """
+    before, size = 2 * 2**31, 2 * math.prod(shape)
+    with path.open("w+b") as file:
+        file.truncate(before + size)
+        memory = mmap.mmap(file.fileno(), before + size)
+    memory.madvise(mmap.MADV_RANDOM)
+    return torch.frombuffer(memory, dtype=torch.float16, offset=before).view(shape)
+
+
+def _start(tensor: torch.Tensor) -> torch.Tensor:
+    """The pointer alone: the interpreter copies all that a tensor's storage has."""
+    pointer = (ctypes.c_uint16 * 1).from_address(tensor.data_ptr())
+    return torch.frombuffer(pointer, dtype=torch.float16)
+
+
+def test_offsets_beyond_int32(tmp_path: Path) -> None:
+    """One head of a sequence whose last rows lie 2^31 elements behind its first, in all buffers."""
+    length, num_heads, head_dim = 300, 2**17, 64
+    first_query = 256
+    qkv = _sparse(tmp_path / "qkv", length, 3, num_heads, head_dim)
+    out, turned = (_sparse(tmp_path / name, length, num_heads, head_dim) for name in ("out", "turned"))
+    assert first_query * out.stride(0) == 2**31
+    qkv[:, :, 0] = _random(length, 3, head_dim)
+    tile = torch.tensor([[0, length, first_query]], dtype=torch.int32)
+    dims = (num_heads, head_dim, head_dim, attention_tiles.BLOCK)
+
+    slopes = torch.full((num_heads,), 0.1)
+    scale = head_dim**-0.5 * math.log2(math.e)
+    attention._long_kernel[(1,)](
+        *map(_start, (qkv, qkv[:, 1], out)), tile, None, slopes, scale, *dims, qkv.stride(0), False
+    )
+    expected = ReferenceAttention((length,), None, slopes[:1])(qkv[:, :, :1])[first_query:]
+    assert _relative_error(out[first_query:, 0], expected) < 1e-3
+
+    table = rotary_table(head_dim, torch.arange(320))
+    attention._turn_keys_kernel[(1,)](*map(_start, (qkv, turned)), tile, table, *dims, 1)
+    expected = rotate(qkv[first_query:, 1, 0], table[first_query:length])
+    assert _relative_error(turned[first_query:, 0], expected) < 1e-3
+
+
 def test_every_token_is_in_one_tile() -> None:
-    short, long = attention.plan_tiles(CU_SEQLENS)
+    short, long = attention_tiles.plan_tiles(CU_SEQLENS)
     covered = np.zeros(CU_SEQLENS[-1], int)
     for begin, length, _ in short:
         covered[begin : begin + length] += 1
     for begin, length, first in long:
-        covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
+        covered[begin + first : begin + min(length, first + attention_tiles.BLOCK)] += 1
     assert (covered == 1).all()
-    assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
+    assert short[:, 1].max() <= attention_tiles.RESIDENT_TOKENS < long[:, 1].min()
 
 
 @pytest.mark.parametrize("lengths", [[5], [400], [7, 200]])
 def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[int]) -> None:
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    assert min(len(part) for part in attention.plan_tiles(cu_seqlens)) >= 2
+    assert min(len(part) for part in attention_tiles.plan_tiles(cu_seqlens)) >= 2
 
 
 @pytest.mark.parametrize("width", [48, 320, 1280])

@@ -1,0 +1,87 @@
+"""Compiles kernels as their operators launch them, for a GPU that is not there.
+
+    python compile_offline.py CAPABILITY SHARED_MEMORY VARIANT...
+
+A variant is product:DTYPE, gated_product:DTYPE, rowwise:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
+a line of JSON for each kernel: the variant, its name and its bytes of shared memory.
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
+
+HEADS = 20
+LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three long sequences
+
+
+class OfflineDriver:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
+    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(np.array(LENGTHS, np.int32))]
+    table, slopes = torch.zeros(1024, attention_tiles.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
+    rotary = positions == "rotary"
+    qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
+    attention.packed_attention(qkv, *tiles, table if rotary else None, None if rotary else slopes)
+
+
+def multiply(gated: bool, dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(64, 320, dtype=dtype), torch.zeros(1280, 320, dtype=dtype)
+    product.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
+
+
+def work_on_rows(dtype: torch.dtype, quantise: bool) -> None:
+    """The widest rows, those of ESM-2 15B."""
+    x, weight = torch.zeros(8, 5120, dtype=dtype), torch.zeros(5120, dtype=dtype)
+    rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantise)
+    rowwise.activate(torch.zeros(8, 20_480, dtype=dtype), None, "gelu", quantise)
+    pooling.segment_mean(x, torch.tensor([0, 3, 8], dtype=torch.int32), True)
+
+
+def main() -> None:
+    capability, limit = int(sys.argv[1]), int(sys.argv[2])
+    driver.set_active(OfflineDriver(capability))
+    attention.shared_memory = product.shared_memory = lambda device: limit
+    compile_or_launch = JITFunction.run
+    variant = ""
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        compiled = compile_or_launch(kernel, *args, grid=grid, warmup=True, **kwargs)
+        facts = {"variant": variant, "kernel": kernel.__name__, "shared": compiled.metadata.shared}
+        print(json.dumps(facts), flush=True)
+
+    JITFunction.run = compile_only
+    for variant in sys.argv[3:]:
+        kind, *head_dim, dtype_name = variant.split(":")
+        dtype = getattr(torch, dtype_name)
+        if kind == "rowwise":
+            work_on_rows(dtype, quantise=capability >= 89)
+        elif kind in ("product", "gated_product"):
+            multiply(kind == "gated_product", dtype)
+        else:
+            attend(kind, int(head_dim[0]), dtype)
+
+
+if __name__ == "__main__":
+    main()

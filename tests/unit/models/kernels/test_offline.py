@@ -1,0 +1,71 @@
+"""The kernels compiled for GPUs that are not there, in the shared memory that each of them has."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+_SCRIPT: Final = Path(__file__).with_name("compile_offline.py")
+_TIMEOUT_SECONDS: Final = 900
+
+# Bytes of shared memory that one block may have, by compute capability.
+SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+
+# Heads of up to 32 columns are padded to 32. 8.0, 8.6 and 8.9 get the same code but for the size of their
+# shared memory, so they share out what positions and dtypes add.
+VARIANTS: Final = {
+    80: ["rowwise:bfloat16", "rotary:128:float16", "alibi:64:bfloat16", "rotary:24:bfloat16"],
+    86: ["rotary:128:bfloat16", "rotary:16:float16"],
+    89: ["rowwise:bfloat16", "alibi:128:float16", "rotary:64:float16"],
+    90: ["product:float16", "gated_product:bfloat16", "rotary:128:float16", "alibi:64:bfloat16", "rotary:32:float16"],
+    100: ["product:bfloat16", "gated_product:float16", "rotary:128:bfloat16", "alibi:64:float16"],
+    120: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "rotary:128:float16", "alibi:64:float16"],
+}  # fmt: skip
+KERNELS: Final = {
+    "product": {"_product_kernel"},
+    "gated_product": {"_product_kernel"},
+    "rowwise": {"_add_norm_kernel", "_activate_kernel", "_mean_kernel"},
+    "rotary": {"_short_kernel", "_turn_keys_kernel", "_long_kernel"},
+    "alibi": {"_short_kernel", "_long_kernel"},
+}
+
+Compiled = dict[int, list[dict[str, Any]]]
+
+
+def _compile(capability: int, cache: Path) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, _SCRIPT, str(capability), str(SHARED_MEMORY[capability]), *VARIANTS[capability]],
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """The kernels of all variants, by compute capability."""
+    cache = tmp_path_factory.mktemp("triton")
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda capability: _compile(capability, cache), VARIANTS)
+        return dict(zip(VARIANTS, results, strict=True))
+
+
+@pytest.mark.timeout(2 * _TIMEOUT_SECONDS)
+@pytest.mark.parametrize("capability", VARIANTS)
+def test_kernels_fit_in_shared_memory(compiled: Compiled, capability: int) -> None:
+    found: dict[str, set[str]] = {variant: set() for variant in VARIANTS[capability]}
+    for kernel in compiled[capability]:
+        found[kernel["variant"]].add(kernel["kernel"])
+        assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
+    assert found == {variant: KERNELS[variant.split(":")[0]] for variant in found}

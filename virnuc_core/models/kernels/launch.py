@@ -1,0 +1,53 @@
+"""How a kernel is launched, and what a device has for it."""
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from triton.runtime import driver
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from virnuc_core.errors import DeviceError
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one block may have; without limit on the CPU, in Triton's interpreter."""
+    if device.type != "cuda":
+        return sys.maxsize
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _shared_memory_of(index)
+
+
+@cache
+def _shared_memory_of(index: int) -> int:
+    limit: int = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return limit
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+    """Runs a kernel on the current device.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        programs: size of the one-dimensional grid.
+        arguments: of the kernel.
+        options: of Triton, such as `num_warps`.
+
+    Raises:
+        DeviceError: the device has too little of what the kernel needs.
+    """
+    try:
+        kernel[(programs,)](*arguments, **options)
+    except (OutOfResources, PTXASError) as error:
+        raise DeviceError(
+            f"{_current_device()} cannot run virnuc's kernel {kernel.__name__} (compiled for it: {error}). "
+            "Use --precision fp32, which does without it, or another GPU, and please report this message."
+        ) from error
+
+
+def _current_device() -> str:
+    if not torch.cuda.is_available():
+        return "the CPU"
+    properties = torch.cuda.get_device_properties()
+    return f"the GPU {properties.name} (compute capability {properties.major}.{properties.minor})"
