@@ -13,7 +13,7 @@ from virnuc_core.specs import AttentionBackend, CompileMode, ResolvedCompileMode
 # so a lane must work for half an hour to gain anything.
 _REPAID_AFTER_SECONDS: Final = 1800.0
 
-_COMPILED_ATTENTION: Final = ("triton", "flash-attn", "varlen")
+_COMPILED_ATTENTION: Final = ("triton", "varlen")
 _GRAPHS: Final = {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
 _OPTIONS: Final[dict[ResolvedCompileMode, dict[str, str | int | bool | Callable[..., object]]]] = {
     "default": {},
@@ -32,7 +32,7 @@ def resolve_compile_mode(
     Args:
         choice: as asked for.
         attention: of the model; the backends that loop over sequences or rectangles are never compiled,
-            since they would be again for every batch.
+            since they would be again for every batch, nor is flash-attn, which torch cannot trace.
         estimated_seconds: how long one lane will work; "auto" compiles only when that repays it.
     """
     if attention not in _COMPILED_ATTENTION:

@@ -20,11 +20,12 @@ from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.shard_file import ShardCounters, sum_counters
+from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
 REPORTED_PACKAGES: Final = ("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow")
 # What the numbers depend on as well, where it is installed.
-OPTIONAL_PACKAGES: Final = ("triton", "flash-attn")
+OPTIONAL_PACKAGES: Final = ("triton", FLASH_ATTN)
 BUNDLED_NOTE: Final = (
     "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
     "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
