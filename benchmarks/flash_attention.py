@@ -10,6 +10,7 @@ recorded with the reason. Writes benchmarks/results/flash_attention.json.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.reports import print_and_write
+from virnuc_core.atomic_write import write_text
 from virnuc_core.benchmark.clock import rounds_per_second, synchronize
 from virnuc_core.benchmark.forward import BatchSet
 from virnuc_core.benchmark.made_sequences import draw_lengths
@@ -49,6 +50,7 @@ PACKAGES: Final = (FLASH_ATTN, "nvidia-cutlass-dsl", "quack-kernels", "apache-tv
 # Tokens of a batch: of attention alone, and of whole models, whose rounds have eight batches.
 _TOKENS, _FORWARD_TOKENS = 65_536, 16_384
 _REPEATS, _FORWARD_REPEATS = 5, 3
+_WARM_UP_BATCHES: Final = 2
 _CALLS: Final = 10  # of attention in one step of the clock
 
 Attention = Callable[[Tensor], Tensor]
@@ -205,7 +207,7 @@ def forward_rows(
                 steps = [
                     partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
                 ]
-                for step in steps:
+                for step in steps[:_WARM_UP_BATCHES]:
                     step()
                 synchronize(device)
                 rounds[candidate] = partial(tokens_per_second, steps, made.tokens, seconds, device)
@@ -255,7 +257,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--seconds", type=float, default=0.05, help="least length of one measurement [0.05]")
     parser.add_argument("--device", default="0")
     arguments = parser.parse_args()
     device = resolve_devices((arguments.device,))[0]
@@ -270,7 +272,8 @@ def main() -> None:
     }
     for part, row in measure(arguments.seconds, device):
         report[part].append(row)
-    print_and_write(report, arguments.out)
+        print(json.dumps(row), flush=True)
+        write_text(arguments.out, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from virnuc_core.models.attention_plain import turned
 from virnuc_core.specs import Family
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
-_AMPERE = 8  # major compute capability
-_INSTEAD = "or leave --attention out."
+_AMPERE: Final = 8  # major compute capability
+_INSTEAD: Final = "or leave --attention out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def require_flash_attn(device: torch.device, family: Family, head_dim: int) -> N
         ) from error
     if head_dim % 8:
         raise UsageError(
-            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: {_INSTEAD.removeprefix('or ')}"
+            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: use sdpa, {_INSTEAD}"
         )
     major, minor = torch.cuda.get_device_capability(device)
     if major < _AMPERE:

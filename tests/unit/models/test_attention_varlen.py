@@ -79,7 +79,7 @@ def test_it_is_taken_where_it_runs(family: Family, site: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "head_dim", "capability", "error", "message"),
     [
-        ("esm2", 20, (9, 0), UsageError, "a multiple of 8, not of 20: leave --attention out"),
+        ("esm2", 20, (9, 0), UsageError, "a multiple of 8, not of 20: use sdpa, or leave"),
         ("esm2", 64, (7, 5), DeviceError, "compute capability 8.0 or later, and this one has 7.5: use sdpa"),
         ("dnabert_s", 64, (8, 6), DeviceError, "no ALiBi, .* on GPUs of compute capability 8.6: use triton"),
     ],
