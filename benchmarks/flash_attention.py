@@ -12,7 +12,7 @@ recorded with the reason. Writes benchmarks/results/flash_attention.json.
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,11 +36,11 @@ from virnuc_core.models.attention_plain import turned
 from virnuc_core.models.attention_varlen import VarlenAttention
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.loading import load_model
-from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision, RunConfig
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision, RunConfig
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"
-BACKENDS: Final[dict[str, AttentionBackend]] = {
+BACKENDS: Final[dict[str, AttentionChoice]] = {
     "triton": "triton",
     FLASH_ATTN: "flash-attn",
     "torch varlen": "varlen",
@@ -197,10 +197,10 @@ def forward_rows(
     for lengths in ("fixed:166", "lognormal"):
         what = {"model": name, "lengths": lengths, "precision": precision}
         rounds: dict[str, Callable[[], float]] = {}
-        for candidate, backend in BACKENDS.items():
+        for candidate, choice in BACKENDS.items():
             row = {"candidate": candidate, **what}
             with recording_failure(row):
-                resolve_attention(backend, device, planned.family, precision, planned.spec.head_dim)
+                backend = resolve_attention(choice, device, planned.family, precision, planned.spec.head_dim)
                 made = BatchSet.make(
                     replace(planned, attention=backend), model, Lengths.parse(lengths), device
                 )
@@ -222,7 +222,7 @@ def forward_rows(
 
 
 def tokens_per_second(
-    steps: list[Callable[[], object]], num_tokens: int, seconds: float, device: str
+    steps: Sequence[Callable[[], object]], num_tokens: int, seconds: float, device: str
 ) -> float:
     """Tokens/s over whole rounds of at least `seconds`."""
     return rounds_per_second(steps, seconds, device) * num_tokens
