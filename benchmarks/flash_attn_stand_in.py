@@ -1,15 +1,17 @@
 """flash_attn for programs that insist on it, where only torch is installed: its name, on torch's own FA2 kernel.
 
-Only what esm-efficient calls at inference is there. The kernel is the same algorithm, built by torch.
+Only what esm-efficient calls at inference is there. The kernel is the same algorithm, built by torch. That is flash-attn 2;
+flash-attn-4 lies under the same name but has none of it.
 """
 
 import sys
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from virnuc_core.versions import installed_version
 
 _VERSION = "2.8.3"
 
@@ -35,9 +37,14 @@ def varlen_attention(
     return result
 
 
+def is_needed() -> bool:
+    """Whether flash-attn 2 is not installed."""
+    return not installed_version("flash-attn")
+
+
 def provide() -> bool:
     """Makes `import flash_attn` work; says whether it is the stand-in that is imported."""
-    if "flash_attn" not in sys.modules and find_spec("flash_attn") is not None:
+    if not is_needed():
         return False
     package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
     package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)

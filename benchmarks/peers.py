@@ -232,7 +232,7 @@ def main() -> None:
         "kind": "peers",
         "command": f"python -m benchmarks.peers {options}",
         "machine": machine(device),
-        "stand_in_for_flash_attn": importlib.util.find_spec("flash_attn") is None,
+        "stand_in_for_flash_attn": flash_attn_stand_in.is_needed(),
         "peers": [],
         "cases": [],
     }

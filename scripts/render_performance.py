@@ -122,6 +122,47 @@ def peers_table(results: list[Result]) -> str:
     return markdown("model|lengths|program|residues/s|virnuc over it|file", sorted(rows, key=lambda r: r[:2]))
 
 
+def flash_attention_table(results: list[Result]) -> str:
+    """Attention alone of every candidate: milliseconds as a layer calls it, and without the rotation."""
+    rows = []
+    for result in of_kind(results, "flash-attention"):
+        for row in result.document["attention"]:
+            names = (row["model"], row["precision"], row["lengths"], row["candidate"])
+            if "failed" in row:
+                rows.append((*names, row["failed"], "", "", "", result.name))
+                continue
+            alone = row.get("without_rotation")
+            rows.append(
+                (
+                    *names,
+                    ratio(row["as_called"]["ms"]),
+                    "" if alone is None else ratio(alone["ms"]),
+                    spread(row["as_called"]["repeats"]),
+                    f"{row['relative_error']:.1e}",
+                    result.name,
+                )
+            )
+    header = "model|precision|lengths|kernel|ms|ms without rotation|spread|relative error|file"
+    return markdown(header, rows)
+
+
+def flash_forward_table(results: list[Result]) -> str:
+    """Whole models with every backend, over virnuc's own in the same run."""
+    rows = []
+    for result in of_kind(results, "flash-attention"):
+        ours: dict[tuple[str, ...], float] = {}
+        for row in result.document["forward"]:
+            case = (row["model"], row["precision"], row["lengths"])
+            if "failed" in row:
+                rows.append((*case, row["candidate"], row["failed"], "", "", result.name))
+                continue
+            rate = row["tokens_per_second"]
+            ours.setdefault(case, rate)
+            share = ratio(rate / ours[case])
+            rows.append((*case, row["candidate"], count(rate), share, spread(row["repeats"]), result.name))
+    return markdown("model|precision|lengths|attention|tokens/s|over the first|spread|file", rows)
+
+
 def accuracy_table(results: list[Result]) -> str:
     """Each precision against fp32 on the same device."""
     rows = []
@@ -201,6 +242,8 @@ TABLES: Final[dict[str, Callable[[list[Result]], str]]] = {
     "forward": forward_table,
     "precision": precision_table,
     "end-to-end": end_to_end_table,
+    "flash-attention": flash_attention_table,
+    "flash-forward": flash_forward_table,
     "peers": peers_table,
     "accuracy": accuracy_table,
     "runs": runs_table,

@@ -42,6 +42,10 @@ class KnownVersions:
         return f"from {self.since} and before {self.before}" if self.since != "0" else f"before {self.before}"
 
 
+# For --attention flash-attn: a beta, whose interface changes from one to the next.
+FLASH_ATTN: Final = "flash-attn-4"
+FLASH_ATTN_VERSION: Final = "4.0.0b36"
+
 _BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
 KNOWN_VERSIONS: Final = (
     KnownVersions(package="python", part="compute", since="3.11", before="3.14"),
@@ -62,11 +66,11 @@ KNOWN_VERSIONS: Final = (
         is_optional=True,
     ),
     KnownVersions(
-        package="flash-attn",
+        package=FLASH_ATTN,
         part="compute",
-        since="2.6",
-        before="3",
-        why="what --attention flash-attn uses came with 2.6",
+        since="4",
+        before="5",
+        why=f"--attention flash-attn takes {FLASH_ATTN_VERSION} only",
         is_optional=True,
     ),
     KnownVersions(package="prefect", part="orchestration", since="3.8.8", before="4"),

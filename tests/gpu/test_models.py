@@ -14,6 +14,7 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.fp8 import Fp8Linear
 from virnuc_core.models.loading import load_model
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
+from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,6 +23,12 @@ pytestmark = [
 
 DEVICE = "cuda:0"
 MODELS: dict[Family, str] = {"esm2": "random:8M", "dnabert_s": "random:DNABERT-S"}
+FLASH_ATTN_MARKS = [
+    pytest.mark.skipif(
+        installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION, reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of the compiler that comes with it
+]
 LEAST_COSINE: dict[ResolvedPrecision, float] = {"fp16": 0.9995, "bf16": 0.9995, "fp8": 0.995}
 
 
@@ -74,6 +81,8 @@ def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPre
         ("esm2", "padded"),
         ("dnabert_s", "sdpa"),
         ("dnabert_s", "padded"),
+        pytest.param("esm2", "flash-attn", marks=FLASH_ATTN_MARKS),
+        pytest.param("dnabert_s", "flash-attn", marks=FLASH_ATTN_MARKS),
     ],
 )
 def test_every_backend_gives_the_same_vectors(family: Family, backend: AttentionBackend) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from virnuc_core import versions
 from virnuc_core.versions import (
+    FLASH_ATTN,
+    FLASH_ATTN_VERSION,
     KNOWN_VERSIONS,
     KnownVersions,
     check_versions,
@@ -33,6 +35,7 @@ def test_the_table_says_what_the_installation_asks_for() -> None:
             f"python{PROJECT['requires-python']}",
         ]
     }
+    assert asked.pop(FLASH_ATTN).startswith(f"{FLASH_ATTN}=={FLASH_ATTN_VERSION};")
     for known in KNOWN_VERSIONS:
         if known.package not in asked:
             assert known.is_optional, known.package

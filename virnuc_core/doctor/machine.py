@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import torch
 
@@ -15,6 +14,8 @@ from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.models.random_weights import published_spec
 from virnuc_core.versions import (
+    FLASH_ATTN,
+    FLASH_ATTN_VERSION,
     OLDEST_DRIVER,
     State,
     check_versions,
@@ -38,24 +39,25 @@ def version_findings() -> Iterator[Finding]:
             state=check.state,
             found=check.found or "not installed",
             advice=check.advice,
-            is_device=check.package in ("torch", "triton", "flash-attn"),
+            is_device=check.package in ("torch", "triton", FLASH_ATTN),
         )
 
 
 def cuda_findings() -> Iterator[Finding]:
-    """The CUDA of torch, the driver, triton and flash-attn, and whether they go together."""
+    """The CUDA of torch, the driver, triton and flash-attn-4, and whether they go together."""
     rows = query_gpus(("driver_version",), units=False)
     driver = rows[0][0] if rows else ""
     seen = torch.cuda.device_count()
     yield _cuda(driver, len(rows), seen)
     yield _triton(is_needed=seen > 0)
-    if version := installed_version("flash-attn"):
-        # Without importing it: a build for another torch ends the process that imports it.
+    if version := installed_version(FLASH_ATTN):
         found = f"{version}; used with --attention flash-attn only"
         advice = (
-            "" if find_spec("flash_attn") else "its modules are not there: install it again, or remove it"
+            ""
+            if version == FLASH_ATTN_VERSION
+            else f"that takes {FLASH_ATTN_VERSION} only: pip install 'virnuc[gpu]'"
         )
-        yield _on_device("cuda", "flash-attn", "warning", found, advice)
+        yield _on_device("cuda", FLASH_ATTN, "warning", found, advice)
 
 
 def device_findings() -> Iterator[Finding]:

@@ -1,6 +1,6 @@
-"""The code that torch and Triton compile, kept from run to run under the home folder, and kept small.
+"""The code that torch, Triton and flash-attn-4 compile, kept from run to run under the home folder, and kept small.
 
-Nothing here imports torch: both read the environment when they are first imported.
+Nothing here imports torch: all read the environment when they are first imported.
 """
 
 import fcntl
@@ -37,10 +37,12 @@ class _Entry:
 
 
 def compile_cache_environment() -> dict[str, str]:
-    """Variables that make torch and Triton keep compiled code under the home folder, or where they are told."""
+    """Variables that make torch, Triton and flash-attn-4 keep compiled code under the home folder, or where they are told."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": env().inductor_cache or str(_cache_folder() / "inductor"),
         "TRITON_CACHE_DIR": env().triton_cache or str(_cache_folder() / "triton"),
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(_cache_folder() / "flash-attn"),
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
     }
 
 

@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same
 qkv (T, 3, N, H) and a `PackedLayout` that is built once a batch and shared by all layers.
 
     triton      our kernels: 16 bit on CUDA devices
-    flash-attn  the flash-attn package, where it is installed: 16 bit on CUDA devices
+    flash-attn  the flash-attn-4 package, where it is installed: 16 bit on CUDA devices
     varlen      torch's own variable-length kernel: 16 bit on CUDA devices, rotary positions only
     sdpa        torch's scaled_dot_product_attention over rectangles of sequences of similar length
     padded      the same over one rectangle a batch: what VIRNUC_DISABLE_PACKING asks for
@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Self
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
-from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention
+from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention, require_flash_attn
 from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.kernels.attention_tiles import BLOCK, padded_head_dim, plan_tiles
 from virnuc_core.models.memory import empty_pinned
@@ -35,7 +34,6 @@ from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, Resolve
 
 _HALF_PRECISIONS: Final = ("fp16", "bf16", "fp8")
 _WIDEST_HEAD: Final = 128
-_FLASH_ATTN_SINCE: Final = (2, 6)
 # Most slots of a rectangle over its real tokens. The CPU gains nothing from fewer, larger calls, so it pads
 # nothing; a GPU wants few launches.
 _MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
@@ -180,7 +178,7 @@ def resolve_attention(
     if choice == "varlen" and family == "dnabert_s":
         raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
     if choice == "flash-attn":
-        _require_flash_attn()
+        require_flash_attn(torch.device(device), family, head_dim)
     backend: AttentionBackend = "sdpa"
     if choice != "auto":
         backend = choice
@@ -188,22 +186,6 @@ def resolve_attention(
         backend = "triton"
     _log.info("attention of %s on %s: %s (asked for: %s)", family, device, backend, choice)
     return backend
-
-
-def _require_flash_attn() -> None:
-    wanted = ".".join(map(str, _FLASH_ATTN_SINCE))
-    try:
-        found = version("flash-attn")
-    except PackageNotFoundError:
-        raise UsageError(
-            f"--attention flash-attn needs the flash-attn package, {wanted} or later: "
-            'pip install "virnuc[gpu]", or leave it out.'
-        ) from None
-    if tuple(int(part) for part in found.split(".")[:2]) < _FLASH_ATTN_SINCE:
-        raise UsageError(
-            f"--attention flash-attn needs flash-attn {wanted} or later, and {found} is installed: upgrade it, or "
-            "leave the option out."
-        )
 
 
 def _build_triton(

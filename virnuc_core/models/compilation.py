@@ -15,7 +15,7 @@ from virnuc_core.specs import AttentionBackend, CompileMode, ResolvedCompileMode
 # when a run is resumed: it is that of a run that repays it on eight.
 _REPAID_AFTER_SECONDS: Final = 8 * 1800.0
 
-_COMPILED_ATTENTION: Final = ("triton", "flash-attn", "varlen")
+_COMPILED_ATTENTION: Final = ("triton", "varlen")
 _GRAPHS: Final = {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}
 _OPTIONS: Final[dict[ResolvedCompileMode, dict[str, str | int | bool | Callable[..., object]]]] = {
     "default": {},
@@ -40,7 +40,7 @@ def resolve_compile_mode(
     Args:
         choice: as asked for.
         attention: of the model; the backends that loop over sequences or rectangles are never compiled,
-            since they would be again for every batch.
+            since they would be again for every batch, nor is flash-attn, which torch cannot trace.
         estimated_seconds: the work of the run on one device; "auto" compiles only where that repays it.
     """
     if attention not in _COMPILED_ATTENTION:

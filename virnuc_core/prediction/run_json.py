@@ -20,12 +20,13 @@ from virnuc_core.prediction.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.shard_file import ShardCounters, sum_counters
+from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
 # Their versions are reported where they are installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
     *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
-    *("triton", "flash-attn"),
+    *("triton", FLASH_ATTN),
 )
 BUNDLED_NOTE: Final = (
     "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "

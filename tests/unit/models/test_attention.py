@@ -134,7 +134,15 @@ def test_auto_is_resolved_and_logged(caplog: pytest.LogCaptureFixture) -> None:
         ("triton", "cuda", "esm2", "fp32", 64, UsageError, "not in fp32 with heads of 64"),
         ("varlen", "cuda", "esm2", "fp16", 160, UsageError, "not in fp16 with heads of 160"),
         ("varlen", "cuda", "dnabert_s", "fp16", 64, UsageError, "varlen has no ALiBi"),
-        ("flash-attn", "cuda", "esm2", "fp16", 64, UsageError, "needs the flash-attn package, 2.6 or later"),
+        (
+            "flash-attn",
+            "cuda",
+            "esm2",
+            "fp16",
+            64,
+            UsageError,
+            "needs flash-attn-4 4.0.0b36, and none is installed",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(

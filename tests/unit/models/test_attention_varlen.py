@@ -1,80 +1,99 @@
-"""The doors to other programs' kernels, with a stand-in for flash-attn, which needs a GPU to be built."""
+"""What --attention flash-attn refuses, with packages that are made here; its kernels are tested on GPUs."""
 
 import sys
-from importlib.metadata import PackageNotFoundError
-from types import ModuleType
+from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from virnuc_core.errors import UsageError
-from virnuc_core.models import attention
-from virnuc_core.models.attention import PackedLayout, packed_attention, resolve_attention
-from virnuc_core.models.attention_varlen import FlashAttention
+from virnuc_core.errors import DeviceError, UsageError, VirnucError
+from virnuc_core.models import attention_varlen
+from virnuc_core.models.attention import resolve_attention
+from virnuc_core.specs import Family
+from virnuc_core.versions import FLASH_ATTN_VERSION
 
-LENGTHS = [5, 1, 40, 7]
+ENTRY = "def flash_attn_varlen_func(): ..."
 
 
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    causal: bool = False,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
-    """What flash-attn documents: (T, N, H) in and out, -slope * |i - j| added to the scores."""
-    assert not causal
-    assert max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
-    outputs = []
-    for begin, end in zip(cu_seqlens_q[:-1], cu_seqlens_k[1:], strict=True):
-        scores = torch.einsum("inh,jnh->nij", q[begin:end], k[begin:end]) * q.shape[2] ** -0.5
-        if alibi_slopes is not None:
-            places = torch.arange(end - begin)
-            scores -= alibi_slopes[:, None, None] * (places[:, None] - places).abs()
-        outputs.append(torch.einsum("nij,jnh->inh", scores.softmax(-1), v[begin:end]))
-    return torch.cat(outputs)
+@pytest.fixture(autouse=True)
+def _forget_the_package() -> Iterator[None]:
+    attention_varlen._flash_attn.cache_clear()
+    yield
+    attention_varlen._flash_attn.cache_clear()
+    for name in ("flash_attn.cute", "flash_attn"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("flash_attn")
-    vars(module).update(flash_attn_varlen_func=flash_attn_varlen_func)
-    monkeypatch.setitem(sys.modules, "flash_attn", module)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is searched for packages before all others, and a Hopper GPU."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    return tmp_path
 
 
-@pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize("scheme", [{"rotary_head_dim": 16}, {"alibi_heads": 3}], ids=["rotary", "alibi"])
-def test_flash_attn_is_called_as_it_is_documented(scheme: dict[str, int]) -> None:
-    cu_seqlens = np.concatenate(([0], np.cumsum(LENGTHS))).astype(np.int32)
-    qkv = torch.randn(sum(LENGTHS), 3, 3, 16, generator=torch.Generator().manual_seed(0))
-    place = {"device": torch.device("cpu"), "dtype": torch.float32, **scheme}
-    layout = PackedLayout.build(cu_seqlens, backend="flash-attn", **place)
-    assert isinstance(layout.attention, FlashAttention)
-    expected = packed_attention(qkv, PackedLayout.build(cu_seqlens, backend="reference", **place))
-    torch.testing.assert_close(packed_attention(qkv, layout), expected, rtol=0, atol=2e-6)
+def install(site: Path, version: str, program: str) -> None:
+    folder = site / "flash_attn" / "cute"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(program)
+    records = site / f"flash_attn_4-{version}.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flash-attn-4\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize(("installed", "usable"), [("2.8.3", True), ("2.6.0.post1", True), ("2.5.9", False)])
-def test_flash_attn_must_be_recent(installed: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "version", lambda name: installed)
-    if usable:
-        assert resolve_attention("flash-attn", "cuda", "dnabert_s", "bf16", 64) == "flash-attn"
-    else:
-        with pytest.raises(UsageError, match=r"needs flash-attn 2\.6 or later, and 2\.5\.9 is installed"):
-            resolve_attention("flash-attn", "cuda", "dnabert_s", "bf16", 64)
+@pytest.mark.parametrize("version", ["4.0.0b36.dev1", "4.0.0", "4.0.0b30"])
+def test_only_the_version_that_was_tested_is_taken(version: str, site: Path) -> None:
+    install(site, version, ENTRY)
+    wanted = f"needs flash-attn-4 {FLASH_ATTN_VERSION}, and {version} is installed"
+    with pytest.raises(UsageError, match=wanted) as caught:
+        resolve_attention("flash-attn", "cuda", "esm2", "bf16", 64)
+    assert 'pip install "virnuc[gpu]"' in str(caught.value)
 
 
-def test_flash_attn_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise PackageNotFoundError(name)
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import no_such_compiler", "ModuleNotFoundError: No module named 'no_such_compiler'"),
+        (
+            "raise OSError('libcuda.so.1: cannot open shared object file')",
+            "OSError: libcuda.so.1: cannot open",
+        ),
+        ("", "ImportError: cannot import name 'flash_attn_varlen_func'"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_named_with_the_reason(
+    program: str, reason: str, site: Path
+) -> None:
+    install(site, FLASH_ATTN_VERSION, program)
+    with pytest.raises(UsageError, match=f"cannot be imported .{reason}"):
+        resolve_attention("flash-attn", "cuda", "esm2", "bf16", 64)
 
-    monkeypatch.setattr(attention, "version", absent)
-    with pytest.raises(UsageError, match=r'pip install "virnuc\[gpu\]"'):
-        resolve_attention("flash-attn", "cuda", "esm2", "fp16", 64)
+
+@pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
+def test_it_is_taken_where_it_runs(family: Family, site: Path) -> None:
+    install(site, FLASH_ATTN_VERSION, ENTRY)
+    assert resolve_attention("flash-attn", "cuda", family, "fp16", 64) == "flash-attn"
+
+
+@pytest.mark.parametrize(
+    ("family", "head_dim", "capability", "error", "message"),
+    [
+        ("esm2", 20, (9, 0), UsageError, "a multiple of 8, not of 20: use sdpa, or leave"),
+        ("esm2", 64, (7, 5), DeviceError, "compute capability 8.0 or later, and this one has 7.5: use sdpa"),
+        ("dnabert_s", 64, (8, 6), DeviceError, "no ALiBi, .* on GPUs of compute capability 8.6: use triton"),
+    ],
+)
+def test_what_it_cannot_compute_is_refused(
+    family: Family,
+    head_dim: int,
+    capability: tuple[int, int],
+    error: type[VirnucError],
+    message: str,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(site, FLASH_ATTN_VERSION, ENTRY)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(error, match=message):
+        resolve_attention("flash-attn", "cuda", family, "fp16", head_dim)

@@ -43,6 +43,25 @@ def made_case(precision: str, lengths: str, rate: float) -> dict[str, Any]:
     }
 
 
+def made_attention() -> dict[str, Any]:
+    case = {"model": "650M", "precision": "bf16", "lengths": "fixed:166"}
+    figure = {"ms": 0.4, "repeats": [0.4, 0.4, 0.41], "spread": 0.025}
+    measured = {**case, "relative_error": 0.0025, "as_called": figure}
+    rates = [
+        (name, {**case, "tokens_per_second": rate, "repeats": [rate]})
+        for name, rate in (("a", 4e5), ("b", 3e5))
+    ]
+    return {
+        "attention": [
+            {**measured, "candidate": "a"},
+            {**measured, "candidate": "b", "without_rotation": {"ms": 0.3, "repeats": [0.3]}},
+            {**case, "candidate": "c", "failed": "RuntimeError: no fp16"},
+        ],
+        "forward": [{"candidate": name, **row} for name, row in rates]
+        + [{**case, "candidate": "c", "failed": "UsageError: not there"}],
+    }
+
+
 def made_results() -> list[Result]:
     machine = {
         "device": "NVIDIA H200",
@@ -70,6 +89,7 @@ def made_results() -> list[Result]:
     common = {"command": "python -m something", "machine": machine}
     return [
         Result("accuracy", {"kind": "accuracy", **common, **accuracy}),
+        Result("flash_attention", {"kind": "flash-attention", **common, **made_attention()}),
         Result("forward_650M", {"kind": "bench", **common, "cases": cases}),
         Result("peers", {"kind": "peers", **common, "peers": peers, "cases": cases[:2]}),
     ]
@@ -94,6 +114,16 @@ def test_every_table_is_filled() -> None:
         "| 2 | 4,524 | 760,000 | 0.950 | 0.987 | 10.0 10.1 | 12.3 | forward_650M |"
         in rows_of(page, "end-to-end")[0]
     )
+    assert rows_of(page, "flash-attention") == [
+        "| 650M | bf16 | fixed:166 | a | 0.400 |  | 2.5 % | 2.5e-03 | flash_attention |",
+        "| 650M | bf16 | fixed:166 | b | 0.400 | 0.300 | 2.5 % | 2.5e-03 | flash_attention |",
+        "| 650M | bf16 | fixed:166 | c | RuntimeError: no fp16 |  |  |  | flash_attention |",
+    ]
+    assert rows_of(page, "flash-forward") == [
+        "| 650M | bf16 | fixed:166 | a | 400,000 | 1.000 | 0.0 % | flash_attention |",
+        "| 650M | bf16 | fixed:166 | b | 300,000 | 0.750 | 0.0 % | flash_attention |",
+        "| 650M | bf16 | fixed:166 | c | UsageError: not there |  |  | flash_attention |",
+    ]
     peers = rows_of(page, "peers")
     assert any("fair-esm fp32 | 20,000 | fp16 19.76, fp8 29.64 | peers |" in row for row in peers)
     assert any("esme is not installed" in row for row in peers)

@@ -1,0 +1,280 @@
+"""Attention kernels on a GPU: virnuc's own, flash-attn-4, FlashAttention 3 as fa3-fwd has it, and torch's.
+
+    python -m benchmarks.flash_attention [--out FILE.json] [--seconds S] [--device 0]
+
+Attention alone is timed as a layer calls it, from the fused buffer of queries, keys and values, and without rotating
+queries and keys, for those whose kernel does not do that itself. Every figure is the median of a few measurements of
+at least S seconds. Each result is also compared with plain fp32 softmax. Forward passes are those of whole models with
+random weights; the candidates take turns on the same batches. A candidate that fails, or is not installed, is
+recorded with the reason. Writes benchmarks/results/flash_attention.json.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from virnuc_core.atomic_write import write_text
+from virnuc_core.benchmark.clock import rounds_per_second, synchronize
+from virnuc_core.benchmark.forward import BatchSet
+from virnuc_core.benchmark.made_sequences import draw_lengths
+from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.settings import Lengths
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.model_planning import plan_models
+from virnuc_core.models.attention import PackedLayout, resolve_attention
+from virnuc_core.models.attention_plain import turned
+from virnuc_core.models.attention_varlen import VarlenAttention
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.loading import load_model
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision, RunConfig
+from virnuc_core.versions import FLASH_ATTN, installed_version
+
+RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"
+BACKENDS: Final[dict[str, AttentionChoice]] = {
+    "triton": "triton",
+    FLASH_ATTN: "flash-attn",
+    "torch varlen": "varlen",
+}
+PRECISIONS: Final[dict[ResolvedPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PACKAGES: Final = (FLASH_ATTN, "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi", "fa3-fwd")
+# Tokens of a batch: of attention alone, and of whole models, whose rounds have eight batches.
+_TOKENS, _FORWARD_TOKENS = 65_536, 16_384
+_REPEATS, _FORWARD_REPEATS = 5, 3
+_WARM_UP_BATCHES: Final = 2
+_CALLS: Final = 10  # of attention in one step of the clock
+
+Attention = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Fa3Attention:
+    """FlashAttention 3 of the package fa3-fwd, which has no ALiBi; attributes as of `VarlenAttention`."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    table: Tensor | None
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T, 3, N, H) -> (T, N * H)."""
+        from fa3_fwd_interface import flash_attn_varlen_func
+
+        q, k, v = turned(qkv, self.table)
+        bounds, longest = self.cu_seqlens, self.max_seqlen
+        output: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest)
+        return output.flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The heads of a model and the lengths of its sequences."""
+
+    model: str
+    family: Family
+    heads: int
+    head_dim: int
+    lengths: str
+
+
+SHAPES: Final = (
+    *(
+        Shape(model=model, family="esm2", heads=heads, head_dim=64, lengths=lengths)
+        for model, heads in (("650M", 20), ("3B", 40))
+        for lengths in ("fixed:166", "lognormal")
+    ),
+    Shape(model="DNABERT-S", family="dnabert_s", heads=12, head_dim=64, lengths="tokens:106"),
+)
+
+
+def bounds_of(shape: Shape, num_tokens: int) -> np.ndarray:
+    """int32 (B + 1,): sequences with first and last token, at most so many tokens together."""
+    lengths = Lengths.parse(shape.lengths)
+    special = 0 if lengths.kind == "tokens" else 2
+    drawn = draw_lengths(lengths, num_tokens, np.random.default_rng(0)) + special
+    bounds = np.concatenate(([0], np.cumsum(drawn)))
+    return bounds[bounds <= num_tokens].astype(np.int32)
+
+
+def layout_of(
+    backend: AttentionBackend, shape: Shape, bounds: np.ndarray, precision: ResolvedPrecision, device: str
+) -> PackedLayout:
+    """The layout as a model of this shape builds it."""
+    positions = (
+        {"rotary_head_dim": shape.head_dim} if shape.family == "esm2" else {"alibi_heads": shape.heads}
+    )
+    place = {"device": torch.device(device), "dtype": PRECISIONS[precision]}
+    return PackedLayout.build(bounds, backend=backend, **place, **positions)  # type: ignore[arg-type]
+
+
+def attention_of(
+    candidate: str, shape: Shape, bounds: np.ndarray, precision: ResolvedPrecision, device: str
+) -> Attention:
+    """What a candidate computes for a batch.
+
+    Raises:
+        UsageError: it cannot do that, or is not installed.
+    """
+    if candidate != "fa3-fwd":
+        backend = resolve_attention(BACKENDS[candidate], device, shape.family, precision, shape.head_dim)
+        return layout_of(backend, shape, bounds, precision, device).attention
+    if shape.family != "esm2":
+        raise ValueError("it has no ALiBi")
+    varlen = layout_of("varlen", shape, bounds, precision, device).attention
+    assert isinstance(varlen, VarlenAttention)
+    return Fa3Attention(varlen.cu_seqlens, varlen.max_seqlen, varlen.table)
+
+
+def milliseconds(attention: Attention, qkv: Tensor, seconds: float, device: str) -> dict[str, Any]:
+    """Median, spread and all measurements of one call."""
+    for _ in range(_CALLS):
+        attention(qkv)
+
+    def step() -> None:
+        for _ in range(_CALLS):
+            attention(qkv)
+
+    rates = [rounds_per_second([step], seconds, device) for _ in range(_REPEATS)]
+    return summary("ms", [1000 / _CALLS / rate for rate in rates])
+
+
+def summary(unit: str, repeats: list[float]) -> dict[str, Any]:
+    """Median, all measurements, and the highest minus the lowest over the median."""
+    median = statistics.median(repeats)
+    return {unit: median, "repeats": repeats, "spread": (max(repeats) - min(repeats)) / median}
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def attention_rows(
+    shape: Shape, precision: ResolvedPrecision, seconds: float, device: str
+) -> Iterator[dict[str, Any]]:
+    """One row for each candidate: as a layer calls it, and without the rotation where that is apart."""
+    bounds = bounds_of(shape, _TOKENS)
+    num_tokens = int(bounds[-1])
+    generator = torch.Generator(device).manual_seed(0)
+    qkv = torch.randn(num_tokens, 3, shape.heads, shape.head_dim, device=device, generator=generator)
+    qkv = qkv.to(PRECISIONS[precision])
+    expected = layout_of("reference", shape, bounds, precision, device).attention(qkv.float())
+    what = {"model": shape.model, "lengths": shape.lengths, "precision": precision, "tokens": num_tokens}
+    for candidate in (*BACKENDS, "fa3-fwd"):
+        row = {"candidate": candidate, **what, "heads": shape.heads, "head_dim": shape.head_dim}
+        with recording_failure(row):
+            attention = attention_of(candidate, shape, bounds, precision, device)
+            row["relative_error"] = relative_error(attention(qkv), expected)
+            row["as_called"] = milliseconds(attention, qkv, seconds, device)
+            if candidate != "triton" and shape.family == "esm2":
+                kernel: Attention = replace(attention, table=None)  # type: ignore[type-var]
+                row["without_rotation"] = milliseconds(kernel, qkv, seconds, device)
+        yield row
+
+
+def forward_rows(
+    name: str, precision: ResolvedPrecision, seconds: float, device: str
+) -> Iterator[dict[str, Any]]:
+    """One row for each backend and distribution of lengths; they take turns on the same batches."""
+    config = RunConfig(
+        chunk_length=None,
+        esm_model=f"random:{name}",
+        dnabert_model=None,
+        precision=precision,
+        devices=(device,),
+        token_budget=_FORWARD_TOKENS,
+    )
+    [planned] = plan_models(config, (device,), None)
+    model, _ = load_model(resolve_checkpoint(planned.location, planned.family), device, precision)
+    for lengths in ("fixed:166", "lognormal"):
+        what = {"model": name, "lengths": lengths, "precision": precision}
+        rounds: dict[str, Callable[[], float]] = {}
+        for candidate, choice in BACKENDS.items():
+            row = {"candidate": candidate, **what}
+            with recording_failure(row):
+                backend = resolve_attention(choice, device, planned.family, precision, planned.spec.head_dim)
+                made = BatchSet.make(
+                    replace(planned, attention=backend), model, Lengths.parse(lengths), device
+                )
+                steps = [
+                    partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
+                ]
+                for step in steps[:_WARM_UP_BATCHES]:
+                    step()
+                synchronize(device)
+                rounds[candidate] = partial(tokens_per_second, steps, made.tokens, seconds, device)
+            if "failed" in row:
+                yield row
+        rates = [
+            {candidate: measure() for candidate, measure in rounds.items()} for _ in range(_FORWARD_REPEATS)
+        ]
+        for candidate in rounds:
+            repeats = [rate[candidate] for rate in rates]
+            yield {"candidate": candidate, **what, **summary("tokens_per_second", repeats)}
+
+
+def tokens_per_second(
+    steps: Sequence[Callable[[], object]], num_tokens: int, seconds: float, device: str
+) -> float:
+    """Tokens/s over whole rounds of at least `seconds`."""
+    return rounds_per_second(steps, seconds, device) * num_tokens
+
+
+@contextmanager
+def recording_failure(row: dict[str, Any]) -> Iterator[None]:
+    """A block of which a failure is written into the row, in one line."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def measure(seconds: float, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every row with the part of the report that it belongs to."""
+    with torch.inference_mode():
+        for shape in SHAPES:
+            for precision in PRECISIONS:
+                for row in attention_rows(shape, precision, seconds, device):
+                    yield "attention", row
+        for name in ("650M", "3B"):
+            for precision in PRECISIONS:
+                for row in forward_rows(name, precision, seconds, device):
+                    yield "forward", row
+                torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Measures and writes the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--seconds", type=float, default=0.05, help="least length of one measurement [0.05]")
+    parser.add_argument("--device", default="0")
+    arguments = parser.parse_args()
+    device = resolve_devices((arguments.device,))[0]
+    torch.cuda.set_device(device)
+    versions: Mapping[str, str] = {name: installed_version(name) for name in PACKAGES}
+    report: dict[str, Any] = {
+        "kind": "flash-attention",
+        "command": f"python -m benchmarks.flash_attention --seconds {arguments.seconds}",
+        "machine": machine(device) | {"packages": versions},
+        "attention": [],
+        "forward": [],
+    }
+    for part, row in measure(arguments.seconds, device):
+        report[part].append(row)
+        print(json.dumps(row), flush=True)
+        write_text(arguments.out, json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
