@@ -50,7 +50,6 @@ PACKAGES: Final = (FLASH_ATTN, "nvidia-cutlass-dsl", "quack-kernels", "apache-tv
 # Tokens of a batch: of attention alone, and of whole models, whose rounds have eight batches.
 _TOKENS, _FORWARD_TOKENS = 65_536, 16_384
 _REPEATS, _FORWARD_REPEATS = 5, 3
-_WARM_UP_BATCHES: Final = 2
 _CALLS: Final = 10  # of attention in one step of the clock
 
 Attention = Callable[[Tensor], Tensor]
@@ -207,7 +206,7 @@ def forward_rows(
                 steps = [
                     partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
                 ]
-                for step in steps[:_WARM_UP_BATCHES]:
+                for step in steps:  # each once: tables and kernels are made for its longest sequence
                     step()
                 synchronize(device)
                 rounds[candidate] = partial(tokens_per_second, steps, made.tokens, seconds, device)

@@ -45,9 +45,7 @@ bench() {
   step "$name" "$python" -m virnuc_core.benchmark --out "$out/$name.json" "$@"
 }
 
-# The tests' own configuration and conftest want the whole of virnuc; these need neither.
-step tests "$python" -m pytest --noconftest -c /dev/null --rootdir . -p no:cacheprovider \
-  --import-mode=importlib -q -ra -m gpu tests/gpu
+step tests scripts/gpu_tests.sh "$out"
 
 forward=(--devices "$first" --precision fp16,bf16,fp8)
 bench forward_650M "${forward[@]}" --model random:650M --lengths fixed:166,lognormal

@@ -127,10 +127,9 @@ def flash_attention_table(results: list[Result]) -> str:
     rows = []
     for result in of_kind(results, "flash-attention"):
         for row in result.document["attention"]:
-            names = (row["model"], row["precision"], row["lengths"], row["candidate"])
             if "failed" in row:
-                rows.append((*names, row["failed"], "", "", "", result.name))
                 continue
+            names = (row["model"], row["precision"], row["lengths"], row["candidate"])
             alone = row.get("without_rotation")
             rows.append(
                 (
@@ -146,16 +145,30 @@ def flash_attention_table(results: list[Result]) -> str:
     return markdown(header, rows)
 
 
+def flash_failures_table(results: list[Result]) -> str:
+    """Which candidates could not run which cases, and why."""
+    cases: dict[tuple[str, ...], list[str]] = {}
+    for result in of_kind(results, "flash-attention"):
+        for row in (*result.document["attention"], *result.document["forward"]):
+            if "failed" in row:
+                key = (row["candidate"], row["failed"], result.name)
+                cases.setdefault(key, []).append(f"{row['model']} {row['precision']}")
+    rows = [
+        (candidate, ", ".join(dict.fromkeys(named)), reason, file)
+        for (candidate, reason, file), named in cases.items()
+    ]
+    return markdown("kernel|not measured|why|file", rows)
+
+
 def flash_forward_table(results: list[Result]) -> str:
     """Whole models with every backend, over virnuc's own in the same run."""
     rows = []
     for result in of_kind(results, "flash-attention"):
         ours: dict[tuple[str, ...], float] = {}
         for row in result.document["forward"]:
-            case = (row["model"], row["precision"], row["lengths"])
             if "failed" in row:
-                rows.append((*case, row["candidate"], row["failed"], "", "", result.name))
                 continue
+            case = (row["model"], row["precision"], row["lengths"])
             rate = row["tokens_per_second"]
             ours.setdefault(case, rate)
             share = ratio(rate / ours[case])
@@ -244,6 +257,7 @@ TABLES: Final[dict[str, Callable[[list[Result]], str]]] = {
     "end-to-end": end_to_end_table,
     "flash-attention": flash_attention_table,
     "flash-forward": flash_forward_table,
+    "flash-failures": flash_failures_table,
     "peers": peers_table,
     "accuracy": accuracy_table,
     "runs": runs_table,
