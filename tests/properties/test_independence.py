@@ -79,9 +79,8 @@ def test_of_other_records_and_their_order(
     [
         {"shard_seconds": 0.0005},
         {"shard_seconds": 10.0},
-        {"lanes": 3, "forked": True},
+        {"lanes": 3},
         pytest.param({"lanes": 1}, marks=pytest.mark.slow),
-        pytest.param({"lanes": 3}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
