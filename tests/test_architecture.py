@@ -3,7 +3,7 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,14 +32,18 @@ BROAD_EXCEPT = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
-def functions(path: Path) -> Iterator[tuple[str, Function]]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, Function):
-            yield f"{path.as_posix()}:{node.name}", node
+@cache
+def functions(path: Path) -> list[tuple[str, Function]]:
+    return [
+        (f"{path.as_posix()}:{node.name}", node)
+        for node in ast.walk(tree(path))
+        if isinstance(node, Function)
+    ]
 
 
 def num_parameters(function: Function) -> int:
@@ -64,14 +68,15 @@ def test_there_is_code_to_check() -> None:
     assert len(PRODUCT_SOURCES) > 20
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_file_is_short(path: Path) -> None:
-    assert len((ROOT / path).read_text().splitlines()) <= MAX_FILE_LINES
+def test_files_are_short() -> None:
+    lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in SOURCES}
+    assert {name: n for name, n in lines.items() if n > MAX_FILE_LINES} == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_functions_are_short(path: Path) -> None:
-    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions(path)}
+def test_functions_are_short() -> None:
+    lines = {
+        name: (node.end_lineno or 0) - node.lineno + 1 for path in SOURCES for name, node in functions(path)
+    }
     assert {name: n for name, n in lines.items() if n > MAX_FUNCTION_LINES} == {}
 
 
@@ -93,16 +98,15 @@ def test_no_broad_except() -> None:
     assert broad == set(BROAD_EXCEPT)
 
 
-@pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=str)
-def test_module_says_what_it_is(path: Path) -> None:
-    module = tree(path)
-    assert ast.get_docstring(module) or not module.body, "a module that holds anything needs a docstring"
+def test_modules_say_what_they_are() -> None:
+    holding_something = [path for path in PRODUCT_SOURCES if tree(path).body]
+    assert [str(path) for path in holding_something if not ast.get_docstring(tree(path))] == []
 
 
-@pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=str)
-def test_dataclasses_are_frozen(path: Path) -> None:
+def test_dataclasses_are_frozen() -> None:
     thawed = [
-        node.name
+        f"{path}:{node.name}"
+        for path in PRODUCT_SOURCES
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
         for decorator in map(ast.unparse, node.decorator_list)
@@ -111,13 +115,14 @@ def test_dataclasses_are_frozen(path: Path) -> None:
     assert thawed == []
 
 
-@pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=str)
-def test_environment_is_read_in_one_place(path: Path) -> None:
+def test_environment_is_read_in_one_place() -> None:
     """Settings for another program may be written anywhere; reading is for env_config alone."""
-    if path == Path("virnuc_core/env_config.py"):
-        return
-    source = re.sub(r"os\.environ(\.update\(|\.setdefault\(|\[[^]]+\] = )", "", (ROOT / path).read_text())
-    assert re.findall(r"os\.(?:environ|getenv)\b.*|from os import .*(?:environ|getenv).*", source) == []
+    found = {}
+    for path in PRODUCT_SOURCES:
+        source = re.sub(r"os\.environ(\.update\(|\.setdefault\(|\[[^]]+\] = )", "", (ROOT / path).read_text())
+        if reads := re.findall(r"os\.(?:environ|getenv)\b.*|from os import .*(?:environ|getenv).*", source):
+            found[str(path)] = reads
+    assert list(found) == ["virnuc_core/env_config.py"]
 
 
 def test_nothing_of_one_machine_is_tracked() -> None:

@@ -76,7 +76,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("shards_before", [0, 1, 5])
+@pytest.mark.parametrize(
+    "shards_before", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: int) -> None:
     done: list[int] = []
 
@@ -113,6 +115,7 @@ def test_kill_the_parent(run: MadeRun, expected: dict[str, bytes], tmp_path: Pat
     assert finish(run) == expected
 
 
+@pytest.mark.slow
 def test_what_a_kill_in_mid_write_leaves(run: MadeRun, expected: dict[str, bytes]) -> None:
     """Half-written files of every sort, and a shard that lost its end with the power."""
     run_lane(run.folder, (0, 1), "cpu")

@@ -11,8 +11,10 @@ from Bio import SeqIO
 
 from tests.end_to_end.conftest import CommandLine
 
+pytestmark = pytest.mark.usefixtures("fast_lanes")
 
-@pytest.mark.parametrize("chunk_length", ["300", "500"])
+
+@pytest.mark.parametrize("chunk_length", [pytest.param("300", marks=pytest.mark.slow), "500"])
 def test_defaults_run_and_say_what_they_are(
     virnuc_flows: CommandLine, contigs: Path, tmp_path: Path, chunk_length: str
 ) -> None:

@@ -11,7 +11,7 @@ from deployments.register import NIGHTLY
 from flows.nightly import nightly
 from tests.end_to_end.conftest import Checkpoints, CommandLine
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.specs import RunConfig
 
-pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from virnuc_core import env_config
 from virnuc_core.errors import UsageError
 from virnuc_core.prediction.run_opening import open_run_folder
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
 OLD = 1_000_000_000.0
 
@@ -165,6 +165,7 @@ def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbo
     assert {path: path.stat().st_mtime_ns for path in (run / "shards").iterdir()} == shards
 
 
+@pytest.mark.slow
 def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
     """Its lock is free at once, and its finished shards are kept."""
     records = [f">contig_{seed}\n{random_dna(3000, seed)}\n" for seed in range(60)]

@@ -31,7 +31,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.specs import RunConfig
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
 SCHEDULED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
 A_SHARD_A_LANE = 1e-9  # minutes
@@ -245,6 +245,7 @@ def test_waiting_for_nobody_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(pool_runs, "_SECONDS_TO_FIRST_NOTICE", 0.0)
+    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_NOTICES", 0.5)
     root = tmp_path / "run"
     planned(str(root), str(contigs), config, "local")
 

@@ -310,6 +310,7 @@ def test_second_run_in_the_same_folder_is_kept_out(
     assert "another run" in result.err
 
 
+@pytest.mark.slow
 def test_interrupt_ends_every_process_and_says_so(
     checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:

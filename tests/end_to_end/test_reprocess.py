@@ -18,6 +18,8 @@ from tests.end_to_end.test_predict import RESULTS, is_empty_group, visible_names
 from tests.made_models import make_esm2, make_head
 from virnuc_core.inference import sharding
 
+pytestmark = pytest.mark.usefixtures("fast_lanes")
+
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,7 @@ def columns(path: Path) -> dict[str, npt.NDArray[np.generic]]:
         return {name: file[name][()] for name in file}
 
 
-@pytest.mark.parametrize("what", ["head", "larger ESM-2"])
+@pytest.mark.parametrize("what", ["head", pytest.param("larger ESM-2", marks=pytest.mark.slow)])
 def test_the_result_is_that_of_a_new_run(
     what: str,
     others: dict[str, tuple[str, ...]],
@@ -107,6 +109,7 @@ def test_nothing_given_is_nothing_done(
     assert visible_names(run) == RESULTS
 
 
+@pytest.mark.slow
 def test_killed_while_it_computes_it_goes_on(
     others: dict[str, tuple[str, ...]],
     virnuc_flows: CommandLine,

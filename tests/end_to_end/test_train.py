@@ -23,6 +23,8 @@ from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.classifier import load_classifier
 
+pytestmark = pytest.mark.usefixtures("fast_lanes")
+
 FAST = ("--epochs", "3", "--members", "1")
 
 
@@ -169,6 +171,7 @@ def test_figures_of_an_evaluation_are_those_of_its_tables(
     assert "AUROC" in (out / "evaluation.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_goes_on_with_the_shards_that_are_there(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, labelled: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -33,7 +33,9 @@ def test_bert_with_alibi_is_the_authors_model() -> None:
             np.testing.assert_allclose(found, golden["hidden_states"][begin:end], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fair-esm", "transformers", "dnabert"])
+@pytest.mark.parametrize(
+    "name", ["fair-esm", "transformers", pytest.param("dnabert", marks=pytest.mark.slow)]
+)
 def test_both_engines_equal_the_original(name: str, tmp_path: Path, made_dnabert: Path) -> None:
     model = {
         "fair-esm": GOLDEN / "esm2" / "esm2_t4_made.pt",

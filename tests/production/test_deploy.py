@@ -80,6 +80,7 @@ def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
     assert nightly.parameters == {"mode": "pool", "inbox": folders.inbox, "out": folders.out}
 
 
+@pytest.mark.slow
 def test_what_a_person_has_set_stays(stack: Stack, tmp_path: Path) -> None:
     register(
         NightlyChoice(

@@ -33,6 +33,7 @@ def listening(stack: Stack) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.slow
 def test_lane_goes_on_when_its_device_process_and_then_its_run_is_killed(
     stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
 ) -> None:

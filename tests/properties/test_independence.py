@@ -75,7 +75,14 @@ def test_of_other_records_and_their_order(
 
 
 @pytest.mark.parametrize(
-    "options", [{"shard_seconds": 0.0005}, {"shard_seconds": 10.0}, {"lanes": 1}, {"lanes": 3}], ids=str
+    "options",
+    [
+        {"shard_seconds": 0.0005},
+        {"shard_seconds": 10.0},
+        {"lanes": 3},
+        pytest.param({"lanes": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_of_shards_and_lanes(
     options: dict[str, Any],

@@ -113,12 +113,7 @@ def make_plan(
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = dna_head = None
-    if kind == "predict":
-        require_heads(config)
-        head = _plan_head(head_of(config), models, existing.head if existing else None)
-        if (name := dna_head_of(config)) is not None:
-            dna_head = _plan_head(name, models[:1], existing.dna_head if existing else None)
+    head, dna_head = _plan_heads(config, models, existing) if kind == "predict" else (None, None)
     kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
     shards = _plan_shards(config, store, models, devices[0], kept)
     before = {model.family: model for model in existing.models} if existing is not None else {}
@@ -182,6 +177,17 @@ def _plan_compile_mode(
     if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
         return before.compile_mode
     return resolve_compile_mode(config.compile_mode, model.attention, seconds)
+
+
+def _plan_heads(
+    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
+) -> tuple[PlannedHead, PlannedHead | None]:
+    """The head for open frames, and the one for DNA alone if there is to be one."""
+    require_heads(config)
+    head = _plan_head(head_of(config), models, existing.head if existing else None)
+    if (name := dna_head_of(config)) is None:
+        return head, None
+    return head, _plan_head(name, models[:1], existing.dna_head if existing else None)
 
 
 def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:

@@ -12,6 +12,7 @@ from virnuc_core.benchmark.end_to_end import device_groups
 QUICK = ["--devices", "cpu", "--seconds", "0.05", "--repeats", "3", "--token-budget", "512"]
 
 
+@pytest.mark.slow
 def test_forward_passes_against_the_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "result.json"
     models = ["--model", "esm2:random:tiny", "--model", "dnabert:random:tiny"]

@@ -43,6 +43,7 @@ def test_attention_is_measured_with_and_without_the_rotation(monkeypatch: pytest
         assert min(plain[figure]["repeats"]) <= plain[figure]["ms"] <= max(plain[figure]["repeats"])
 
 
+@pytest.mark.slow
 def test_backends_take_turns_on_whole_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "_FORWARD_TOKENS", 512)
     monkeypatch.setattr(flash_attention, "BACKENDS", {"plain": "sdpa", "triton": "triton"})

@@ -25,6 +25,8 @@ FLAGS = {
     "predict": [
         "--out",
         "--chunk-length",
+        "--min-length",
+        "--threshold",
         "--preset",
         "--esm-model",
         "--dnabert-model",
@@ -61,6 +63,8 @@ FLAGS = {
         *LABELLED,
         "--out",
         "--chunk-length",
+        "--min-length",
+        "--threshold",
         "--preset",
         "--esm-model",
         "--dnabert-model",
