@@ -1,4 +1,4 @@
-"""What each command does that runs no server; imported when one of them runs, not for --help."""
+"""What the commands on runs and files do (predict, report, export, bench, ...); imported when one runs, not for --help."""
 
 import shlex
 from collections.abc import Mapping, Sequence
