@@ -11,6 +11,7 @@ COPY virnuc_core ./virnuc_core
 COPY tasks ./tasks
 COPY flows ./flows
 COPY deployments ./deployments
+COPY virnuc_cli ./virnuc_cli
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 # What both targets have but for torch: a user without rights, and places for data and for what outlives a run.

@@ -9,7 +9,7 @@ from typing import Final
 
 import dnaio
 
-from flows.cli import main as virnuc
+from virnuc_cli.main import main as virnuc
 
 SEGMENT_LENGTHS: Final = (5_000, 10_000, 20_000)
 WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: at least, at most

@@ -52,7 +52,17 @@ class RunCost:
 def measure(fasta: Path, out: Path, flags: list[str]) -> RunCost:
     """Runs the command in a process of its own."""
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "flows.cli", "predict", str(fasta), "--out", str(out), "--quiet", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "virnuc_cli",
+        "predict",
+        str(fasta),
+        "--out",
+        str(out),
+        "--quiet",
+        *flags,
+    ]
     subprocess.run(command, check=True)
     wall = time.perf_counter() - begin
     report = json.loads((out / "run.json").read_text())

@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks.reports import print_and_write
-from flows.cli import main as virnuc
+from virnuc_cli.main import main as virnuc
 from virnuc_core.prediction.chunk_tables import DNA_ALONE_STATUS
 from virnuc_core.training.metrics import calibration_error
 

@@ -1,10 +1,11 @@
 """Makes work pools, deployments and the watch for dead runs at a Prefect server; may be run again at any time.
 
-`python -m deployments.register`, or `virnuc deploy`. prefect.yaml says what there is. Whatever a person has set at the
+`virnuc deploy`, which `python -m deployments.register` starts. prefect.yaml says what there is. Whatever a person has set at the
 server since (parameters, a schedule that was paused or moved, the limit of a pool) stays as it is, unless it is
 asked for here.
 """
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -295,6 +296,4 @@ def _zombie_automation() -> "AutomationCore":
 
 
 if __name__ == "__main__":
-    from flows.cli import main
-
-    sys.exit(main(["deploy", *sys.argv[1:]]))
+    os.execv(sys.executable, [sys.executable, "-m", "virnuc_cli", "deploy", *sys.argv[1:]])  # noqa: S606 (the same process goes on as the command)

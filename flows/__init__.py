@@ -1,1 +1,1 @@
-"""The flows of virnuc, and its command line."""
+"""The flows of virnuc."""

@@ -1,45 +1,12 @@
-"""Where a command or a flow reads and writes, looked at before any work is done for it."""
+"""Checks of the paths that a flow reads and writes, before any work is done."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.reader import STDIN
-
-
-def folder_of(out: Path) -> Path:
-    """The folder of an output file.
-
-    Raises:
-        UsageError: it is not there, or no file can be made in it.
-    """
-    folder = out.absolute().parent
-    if not folder.is_dir() or out.is_dir():
-        raise UsageError(f"--out {out} cannot be written: it must be a file in a folder that exists.")
-    try:
-        TemporaryDirectory(dir=folder, prefix=".virnuc-").cleanup()
-    except OSError as error:
-        raise UsageError(
-            f"--out {out} cannot be written: {error.strerror}. Choose another folder."
-        ) from error
-    return folder
-
-
-def require_inputs(names: Iterable[str]) -> None:
-    """Says at once when an input is not there, and not when it is its turn to be read.
-
-    Raises:
-        InputError: it is missing, or a folder.
-    """
-    for name in names:
-        if os.path.isdir(name):
-            raise InputError(f"{name} is a folder. Name the files in it.")
-        if name != STDIN and not os.path.exists(name):
-            raise InputError(f"{name} does not exist. Check the path.")
 
 
 def absolute_path(name: str) -> str:

@@ -14,10 +14,10 @@ from typing import Final
 
 import click
 
-from flows.cli import cli
-from flows.config_file import CommandPath, iter_commands, settings_of
-from flows.config_origin import variable_of
 from scripts.result_pages import RESULTS, ResultPage, markdown
+from virnuc_cli.config import variable_of
+from virnuc_cli.config_file import CommandPath, iter_commands, settings_of
+from virnuc_cli.main import cli
 from virnuc_core.env_config import VARIABLES
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 

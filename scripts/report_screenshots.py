@@ -15,7 +15,7 @@ from typing import Final, Literal
 import dnaio
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from flows.cli import main as virnuc
+from virnuc_cli.main import main as virnuc
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 # Names of contigs, and the records of the validation set, with first and last base, that they are put together from.

@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from flows.cli import cli
+from virnuc_cli.main import cli
 
 ROOT: Final = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.

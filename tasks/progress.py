@@ -71,7 +71,7 @@ def current_progress() -> Progress:
 
 
 @contextmanager
-def telling(progress: Progress) -> Iterator[None]:
+def use_progress(progress: Progress) -> Iterator[None]:
     """Tells `progress` about the runs inside the block."""
     token = _current.set(progress)
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from flows.local_prefect import prepare_local_prefect
+from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core import env_config
 
 _HOME = pytest.StashKey[tempfile.TemporaryDirectory[str]]()

@@ -117,4 +117,4 @@ def command_line(root: Path, made: Path) -> list[str]:
         "--shard-seconds": SHARD_SECONDS,
     }
     flags = [str(word) for pair in settings.items() for word in pair]
-    return [sys.executable, "-m", "flows.cli", "predict", str(made / CONTIGS), *flags]
+    return [sys.executable, "-m", "virnuc_cli", "predict", str(made / CONTIGS), *flags]

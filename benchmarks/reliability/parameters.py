@@ -13,7 +13,6 @@ from prefect.exceptions import ParameterTypeError
 from pydantic import BaseModel
 
 from benchmarks.reliability.mutations import HOSTILE_VALUES
-from flows.cli import main
 from flows.embed import embed
 from flows.nightly import nightly
 from flows.predict import predict
@@ -25,6 +24,7 @@ from flows.settings import (
     predict_config,
     read_settings,
 )
+from virnuc_cli.main import main
 from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
 from virnuc_core.prediction.run_opening import open_run_folder
 from virnuc_core.sequences.frame_store_build import build_frame_store

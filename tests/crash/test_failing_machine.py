@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
 from tasks.indexing import index
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import run_lane

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from flows.cli import main
 from tasks.tracking import TrackedRun
 from tests.forked_lanes import ForkedContext
+from virnuc_cli.main import main
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.key_mapping import (
     DNABERT,

@@ -117,7 +117,9 @@ def models(
     """`virnuc models` in a process of its own, because the hub's client reads its settings once."""
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
     calls = [["models", *map(str, command), "--json"] for command in commands]
-    program = f"from flows.cli import main\nfor arguments in {calls}:\n    print(main(arguments), flush=True)"
+    program = (
+        f"from virnuc_cli.main import main\nfor arguments in {calls}:\n    print(main(arguments), flush=True)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | variables,

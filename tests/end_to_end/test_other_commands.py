@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from flows.cli import cli
 from tests.end_to_end.conftest import Checkpoints, CommandLine, rows
+from virnuc_cli.main import cli
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, flows.cli; flows.cli.main(['--help']); print(sorted(sys.modules))"
+    code = "import sys, virnuc_cli.main; virnuc_cli.main.main(['--help']); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "predict" in modules
     for heavy in ("torch", "prefect", "mlflow", "numpy", "h5py", "pydantic", "rich"):

@@ -319,7 +319,7 @@ def test_interrupt_ends_every_process_and_says_so(
     large.write_text("".join(f">c{i}\n{random_dna(30_000, seed=i)}\n" for i in range(60)))
     out = tmp_path / "run"
     flags = (*checkpoints.flags, "--engine", "reference")
-    command = [sys.executable, "-m", "flows.cli", "predict", str(large), "--out", str(out), *flags]
+    command = [sys.executable, "-m", "virnuc_cli", "predict", str(large), "--out", str(out), *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             wait_until((out / "shards").exists, seconds=120)
@@ -340,7 +340,7 @@ def test_killed_run_leaves_no_server(checkpoints: Checkpoints, contigs: Path, tm
     command = [
         sys.executable,
         "-m",
-        "flows.cli",
+        "virnuc_cli",
         "predict",
         str(contigs),
         "--out",

@@ -124,7 +124,7 @@ def test_killed_while_it_computes_it_goes_on(
     assert virnuc_flows("reprocess", whole, *changes).code == 0
 
     old = content(run)
-    command = [sys.executable, "-m", "flows.cli", "reprocess", str(run), *changes]
+    command = [sys.executable, "-m", "virnuc_cli", "reprocess", str(run), *changes]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         wait_until(lambda: any((run / "next").glob("shards/*.h5")), seconds=120)
         os.killpg(process.pid, signal.SIGKILL)

@@ -15,10 +15,10 @@ import pytest
 from mlflow import MlflowClient
 from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
 
-from flows.cli import main
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from tests.end_to_end.test_predict import is_empty_group, wait_until
 from tests.unit.training.test_genbank import made_record, write_genbank
+from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.classifier import load_classifier
@@ -177,7 +177,7 @@ def test_a_training_that_was_killed_goes_on_with_the_shards_that_are_there(
 ) -> None:
     head = tmp_path / "head.safetensors"
     flags = (*classes(labelled), *models(checkpoints), *FAST, "--shard-seconds", "0.001")
-    command = [sys.executable, "-m", "flows.cli", "train", "--out", str(head), *map(str, flags)]
+    command = [sys.executable, "-m", "virnuc_cli", "train", "--out", str(head), *map(str, flags)]
     shards = Path(f"{head}.run") / "shards"
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         wait_until(lambda: len(list(shards.glob("shard_*.h5"))) > 2, seconds=120)

@@ -177,7 +177,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with (home / "up.log").open("w") as log, SyncPrefectClient(f"http://127.0.0.1:{port}/api") as client:
         ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "up", *ports, *WORKERS],
+            [sys.executable, "-m", "virnuc_cli", "up", *ports, *WORKERS],
             env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2"},
             stdout=log,
             stderr=log,
@@ -214,6 +214,6 @@ def local_run(stack: Stack, genomes: Path, tmp_path_factory: pytest.TempPathFact
     flags = {name.replace("_", "-"): value for name, value in SETTINGS.items() if name != "devices"}
     settings = [f"--{name}={value}" for name, value in flags.items()]
     devices = "auto" if ON_GPUS else "cpu"
-    done = stack.shell("flows.cli", "predict", genomes, "--out", out, *settings, "--devices", devices)
+    done = stack.shell("virnuc_cli", "predict", genomes, "--out", out, *settings, "--devices", devices)
     assert done.returncode == 0, done.stderr
     return out

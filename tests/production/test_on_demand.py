@@ -80,7 +80,7 @@ def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Pat
     params = [f"--param=run={json.dumps(str(in_pool))}", f"--param=settings={json.dumps({'head': head})}"]
     asked = stack.shell("prefect", "deployment", "run", "reprocess/on-demand", *params, "--watch")
     assert asked.returncode == 0, asked.stdout + asked.stderr
-    done = stack.shell("flows.cli", "reprocess", here, "--head", head, "--mode", "local")
+    done = stack.shell("virnuc_cli", "reprocess", here, "--head", head, "--mode", "local")
     assert done.returncode == 0, done.stderr
     assert same_results(in_pool, here)
     assert not same_results(in_pool, local_run)
@@ -104,7 +104,7 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
     assert "virnuc-head" in artifacts(stack, run.id)
     flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
     given = ("--viral", *files["viral"], "--other", *files["other"])
-    done = stack.shell("flows.cli", "train", *given, *flags, "--out", here, "--mode", "local")
+    done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here, "--mode", "local")
     assert done.returncode == 0, done.stderr
     assert head.read_bytes() == here.read_bytes()
 

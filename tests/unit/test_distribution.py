@@ -53,15 +53,15 @@ def test_wheel_holds_packages_data_and_licence(built: Path) -> None:
         fields = Parser().parsestr(archive.read(metadata).decode())
         [entries] = [archive.read(name).decode() for name in names if name.endswith("/entry_points.txt")]
     assert set(DATA) <= set(names)
-    modules = {path.relative_to(ROOT).as_posix() for room in ("virnuc_core", "tasks", "flows", "deployments")
+    modules = {path.relative_to(ROOT).as_posix() for room in ("virnuc_core", "tasks", "flows", "deployments", "virnuc_cli")
                for path in (ROOT / room).rglob("*.py")}  # fmt: skip
     assert modules <= set(names)
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     assert {name.partition("/")[0] for name in names if not name.startswith("virnuc-")} == {
-        "virnuc_core", "tasks", "flows", "deployments",
+        "virnuc_core", "tasks", "flows", "deployments", "virnuc_cli",
     }  # fmt: skip
     assert fields["License-Expression"] == "MIT"
-    assert "virnuc = flows.cli:main" in entries
+    assert "virnuc = virnuc_cli.main:main" in entries
 
 
 def test_sdist_holds_what_the_wheel_is_built_from(built: Path) -> None:

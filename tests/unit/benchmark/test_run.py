@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main as virnuc
+from virnuc_cli.main import main as virnuc
 from virnuc_core.benchmark.__main__ import main
 from virnuc_core.benchmark.end_to_end import device_groups
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import deployments
-from flows.cli import cli
+from virnuc_cli.main import cli
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = Path(deployments.__file__).parent / "examples" / "slurm"
@@ -65,7 +65,8 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 def test_the_wheel_is_built_of_all_packages() -> None:
     copied = " ".join(arguments("COPY"))
-    assert all(package in copied for package in ("virnuc_core", "tasks", "flows", "deployments", "LICENSE"))
+    packages = ("virnuc_core", "tasks", "flows", "deployments", "virnuc_cli")
+    assert all(name in copied for name in (*packages, "LICENSE"))
 
 
 def test_both_targets_run_virnuc_without_rights() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import deployments
-from flows.cli import cli
+from virnuc_cli.main import cli
 
 with warnings.catch_warnings():  # of MLflow's own code
     warnings.simplefilter("ignore")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.processes import only_one
-from flows.cli import main
+from virnuc_cli.main import main
 from virnuc_core import env_config
 
 

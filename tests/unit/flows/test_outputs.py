@@ -2,16 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.outputs import folder_of, require_absolute, require_no_input, require_run
+from flows.outputs import require_absolute, require_no_input, require_run
 from virnuc_core.errors import InputError, UsageError
-
-
-def test_output_needs_a_folder(tmp_path: Path) -> None:
-    assert folder_of(tmp_path / "out.tsv") == tmp_path
-    for out in (tmp_path / "no" / "out.tsv", tmp_path, Path("/proc/out.tsv")):
-        with pytest.raises(UsageError, match="--out"):
-            folder_of(out)
-    assert not list(tmp_path.iterdir())
 
 
 def test_output_is_not_an_input(tmp_path: Path) -> None:

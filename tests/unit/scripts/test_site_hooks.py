@@ -10,8 +10,8 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from playwright.sync_api import sync_playwright
 
-from flows.cli import cli
 from scripts.site_hooks import ROOT, commands_page
+from virnuc_cli.main import cli
 
 pytestmark = pytest.mark.slow
 

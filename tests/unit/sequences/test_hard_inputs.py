@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
 from tests.made_inputs import HardInput, fasta, hard_inputs
 from tests.slow_frames import slow_chunks, slow_frames
+from virnuc_cli.main import main
 from virnuc_core.errors import InputError
 from virnuc_core.sequences.frame_store_build import build_frame_store
 

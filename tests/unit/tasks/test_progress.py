@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tasks.progress import LaneProgress, LaneRows, current_progress, stage_clock, telling
+from tasks.progress import LaneProgress, LaneRows, current_progress, stage_clock, use_progress
 from tests.made_models import MadeRun
 from tests.unit.inference.test_lane_journal import done, loaded
 from virnuc_core.inference.events import LaneEvent, LaneStarted
@@ -25,7 +25,7 @@ class Listener:
 def test_clock_names_stages_and_keeps_their_times() -> None:
     listener = Listener()
     clock = stage_clock()
-    with telling(listener):
+    with use_progress(listener):
         with clock.stage("index"):
             time.sleep(0.01)
         with clock.stage("plan"):
@@ -50,7 +50,7 @@ def test_journals_become_progress(finished_run: MadeRun) -> None:
     here = LaneStarted(lane=2, device="cpu", host=socket.gethostname(), pid=1, shards=(0, 1))
     elsewhere = LaneStarted(lane=2, device="cuda:0", host="node1.", pid=1, shards=(1,))
     listener = Listener()
-    with telling(listener):
+    with use_progress(listener):
         lanes = LaneRows(finished_run.plan)
 
         def hear(*events: LaneEvent) -> LaneProgress:

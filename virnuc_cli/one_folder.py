@@ -5,7 +5,7 @@ from pathlib import Path
 
 from virnuc_core.errors import UsageError
 
-PACKAGES = ("flows", "tasks", "virnuc_core")
+PACKAGES = ("virnuc_cli", "deployments", "flows", "tasks", "virnuc_core")
 
 
 def require_one_folder() -> None:

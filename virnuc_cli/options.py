@@ -5,6 +5,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from virnuc_core.benchmark.settings import OPTIONS
+
 _WHOLE: Final = 1000  # letters, more than any first sentence has
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -228,6 +230,49 @@ EMBED_OPTIONS: Final = (
         help="How vectors are stored [float32].",
     ),
 )
+
+REPORT_OPTIONS: Final = (
+    click.argument("run", metavar="RUN"),
+    click.option(
+        "--labels", metavar="FILE.tsv", help="Table of contig and class: adds figures by class [none]."
+    ),
+)
+
+EXPORT_OPTIONS: Final = (
+    click.argument("embeddings", metavar="EMBEDDINGS"),
+    click.option(
+        "--to", required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
+    ),
+    click.option(
+        "--vectors",
+        type=click.Choice(["all", "dna", "protein"]),
+        default="all",
+        help="Of a predict run, the vectors of one model [all: DNA and protein side by side].",
+    ),
+)
+
+
+def _bench_options() -> tuple[Any, ...]:
+    """The benchmark's own table of options for click."""
+    options = []
+    for option in OPTIONS:
+        if option.kind is bool:
+            options.append(click.option(option.flag, is_flag=True, help=option.help))
+            continue
+        options.append(
+            click.option(
+                option.flag,
+                type=click.Choice(option.choices) if option.choices else option.kind,
+                default=option.default,
+                metavar=option.metavar,
+                multiple=option.multiple,
+                help=option.help,
+            )
+        )
+    return tuple(options)
+
+
+BENCH_OPTIONS: Final = _bench_options()
 
 DEPLOY_OPTIONS: Final = (
     click.option("--cron", metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),

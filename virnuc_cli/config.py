@@ -1,15 +1,16 @@
-"""Which value every setting has, and where it came from: flag, environment variable, file, preset or default."""
+"""`virnuc config`: the value of every setting, and its source: flag, environment variable, file, preset or default."""
 
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import click
 from click.core import ParameterSource
 
-from flows.config_file import ENVIRONMENT_NAMES, CommandPath, FileSettings, settings_of
+from virnuc_cli.config_file import ENVIRONMENT_NAMES, CommandPath, FileSettings, iter_commands, settings_of
+from virnuc_cli.options import OUTPUT_OPTIONS, CommandGroup, with_options
 from virnuc_core.env_config import VARIABLES, value_of
 from virnuc_core.errors import UsageError
 from virnuc_core.plain_text import visible
@@ -187,3 +188,45 @@ def _not_required(option: click.Option) -> click.Option:
     relaxed = copy.copy(option)
     relaxed.required = False
     return relaxed
+
+
+@click.group(name="config", cls=CommandGroup)
+def config_group() -> None:
+    """What the settings are, and where they come from."""
+
+
+@config_group.command(context_settings={"ignore_unknown_options": True})
+@with_options(
+    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
+    *OUTPUT_OPTIONS,
+)
+@click.pass_context
+def show(ctx: click.Context, command: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> None:
+    """Every setting of COMMAND (of all commands), its value, and where that came from.
+
+    FLAGS are taken as if COMMAND were run with them.
+    """
+    from virnuc_cli import terminal  # imports rich
+
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    settings = root.obj
+    assert isinstance(settings, FileSettings)
+    if command:
+        chosen = [split_command(root.command, command)]
+    else:
+        chosen = [(path, ()) for path, _ in iter_commands(root.command)]
+    found = {" ".join(path): list(command_origins(root, path, rest)) for path, rest in chosen}
+    environment = list(environment_origins(settings))
+    document: dict[str, Any] = {
+        "files": [str(file) for file in settings.files],
+        "commands": {name: [asdict(origin) for origin in origins] for name, origins in found.items()},
+        "environment": [asdict(origin) for origin in environment],
+    }
+    files = ", ".join(document["files"]) or "none"
+    tables = {name: origins for name, origins in {**found, "environment": environment}.items() if origins}
+    text = [f"settings files: {files}"]
+    text += [
+        f"{name}\n{terminal.aligned([origin.line for origin in origins])}" for name, origins in tables.items()
+    ]
+    terminal.show("json" if as_json else "human", document, "\n\n".join(text))

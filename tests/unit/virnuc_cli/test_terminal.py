@@ -4,8 +4,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from flows.terminal import BarProgress, LineProgress, terminal
 from tasks.progress import LaneProgress, current_progress
+from virnuc_cli.terminal import BarProgress, LineProgress, terminal
 
 
 def lane(done: int, total: int = 100, number: int = 0) -> LaneProgress:

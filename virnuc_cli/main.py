@@ -17,19 +17,23 @@ from typing import Any, Final
 
 import click
 
-from flows.bench import BENCH_OPTIONS, run_bench
-from flows.cli_config import config_group
-from flows.cli_doctor import doctor
-from flows.cli_models import models_group
-from flows.cli_options import (
+from virnuc_cli.config import config_group, given_origins, in_words
+from virnuc_cli.config_file import use_settings_files
+from virnuc_cli.doctor import doctor
+from virnuc_cli.models import models_group
+from virnuc_cli.one_folder import require_one_folder
+from virnuc_cli.options import (
+    BENCH_OPTIONS,
     DEBUG,
     DEPLOY_OPTIONS,
     EMBED_OPTIONS,
     ENGINE_OPTIONS,
+    EXPORT_OPTIONS,
     INPUTS,
     LANE_OPTIONS,
     OUTPUT_OPTIONS,
     PREDICT_OPTIONS,
+    REPORT_OPTIONS,
     REPROCESS_OPTIONS,
     UP_OPTIONS,
     WORKER_OPTIONS,
@@ -37,12 +41,7 @@ from flows.cli_options import (
     output_mode,
     with_options,
 )
-from flows.cli_training import evaluate, train
-from flows.config_file import use_settings_files
-from flows.config_origin import given_origins, in_words
-from flows.export import EXPORT_OPTIONS, run_export
-from flows.one_folder import require_one_folder
-from flows.report import REPORT_OPTIONS, run_report
+from virnuc_cli.training import evaluate, train
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 from virnuc_core.prediction.asked_with import asked_with
@@ -95,7 +94,7 @@ def predict(
     inputs: tuple[str, ...], out: str, force: bool, quiet: bool, as_json: bool, debug: bool, **settings: Any
 ) -> None:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
-    from flows.commands import run_predict
+    from virnuc_cli.commands import run_predict
 
     with asked_with(given_origins(click.get_current_context())):
         run_predict(
@@ -122,7 +121,7 @@ def embed(
     **settings: Any,
 ) -> None:
     """Writes one mean vector for each sequence in INPUT."""
-    from flows.commands import run_embed
+    from virnuc_cli.commands import run_embed
 
     with asked_with(given_origins(click.get_current_context())):
         run_embed(
@@ -145,7 +144,7 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
     What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
     computed. The old results stay until the new ones are whole.
     """
-    from flows.commands import run_reprocess
+    from virnuc_cli.commands import run_reprocess
 
     with asked_with(given_origins(click.get_current_context())):
         run_reprocess(
@@ -162,6 +161,8 @@ def reprocess(run: str, force: bool, quiet: bool, as_json: bool, debug: bool, **
 @with_options(*REPORT_OPTIONS, *OUTPUT_OPTIONS)
 def report(run: str, labels: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
     """Writes the report of the finished run in folder RUN anew, report.html, with figures by class if there are labels."""
+    from virnuc_cli.commands import run_report
+
     run_report(run, labels=labels, output=output_mode(quiet, as_json))
 
 
@@ -178,7 +179,7 @@ def frames(
     inputs: tuple[str, ...], chunk_length: int, out: str, quiet: bool, as_json: bool, debug: bool
 ) -> None:
     """Writes the open reading frames of INPUT as a table."""
-    from flows.commands import run_frames
+    from virnuc_cli.commands import run_frames
 
     run_frames(inputs, chunk_length=chunk_length, out=out, output=output_mode(quiet, as_json))
 
@@ -197,7 +198,7 @@ def score(
     embeddings: str, head: str, dna_head: str | None, out: str, quiet: bool, as_json: bool, debug: bool
 ) -> None:
     """Scores stored EMBEDDINGS with another classifier head."""
-    from flows.commands import run_score
+    from virnuc_cli.commands import run_score
 
     run_score(embeddings, head=head, dna_head=dna_head, out=out, output=output_mode(quiet, as_json))
 
@@ -206,6 +207,8 @@ def score(
 @with_options(*EXPORT_OPTIONS, *OUTPUT_OPTIONS)
 def export(embeddings: str, to: str, vectors: str, quiet: bool, as_json: bool, debug: bool) -> None:
     """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
+    from virnuc_cli.commands import run_export
+
     run_export(embeddings, to=to, vectors=vectors, output=output_mode(quiet, as_json))
 
 
@@ -213,7 +216,7 @@ def export(embeddings: str, to: str, vectors: str, quiet: bool, as_json: bool, d
 @with_options(click.argument("path"), *OUTPUT_OPTIONS)
 def inspect(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
-    from flows.commands import run_inspect
+    from virnuc_cli.commands import run_inspect
 
     return run_inspect(path, output=output_mode(quiet, as_json))
 
@@ -226,7 +229,7 @@ def fsck(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
     inspect compares each file with its own checksums; fsck also compares every row of the vectors with the shards, and
     the tables with what follows from these.
     """
-    from flows.commands import run_fsck
+    from virnuc_cli.commands import run_fsck
 
     return run_fsck(path, output=output_mode(quiet, as_json))
 
@@ -235,6 +238,8 @@ def fsck(path: str, quiet: bool, as_json: bool, debug: bool) -> int:
 @with_options(*BENCH_OPTIONS, *OUTPUT_OPTIONS)
 def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
+    from virnuc_cli.commands import run_bench
+
     run_bench(settings, output=output_mode(quiet, as_json))
 
 
@@ -242,7 +247,7 @@ def bench(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
 @with_options(*DEPLOY_OPTIONS, *OUTPUT_OPTIONS)
 def deploy(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
     """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
-    from deployments.commands import run_deploy
+    from virnuc_cli.services import run_deploy
 
     run_deploy(**settings, output=output_mode(quiet, as_json))
 
@@ -251,7 +256,7 @@ def deploy(quiet: bool, as_json: bool, debug: bool, **settings: Any) -> None:
 @with_options(*WORKER_OPTIONS, DEBUG)
 def worker(debug: bool, **settings: Any) -> None:
     """Works for the Prefect server until it is stopped: one worker a GPU of this host."""
-    from deployments.commands import run_worker
+    from virnuc_cli.services import run_worker
 
     run_worker(**settings)
 
@@ -260,7 +265,7 @@ def worker(debug: bool, **settings: Any) -> None:
 @with_options(*UP_OPTIONS, DEBUG)
 def up(debug: bool, **settings: Any) -> None:
     """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
-    from deployments.commands import run_up
+    from virnuc_cli.services import run_up
 
     run_up(**settings)
 
@@ -317,7 +322,3 @@ def _report(message: str, exit_code: int, arguments: list[str]) -> int:
     if "--json" in arguments:
         print(json.dumps({"error": message, "exit_code": exit_code}))
     return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,11 +9,11 @@ from typing import Any
 from deployments.register import NightlyChoice, register
 from deployments.up import Stack, run_stack
 from deployments.worker import WorkerChoice, work
-from flows.commands import require_models_and_head, show
-from flows.local_prefect import prepare_local_prefect
 from flows.outputs import absolute_path
 from flows.settings import PredictSettings, predict_config, read_settings
-from flows.terminal import OutputMode
+from virnuc_cli.local_prefect import prepare_local_prefect
+from virnuc_cli.preflight import require_models_and_head
+from virnuc_cli.terminal import OutputMode, show
 from virnuc_core.env_config import env
 
 
@@ -42,7 +42,7 @@ def run_deploy(
 def run_worker(*, devices: str, workers: int | None, runs: int) -> None:
     """`virnuc worker`; a signal is how it ends."""
     prepare_local_prefect()
-    with _telling(), suppress(KeyboardInterrupt):
+    with _log_programs(), suppress(KeyboardInterrupt):
         work(WorkerChoice(devices=devices, workers=workers, runs=runs))
 
 
@@ -55,12 +55,12 @@ def run_up(*, port: int, mlflow_port: int, devices: str, workers: int | None) ->
         workers=WorkerChoice(devices=devices, workers=workers),
         folder=env().home.resolve() / "up",
     )
-    with _telling(), suppress(KeyboardInterrupt):
+    with _log_programs(), suppress(KeyboardInterrupt):
         run_stack(stack)
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _log_programs() -> Iterator[None]:
     """Says on stderr which programs start and end."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("virnuc: %(message)s"))

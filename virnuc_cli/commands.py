@@ -1,17 +1,14 @@
-"""What each command of the command line does; imported when a command runs, not for --help."""
+"""What the commands on runs and files do (predict, report, export, bench, ...); imported when one runs, not for --help."""
 
-import json
-import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.local_prefect import local_prefect
-from flows.outputs import folder_of, require_inputs, require_no_input, require_run
+from flows.outputs import require_no_input, require_run
 from flows.settings import (
     LANE_DEFAULTS,
     EmbedSettings,
@@ -23,13 +20,17 @@ from flows.settings import (
     predict_config,
     read_settings,
 )
-from flows.terminal import OutputMode, terminal
-from virnuc_core.errors import DamagedFileError, UsageError, VirnucError
-from virnuc_core.models.catalogue import require_heads, require_known_model, resolve_head, split_family
+from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
+from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
+from virnuc_cli.terminal import OutputMode, show, terminal
+from virnuc_core.benchmark.settings import BenchSettings, arguments_of
+from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.json_records import parse_object
+from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.reader import STDIN
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.specs import Family
 
 
 def run_predict(
@@ -166,50 +167,55 @@ def run_fsck(path: str, *, output: OutputMode) -> int:
     return 0 if found.is_whole else DamagedFileError.exit_code
 
 
-def require_models_and_head(config: RunConfig) -> None:
-    """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
+def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
+    """Writes report.html of a run again, from its tables and run.json.
 
     Raises:
-        VirnucError: there can be no such model, no such head, or no head for these models.
+        InputError: RUN is no folder of a run, the run is not finished, or the labels cannot be read.
+        UsageError: it is an embed run, or another run works in that folder.
+        DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
-    require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
-    require_heads(config)
+    from virnuc_core.prediction.report.html import write_report_page
+    from virnuc_core.prediction.report.labels import read_labels
+    from virnuc_core.prediction.result_files import records_of, require_unchanged
+    from virnuc_core.prediction.run_json import write_document
+    from virnuc_core.prediction.run_opening import open_run_folder
+
+    require_run(Path(run))
+    classes = None if labels is None else read_labels(_table(labels))
+    prepare_local_prefect()
+    with terminal(output), open_run_folder(Path(run), force=False) as folder:
+        document = _document(folder)
+        require_unchanged(folder.report, folder.page)
+        write_report_page(folder, document, classes)
+        others = [record for record in document["files"] if record["name"] != folder.page.name]
+        write_document(folder.report, {**document, "files": others + records_of([folder.page])})
+    contigs = document["counts"]["records"]
+    summary = f"report of {contigs} contigs: {folder.page}"
+    show(output, {"report": str(folder.page), "counts": document["counts"], "labels": labels}, summary)
 
 
-def require_models(models: Mapping[Family, str | None]) -> None:
-    """Says at once when there can be no such model.
+def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) -> None:
+    """`virnuc export`."""
+    from virnuc_core.prediction.export import export_embeddings
 
-    Raises:
-        CheckpointError: there can be none of that name.
-    """
-    for family, name in models.items():
-        if name is not None:
-            require_known_model(name, family)
+    require_no_input(Path(to), (embeddings,))
+    folder_of(Path(to))
+    with terminal(output):
+        rows = export_embeddings(embeddings, to, vectors=None if vectors == "all" else vectors)
+    show(output, {"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
 
 
-@contextmanager
-def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
-    """The inputs as files that can be read more than once: standard input is written to one first.
+def run_bench(values: Mapping[str, Any], output: OutputMode) -> None:
+    """`virnuc bench`."""
+    from virnuc_core.benchmark.run import run_benchmark  # imports torch
+    from virnuc_core.benchmark.table import text_table
 
-    Raises:
-        InputError: an input is not there.
-        UsageError: standard input is named twice.
-    """
-    require_inputs(inputs)
-    if STDIN not in inputs:
-        yield list(inputs)
-        return
-    if inputs.count(STDIN) > 1:
-        raise UsageError("standard input (-) can be read only once: name it once.")
-    with TemporaryDirectory(prefix="virnuc-") as scratch:
-        spooled = Path(scratch) / "stdin"
-        with open(spooled, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        try:
-            yield [str(spooled) if name == STDIN else name for name in inputs]
-        except VirnucError as error:
-            # Nobody has given the path of the copy, and it is gone when the message is read.
-            raise type(error)(str(error).replace(str(spooled), "standard input")) from error
+    settings = BenchSettings.from_options(values)
+    command = shlex.join(["virnuc", "bench", *arguments_of(values)])
+    with terminal(output):
+        result = run_benchmark(settings, command)
+    show(output, asdict(result), text_table(result.cases))
 
 
 def _drop_empty_table(path: Path) -> None:
@@ -221,9 +227,25 @@ def _drop_empty_table(path: Path) -> None:
             path.unlink()
 
 
-def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:
-    """Says the result on stdout, in the form that was asked for."""
-    if output == "json":
-        print(json.dumps(document))
-    elif output == "human":
-        print(summary)
+def _table(labels: str) -> Path:
+    path = Path(labels)
+    if not path.is_file():
+        raise InputError(f"--labels {labels} is no file: give a tab-separated table of contig and class.")
+    return path
+
+
+def _document(folder: RunFolder) -> dict[str, Any]:
+    """The content of a run's run.json."""
+    if not folder.report.exists():
+        raise InputError(
+            f"{folder.root} has no {folder.report.name}, so its run is not finished: run the same command again."
+        )
+    try:
+        document = parse_object(folder.report.read_bytes())
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{folder.report} cannot be read ({error}): run the same command again."
+        ) from error
+    if document.get("kind") != "predict":
+        raise UsageError(f"{folder.root} holds no predict run: only those have a report.")
+    return document

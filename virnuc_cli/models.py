@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flows.cli_options import OUTPUT_OPTIONS, CommandGroup, output_mode, with_options
-from flows.columns import aligned
+from virnuc_cli.options import OUTPUT_OPTIONS, CommandGroup, output_mode, with_options
 
 if TYPE_CHECKING:
     from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
@@ -27,7 +26,7 @@ def models_group() -> None:
 @with_options(*OUTPUT_OPTIONS)
 def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
     """The catalogue: size, memory, speed, source, licence, and what is on this machine."""
-    from flows.commands import show
+    from virnuc_cli.terminal import show
     from virnuc_core.inference.model_facts import head_facts, model_facts  # imports torch
 
     models, heads = model_facts(), head_facts()
@@ -48,7 +47,7 @@ def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
 )
 def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
     """Fetches models ahead of time, at their pinned revisions, and checks their hashes."""
-    from flows.commands import show
+    from virnuc_cli.terminal import show
     from virnuc_core.models.hub import hide_progress
     from virnuc_core.models.pulling import pull as fetch_whole  # imports torch
 
@@ -69,7 +68,7 @@ def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, deb
 @with_options(_NAMES, *OUTPUT_OPTIONS)
 def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> int:
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
-    from flows.commands import show
+    from virnuc_cli.terminal import show
     from virnuc_core.errors import DamagedFileError
     from virnuc_core.models.verification import verify as read_whole  # imports torch
 
@@ -95,7 +94,7 @@ def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> Non
 
     The vectors and scores stay the same to the bit. No code that a pickle carries is run.
     """
-    from flows.commands import show
+    from virnuc_cli.terminal import show
     from virnuc_core.models.conversion import convert as write_safetensors  # imports torch
 
     done = write_safetensors(Path(path).expanduser(), Path(out).expanduser())
@@ -110,6 +109,8 @@ def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> Non
 
 
 def _catalogue_text(models: "list[ModelFacts]", heads: "list[HeadFacts]") -> str:
+    from virnuc_cli.terminal import aligned  # imports rich
+
     costs: list[tuple[str, ...]] = [
         ("name", "for", "layers", "width", "parameters", "disk", "GPU fp32", "fp16", "fp8", "CPU", "speed")
     ]

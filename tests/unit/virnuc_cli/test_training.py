@@ -3,8 +3,8 @@ from typing import Any
 import click
 import pytest
 
-from flows.cli_options import with_options
-from flows.cli_training import LABELLED_OPTIONS, SpreadCommand
+from virnuc_cli.options import with_options
+from virnuc_cli.training import LABELLED_OPTIONS, SpreadCommand
 
 CASES = {
     "--viral a b --other c": (("a", "b"), ("c",), ()),

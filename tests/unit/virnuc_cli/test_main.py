@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from flows.cli import cli, main
-from flows.config_file import iter_commands
+from virnuc_cli.config_file import iter_commands
+from virnuc_cli.main import cli, main
 from virnuc_core import __version__
 
 OUTPUT = ["--quiet", "--json", "--debug"]

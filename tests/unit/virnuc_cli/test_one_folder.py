@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.one_folder import PACKAGES, require_one_folder
+from virnuc_cli.one_folder import PACKAGES, require_one_folder
 from virnuc_core.errors import UsageError
 
 

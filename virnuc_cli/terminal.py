@@ -1,10 +1,11 @@
-"""What a person sees while a run goes on, and what is said at its end."""
+"""What the user sees: progress and warnings on stderr while a command runs, and its result on stdout."""
 
+import json
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tasks.progress import LaneProgress, telling
+from tasks.progress import LaneProgress, use_progress
 
 OutputMode = Literal["human", "quiet", "json"]
 
@@ -126,14 +127,41 @@ def terminal(mode: OutputMode) -> Iterator[None]:
         logger.addHandler(handler)
     try:
         if mode != "human":
-            with telling(SilentProgress()):
+            with use_progress(SilentProgress()):
                 yield
         elif console.is_terminal:
-            with BarProgress(console) as bars, telling(bars):
+            with BarProgress(console) as bars, use_progress(bars):
                 yield
         else:
-            with telling(LineProgress()):
+            with use_progress(LineProgress()):
                 yield
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
+
+
+def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:
+    """Prints the result on stdout, in the requested form."""
+    if output == "json":
+        print(json.dumps(document))
+    elif output == "human":
+        print(summary)
+
+
+def aligned(rows: Sequence[Sequence[str]], indent: str = "  ", numbers: Sequence[int] = ()) -> str:
+    """Rows of cells below one another, two spaces between columns.
+
+    Args:
+        rows: of equal lengths; the first may be a heading.
+        indent: before each line.
+        numbers: columns that are flush right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        indent
+        + "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import readable, run_embed, run_predict
-from virnuc_core.errors import CheckpointError, InputError, VirnucError
+from virnuc_cli.commands import run_embed, run_predict
+from virnuc_cli.preflight import folder_of, readable
+from virnuc_core.errors import CheckpointError, InputError, UsageError, VirnucError
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_wrong_path_is_said_before_prefect_is_imported(
     arguments = [argument.format(path) for argument in command]
     code = f"""if True:
         import sys
-        from flows.cli import main
+        from virnuc_cli.main import main
         code = main({arguments!r})
         print(code, 'prefect' in sys.modules, 'torch' in sys.modules)
     """
@@ -100,3 +101,11 @@ def test_a_wrong_path_is_said_before_prefect_is_imported(
     assert imported == ["False", "False"]
     assert path in done.stderr
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.fa", "folder"]
+
+
+def test_output_needs_a_folder(tmp_path: Path) -> None:
+    assert folder_of(tmp_path / "out.tsv") == tmp_path
+    for out in (tmp_path / "no" / "out.tsv", tmp_path, Path("/proc/out.tsv")):
+        with pytest.raises(UsageError, match="--out"):
+            folder_of(out)
+    assert not list(tmp_path.iterdir())

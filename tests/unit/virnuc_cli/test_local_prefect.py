@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.local_prefect import prepare_local_prefect
+from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
 

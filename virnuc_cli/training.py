@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from flows.cli_options import (
+from virnuc_cli.config import given_origins
+from virnuc_cli.options import (
     DNABERT_OPTIONS,
     ENGINE_OPTIONS,
     LANE_OPTIONS,
@@ -15,11 +16,10 @@ from flows.cli_options import (
     output_mode,
     with_options,
 )
-from flows.config_origin import given_origins
 from virnuc_core.prediction.asked_with import asked_with
 
 if TYPE_CHECKING:
-    from flows.terminal import OutputMode
+    from virnuc_cli.terminal import OutputMode
 
 _SPREAD: Final = frozenset({"--viral", "--other", "--genbank"})
 _LABELLED: Final = ("viral", "other", "genbank", "labelled", "labels")
@@ -117,11 +117,11 @@ def run_train(
     output: "OutputMode",
 ) -> None:
     """`virnuc train`."""
-    from flows.commands import require_models, show
-    from flows.local_prefect import local_prefect
-    from flows.outputs import folder_of, require_head_name, require_inputs
+    from flows.outputs import require_head_name
     from flows.settings import LaneSettings, TrainSettings, read_settings, train_config
-    from flows.terminal import terminal
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import folder_of, require_inputs, require_models
+    from virnuc_cli.terminal import show, terminal
 
     chosen = read_settings(TrainSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
@@ -149,11 +149,10 @@ def run_evaluate(
     output: "OutputMode",
 ) -> None:
     """`virnuc evaluate`."""
-    from flows.commands import require_models_and_head, show
-    from flows.local_prefect import local_prefect
-    from flows.outputs import require_inputs
     from flows.settings import LaneSettings, PredictSettings, predict_config, read_settings
-    from flows.terminal import terminal
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import require_inputs, require_models_and_head
+    from virnuc_cli.terminal import show, terminal
 
     chosen = read_settings(PredictSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})

@@ -1,0 +1,91 @@
+"""Checks of models, inputs and outputs that fail at once, before a command imports torch or starts Prefect."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from virnuc_core.errors import InputError, UsageError, VirnucError
+from virnuc_core.models.catalogue import require_heads, require_known_model
+from virnuc_core.sequences.reader import STDIN
+from virnuc_core.specs import Family, RunConfig
+
+
+def require_models_and_head(config: RunConfig) -> None:
+    """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
+
+    Raises:
+        VirnucError: there can be no such model, no such head, or no head for these models.
+    """
+    require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
+    require_heads(config)
+
+
+def require_models(models: Mapping[Family, str | None]) -> None:
+    """Says at once when there can be no such model.
+
+    Raises:
+        CheckpointError: there can be none of that name.
+    """
+    for family, name in models.items():
+        if name is not None:
+            require_known_model(name, family)
+
+
+@contextmanager
+def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
+    """The inputs as files that can be read more than once: standard input is written to one first.
+
+    Raises:
+        InputError: an input is not there.
+        UsageError: standard input is named twice.
+    """
+    require_inputs(inputs)
+    if STDIN not in inputs:
+        yield list(inputs)
+        return
+    if inputs.count(STDIN) > 1:
+        raise UsageError("standard input (-) can be read only once: name it once.")
+    with TemporaryDirectory(prefix="virnuc-") as scratch:
+        spooled = Path(scratch) / "stdin"
+        with open(spooled, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        try:
+            yield [str(spooled) if name == STDIN else name for name in inputs]
+        except VirnucError as error:
+            # Nobody has given the path of the copy, and it is gone when the message is read.
+            raise type(error)(str(error).replace(str(spooled), "standard input")) from error
+
+
+def folder_of(out: Path) -> Path:
+    """The folder of an output file.
+
+    Raises:
+        UsageError: it is not there, or no file can be made in it.
+    """
+    folder = out.absolute().parent
+    if not folder.is_dir() or out.is_dir():
+        raise UsageError(f"--out {out} cannot be written: it must be a file in a folder that exists.")
+    try:
+        TemporaryDirectory(dir=folder, prefix=".virnuc-").cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
+    return folder
+
+
+def require_inputs(names: Iterable[str]) -> None:
+    """Says at once when an input is not there, and not when it is its turn to be read.
+
+    Raises:
+        InputError: it is missing, or a folder.
+    """
+    for name in names:
+        if os.path.isdir(name):
+            raise InputError(f"{name} is a folder. Name the files in it.")
+        if name != STDIN and not os.path.exists(name):
+            raise InputError(f"{name} does not exist. Check the path.")
