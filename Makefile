@@ -2,6 +2,7 @@
 # make test    install with the test tools, then run the tests that guard every change
 # make test-slow   the long ones: hostile input, power failures, servers and workers killed, tutorial, site, wheel
 # make test-all    both
+# make faults  whether the tests find the faults of tests/seeded_faults
 # make check   formatting, lint, security lint, types, layers and the architecture test
 # make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
 # make docs    the documentation as a site, in site/, to be read without a network
@@ -19,7 +20,7 @@ BIN := .venv/bin
 RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-all check docs dist soak audit clean
+.PHONY: demo test test-slow test-all faults check docs dist soak audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
@@ -52,6 +53,9 @@ soak: .venv/installed-dev
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+faults: .venv/installed-dev
+	$(BIN)/python -m tests.seeded_faults --jobs 2
 
 dist: .venv/installed-dev
 	rm -rf build dist

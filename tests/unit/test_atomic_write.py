@@ -1,5 +1,6 @@
 """A file is whole or absent."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,26 @@ def test_the_file_appears_at_the_end(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_text() == "whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_and_then_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recording_fsync(descriptor: int) -> None:
+        steps.append(
+            "fsync folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "fsync file"
+        )
+        fsync(descriptor)
+
+    def recording_replace(source: Path, target: Path) -> None:
+        steps.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
+    write_text(tmp_path / "table.tsv", "whole")
+    assert steps == ["fsync file", "replace", "fsync folder"]
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

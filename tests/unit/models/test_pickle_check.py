@@ -76,6 +76,15 @@ def test_no_code_runs(name: str, tmp_path: Path, heard: list[str]) -> None:
     assert heard == []
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> None:
+    """Before torch reads it, whose own restrictions are the second line of defence."""
+    path = tmp_path / "evil.pth"
+    path.write_bytes(malicious(f"{name}, torch archive", tmp_path / "ran"))
+    with pytest.raises(CheckpointError, match=r"holds a pickled .+, which could run code"):
+        require_inert(path, ())
+
+
 @pytest.mark.parametrize("name", ["GLOBAL posix.system", "INST", "REDUCE inside a state dict"])
 def test_the_message_names_what_would_run(name: str, tmp_path: Path) -> None:
     path = tmp_path / "evil.pth"

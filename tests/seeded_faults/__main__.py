@@ -1,0 +1,102 @@
+"""Whether the tests find the seeded faults: python -m tests.seeded_faults [ID...] [--jobs N]."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from tests.seeded_faults import ROOT, Fault, read_faults
+
+Verdict = Literal["found", "NOT FOUND", "does not apply", "no test result"]
+
+_TESTS_FAILED = 1  # exit code of pytest
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the tests of each fault on a copy of the tree with that fault; 0 when all faults are found."""
+    options = _options(arguments)
+    faults = read_faults()
+    if unknown := set(options.ids) - {fault.id for fault in faults}:
+        print(f"no such fault: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    chosen = [fault for fault in faults if not options.ids or fault.id in options.ids]
+    tests = tuple(dict.fromkeys(test for fault in chosen for test in fault.tests))
+    with TemporaryDirectory(prefix="virnuc-unchanged-") as folder:
+        _copy_tree(Path(folder))
+        result = _run_tests(Path(folder), tests, options.minutes * len(chosen))
+    if result.returncode:
+        print(f"{result.stdout}\nThe tests do not pass on the unchanged tree.", file=sys.stderr)
+        return 1
+    print(f"{len(tests)} selections of tests pass on the unchanged tree", flush=True)
+    num_found = 0
+    with ThreadPoolExecutor(options.jobs) as threads:
+        for fault, (verdict, detail) in zip(
+            chosen, threads.map(partial(_try, minutes=options.minutes), chosen), strict=True
+        ):
+            print(f"{verdict:<14}  {fault.id:<28}  {detail}", flush=True)
+            num_found += verdict == "found"
+    print(f"{num_found} of {len(chosen)} faults found")
+    return 0 if num_found == len(chosen) else 1
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.seeded_faults", description=__doc__)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="faults to seed; all when none is given")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    parser.add_argument("--minutes", type=float, default=3.0, help="most for the tests of one fault")
+    return parser.parse_args(arguments)
+
+
+def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
+    """The verdict on one fault, and by which tests or why."""
+    with TemporaryDirectory(prefix="virnuc-fault-") as folder:
+        _copy_tree(Path(folder))
+        path = Path(folder) / fault.file
+        try:
+            path.write_text(fault.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            return "does not apply", str(error)
+        try:
+            result = _run_tests(Path(folder), fault.tests, minutes)
+        except subprocess.TimeoutExpired:
+            return "no test result", f"after {minutes:g} minutes"
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if result.returncode == _TESTS_FAILED:
+        return "found", lines[0].split()[1] if lines else ""
+    if result.returncode == 0:
+        return "NOT FOUND", fault.what
+    return "no test result", f"exit code {result.returncode} of pytest: {' '.join(lines)}"
+
+
+def _copy_tree(folder: Path) -> None:
+    """Copies what Git tracks, or would track, as it is in the working tree."""
+    command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def _run_tests(folder: Path, tests: Sequence[str], minutes: float) -> subprocess.CompletedProcess[str]:
+    """Runs tests in a copy of the tree, and of the product in that copy; pytest stops at the first failure."""
+    environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        (sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", *tests),
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60 * minutes,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
