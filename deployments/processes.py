@@ -33,6 +33,8 @@ kill -TERM "-$1" || exit
 for _ in $(seq "$2"); do sleep 1; kill -0 "-$1" || exit; done
 kill -KILL "-$1"
 """
+# Begins once it is watched over: nothing is left when this process is killed before that.
+_WATCHED: Final = 'read -r _ && exec "$@" </dev/null'
 
 _log = logging.getLogger(__name__)
 
@@ -258,9 +260,9 @@ def _start(program: Program) -> _Process:
     output = open(program.log, "ab") if program.log else None  # noqa: SIM115 - closed below
     try:
         main = subprocess.Popen(
-            program.command,
+            ["/bin/sh", "-c", _WATCHED, "sh", *program.command],
             env=child_environment() | dict(program.environment),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -274,6 +276,12 @@ def _start(program: Program) -> _Process:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    assert main.stdin is not None
+    with (
+        suppress(BrokenPipeError),
+        main.stdin as go,
+    ):  # closed when it has been killed by then, which is noticed later
+        go.write(b"\n")
     _log.info("%s: started as process %d", program.name, main.pid)
     return _Process(main=main, watch=watch, started=time.monotonic())
 
