@@ -67,7 +67,9 @@ def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
             result = _run_tests(Path(folder), fault.tests, minutes)
         except subprocess.TimeoutExpired:
             return "no test result", f"after {minutes:g} minutes"
-    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = [
+        line for line in result.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))
+    ]
     if result.returncode == _TESTS_FAILED:
         return "found", lines[0].split()[1] if lines else ""
     if result.returncode == 0:

@@ -5,8 +5,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prefect.states import Failed
 
+from flows import pool
 from flows.pool import lanes_for
+from virnuc_core.errors import InputError
+from virnuc_core.inference.events import LaneFailed
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,11 @@ def test_no_lane_is_longer_than_asked_for_or_much_shorter(
     assert seconds / num_lanes <= lane_seconds * (1 + 1e-9)
     assert num_lanes == 1 or seconds / num_lanes >= lane_seconds / 10 * (1 - 1e-9)
     assert num_lanes < max(1, math.ceil(seconds / lane_seconds)) + max(1, num_workers)
+
+
+def test_only_a_failure_that_may_go_away_is_asked_for_again() -> None:
+    transient = LaneFailed(lane=0, error="LaneError", message="it died", retryable=True)
+    permanent = LaneFailed(lane=0, error="InputError", message="no such file", retryable=False)
+    assert pool._delay_after("lane 0", transient, Failed(), failures=0) == pool.RETRY_DELAYS_SECONDS[0]
+    with pytest.raises(InputError, match="no such file"):
+        pool._delay_after("lane 0", permanent, Failed(), failures=0)

@@ -102,6 +102,15 @@ def test_the_nearer_file_wins_key_by_key(tmp_path: Path) -> None:
     assert "frames" not in found.default_map
 
 
+def test_a_value_for_one_command_wins_over_that_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("[defaults]\nprecision = 'fp16'\n[predict]\nprecision = 'bf16'\n")
+    found = read_settings_files([path], cli)
+    assert found.default_map["predict"]["precision"] == "bf16"
+    assert found.default_map["embed"]["precision"] == "fp16"
+    assert found.commands["predict",]["precision"].origin == f"{path} [predict]"
+
+
 def test_one_value_will_do_for_an_option_that_takes_several(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text("[bench]\nmodel = 'random:8M'\n")
