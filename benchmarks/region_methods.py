@@ -1,4 +1,4 @@
-"""Ways from chunk scores to viral regions that were compared with the one in `virnuc_core.prediction.regions`."""
+"""Ways from chunk scores to viral regions that were compared with the one in `virnuc_core.results.regions`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.prediction.regions import (
+from virnuc_core.results.regions import (
     ChunkScores,
     Region,
     RegionModel,

@@ -15,8 +15,8 @@ from tasks.progress import stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, classify, validate
 from tasks.tracking import Value, tracked_run
-from virnuc_core.prediction.run_json import RunReport
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.run_opening import open_run_folder
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)

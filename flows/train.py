@@ -18,8 +18,8 @@ from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import validate
 from tasks.tracking import tracked_run
 from tasks.training import HeadSettings, TrainingReport, card_of, divide, fit, head_card_of, publish_head
-from virnuc_core.prediction.run_json import RunReport
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings

@@ -33,7 +33,7 @@ COPIES: Final = "files"
 API_NAMES: Final = (
     *(f"virnuc_core.api.{name}" for name in ("embed", "predict", "open_embeddings", "export_embeddings")),
     *(f"virnuc_core.api.{name}" for name in ("Predictions", "Options", "PredictOptions")),
-    *(f"virnuc_core.prediction.embeddings.{name}" for name in ("Embeddings", "Rows")),
+    *(f"virnuc_core.results.embeddings.{name}" for name in ("Embeddings", "Rows")),
     "virnuc_core.errors.VirnucError",
 )
 

@@ -18,7 +18,7 @@ from virnuc_core.inference.events import (
     ShardDone,
 )
 from virnuc_core.inference.lane_journal import JournalEntry, lane_report
-from virnuc_core.prediction.run_json import lane_row, speeds
+from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.shard_file import ShardCounters, sum_counters
 
 # Sets figures over time apart from the final ones, which runs are compared by.

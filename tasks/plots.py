@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
-from virnuc_core.prediction.text_table import NOT_AVAILABLE
-from virnuc_core.prediction.verdicts import DEFAULT_THRESHOLD
+from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
+from virnuc_core.results.text_table import NOT_AVAILABLE
+from virnuc_core.results.verdicts import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

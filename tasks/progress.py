@@ -10,7 +10,7 @@ from typing import Protocol
 
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalEntry
-from virnuc_core.prediction.stage_clock import StageClock
+from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.run_plan import RunPlan
 
 _log = logging.getLogger(__name__)

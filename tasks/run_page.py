@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from tasks.markdown import cell, code, links_of, size, table
-from virnuc_core.prediction.run_json import RunReport
-from virnuc_core.prediction.tables import TableCounts
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import Family
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.prediction.run_json import RunReport
-from virnuc_core.prediction.tables import TableCounts
-from virnuc_core.prediction.verdicts import call_contig
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.tables import TableCounts
+from virnuc_core.results.verdicts import call_contig
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import PlannedHead
 from virnuc_core.sequences.chunking import chunk_table

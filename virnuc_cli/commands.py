@@ -138,7 +138,7 @@ def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: Ou
 
 def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, output: OutputMode) -> None:
     """`virnuc score`."""
-    from virnuc_core.prediction.rescore import score_embeddings  # imports torch
+    from virnuc_core.results.rescore import score_embeddings  # imports torch
 
     require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
     folder_of(Path(out))
@@ -149,7 +149,7 @@ def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, out
 
 def run_inspect(path: str, *, output: OutputMode) -> int:
     """`virnuc inspect`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.prediction.inspection import inspect_path  # imports torch
+    from virnuc_core.results.inspection import inspect_path  # imports torch
 
     with terminal(output):
         found = inspect_path(Path(path))
@@ -159,7 +159,7 @@ def run_inspect(path: str, *, output: OutputMode) -> int:
 
 def run_fsck(path: str, *, output: OutputMode) -> int:
     """`virnuc fsck`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.prediction.fsck import check_path  # imports torch
+    from virnuc_core.results.fsck import check_path  # imports torch
 
     with terminal(output):
         found = check_path(Path(path))
@@ -175,11 +175,11 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
         UsageError: it is an embed run, or another run works in that folder.
         DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
-    from virnuc_core.prediction.report.html import write_report_page
-    from virnuc_core.prediction.report.labels import read_labels
-    from virnuc_core.prediction.result_files import records_of, require_unchanged
-    from virnuc_core.prediction.run_json import write_document
-    from virnuc_core.prediction.run_opening import open_run_folder
+    from virnuc_core.results.report.html import write_report_page
+    from virnuc_core.results.report.labels import read_labels
+    from virnuc_core.results.result_files import records_of, require_unchanged
+    from virnuc_core.results.run_json import write_document
+    from virnuc_core.results.run_opening import open_run_folder
 
     require_run(Path(run))
     classes = None if labels is None else read_labels(_table(labels))
@@ -197,7 +197,7 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
 
 def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) -> None:
     """`virnuc export`."""
-    from virnuc_core.prediction.export import export_embeddings
+    from virnuc_core.results.export import export_embeddings
 
     require_no_input(Path(to), (embeddings,))
     folder_of(Path(to))

@@ -44,7 +44,7 @@ from virnuc_cli.options import (
 from virnuc_cli.training import evaluate, train
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError, storage_error
-from virnuc_core.prediction.asked_with import asked_with
+from virnuc_core.results.asked_with import asked_with
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130

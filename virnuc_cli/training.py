@@ -16,7 +16,7 @@ from virnuc_cli.options import (
     output_mode,
     with_options,
 )
-from virnuc_core.prediction.asked_with import asked_with
+from virnuc_core.results.asked_with import asked_with
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode

@@ -32,8 +32,8 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shards import identity_of
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.key_mapping import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
-from virnuc_core.prediction.aggregate import aggregate
-from virnuc_core.prediction.tables import write_tables
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.sequences.frame_store_build import build_frame_store

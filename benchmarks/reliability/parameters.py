@@ -26,7 +26,7 @@ from flows.settings import (
 )
 from virnuc_cli.main import main
 from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 
 _TEXTS: Final = (

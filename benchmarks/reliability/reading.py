@@ -15,9 +15,9 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec
 from virnuc_core.plan_comparison import require_same_plan
-from virnuc_core.prediction.aggregate import aggregate
-from virnuc_core.prediction.inspection import inspect_path
-from virnuc_core.prediction.rescore import score_embeddings
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.inspection import inspect_path
+from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv

@@ -24,8 +24,8 @@ from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.prediction.run_json import RunReport, write_report
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import RunConfig

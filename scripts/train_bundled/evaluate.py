@@ -16,7 +16,7 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.pooling import mean_pool
-from virnuc_core.prediction.verdicts import call_chunks
+from virnuc_core.results.verdicts import call_chunks
 from virnuc_core.specs import Family
 
 

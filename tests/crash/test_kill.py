@@ -16,8 +16,8 @@ from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
-from virnuc_core.prediction.aggregate import aggregate
-from virnuc_core.prediction.tables import write_tables
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.tables import write_tables
 
 # Runs a lane and says when a shard is done; its parent kills it then.
 PARENT = """

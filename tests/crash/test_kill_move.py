@@ -10,7 +10,7 @@ import pytest
 
 from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
 from tests.made_moves import begin_move, content, write_results
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
 # Forks a child for each line of its input.
@@ -18,7 +18,7 @@ MOVER = """
 import os, signal, sys
 from pathlib import Path
 from tasks.reprocessing import move_to_next
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
 def work(what, root):

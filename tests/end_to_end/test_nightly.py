@@ -24,7 +24,7 @@ from tasks.night_report import NightReport
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 

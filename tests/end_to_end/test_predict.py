@@ -302,7 +302,7 @@ def test_bad_input_is_one_clear_line(
 def test_second_run_in_the_same_folder_is_kept_out(
     virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:
-    from virnuc_core.prediction.run_opening import open_run_folder
+    from virnuc_core.results.run_opening import open_run_folder
 
     with open_run_folder(tmp_path / "run", force=False):
         result = virnuc_flows("predict", contigs, "--out", tmp_path / "run", *checkpoints.flags)

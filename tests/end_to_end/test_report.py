@@ -13,7 +13,7 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.made_reports import MadeContig, island, many_contigs, write_run
-from virnuc_core.prediction.report.html import write_report_page
+from virnuc_core.results.report.html import write_report_page
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu")

@@ -6,8 +6,8 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.prediction.aggregate import aggregate
-from virnuc_core.prediction.tables import write_tables
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.tables import write_tables
 
 
 @pytest.fixture(scope="session")

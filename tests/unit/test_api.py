@@ -12,9 +12,9 @@ from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
 from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError
-from virnuc_core.prediction.aggregate import aggregate
-from virnuc_core.prediction.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.prediction.run_check import check_run
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
+from virnuc_core.results.run_check import check_run
 from virnuc_core.run_folder import RunFolder
 
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]

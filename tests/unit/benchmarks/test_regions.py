@@ -8,7 +8,7 @@ import pytest
 from benchmarks.made_regions import LEAST_FLANK, MadeContig, Segment, cut_segments, paste
 from benchmarks.region_methods import methods
 from benchmarks.regions import evidence, overlap
-from virnuc_core.prediction.regions import ChunkScores
+from virnuc_core.results.regions import ChunkScores
 
 
 def genome(length: int, seed: int) -> str:

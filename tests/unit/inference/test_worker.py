@@ -20,7 +20,7 @@ from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, Sta
 from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.prediction.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.specs import Family

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tasks import plots
 from tasks.plots import p_virus_figure, throughput_figure
-from virnuc_core.prediction.chunk_tables import PREDICTION_COLUMNS
+from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
 
 
 def drawn_size(figure: Figure) -> tuple[int, int]:

@@ -5,8 +5,8 @@ import pytest
 from tasks.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
-from virnuc_core.prediction.run_json import RunReport
-from virnuc_core.prediction.tables import TableCounts
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.tables import TableCounts
 from virnuc_core.specs import InputFile
 
 COUNTS = TableCounts(

@@ -1,0 +1,218 @@
+"""What a run was, what it found, how fast and with what: `run.json`, flat figures, and a few lines."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from virnuc_core.atomic_write import write_text
+from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.results.asked_with import settings_from
+from virnuc_core.results.report.html import write_report_page
+from virnuc_core.results.result_files import records_of
+from virnuc_core.results.tables import TableCounts
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
+from virnuc_core.shard_file import ShardCounters, sum_counters
+from virnuc_core.versions import FLASH_ATTN
+
+SCHEMA_VERSION: Final = 2
+# Their versions are reported where they are installed: the core runs without Prefect and MLflow.
+REPORTED_PACKAGES: Final = (
+    *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
+    *("triton", FLASH_ATTN),
+)
+BUNDLED_NOTE: Final = (
+    "these calls come from the small models that are bundled with virnuc so that it runs anywhere; "
+    "docs/model-card.md has their accuracy. For the published models see --preset virnucpro-500."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """The end of a run.
+
+    Attributes:
+        plan: what was run.
+        out: the run's folder, or the embeddings file of an embed run.
+        counts: records, chunks, frames and calls; None for an embed run.
+        work: the work of all shards, those kept from earlier attempts included.
+        lanes: the lanes of this attempt; none when every shard was there.
+        seconds: wall time of each stage of this attempt.
+        links: where else to find this run.
+    """
+
+    plan: RunPlan
+    out: str
+    counts: TableCounts | None
+    work: ShardCounters
+    lanes: Sequence[LaneReport]
+    seconds: Mapping[str, float]
+    links: Mapping[str, str]
+
+    @property
+    def num_computed(self) -> int:
+        """Shards computed in this attempt."""
+        return sum(len(lane.shards) for lane in self.lanes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results must know."""
+        bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
+        is_bundled = any(model.location in bundled for model in self.plan.models)
+        notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
+        if others := sum(len(part.shards) for part in self.plan.continued):
+            notes.append(
+                f"{others} of {len(self.plan.shards)} shards were computed with other emergency switches than the rest, "
+                "so the last digits may differ between them; `continued` in plan.json says which and how."
+            )
+        return (*notes, *self.plan.warnings)
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """Work of this attempt over the time with loaded models; zeros when there was nothing to compute."""
+        # Lanes run side by side or, where there are more lanes than devices, one after another.
+        begin = min((lane.started + lane.load_seconds for lane in self.lanes), default=0.0)
+        end = max((lane.started + lane.seconds for lane in self.lanes), default=0.0)
+        return speeds(
+            sum_counters(shard.counters for lane in self.lanes for shard in lane.shards), end - begin
+        )
+
+    @property
+    def packing_efficiency(self) -> dict[str, float]:
+        """Real tokens over the room in the batches, by model family, over all shards."""
+        return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure of the run, flat, so that runs can be compared one by one."""
+        efficiency = self.packing_efficiency.items()
+        return {
+            **(asdict(self.counts) if self.counts else {}),
+            **self.throughput,
+            **{f"{family}_packing_efficiency": share for family, share in efficiency},
+            **{f"{model.family}_fp32_batches": model.fp32_batches for model in self.work.models},
+            **{f"{model.family}_out_of_memory": model.out_of_memory for model in self.work.models},
+            **{f"{stage}_seconds": seconds for stage, seconds in self.seconds.items()},
+            "sequences": self.work.frames,
+            "residues": self.work.residues,
+            "bases": self.work.bases,
+            "tokens": sum(model.tokens for model in self.work.models),
+            "shards": len(self.plan.shards),
+            "computed_shards": self.num_computed,
+            "lanes": len(self.lanes),
+        }
+
+    @property
+    def lane_rows(self) -> list[dict[str, str | float]]:
+        """One row a lane: its device, its work and its speed."""
+        return [lane_row(lane) for lane in self.lanes]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of run.json; `plan.json` has the shards one by one."""
+        plan = asdict(self.plan)
+        del plan["shards"], plan["schema_version"]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "plan_fingerprint": self.plan.fingerprint,
+            "out": self.out,
+            **plan,
+            "counts": asdict(self.counts) if self.counts else None,
+            "work": asdict(self.work),
+            "shards": {"total": len(self.plan.shards), "computed": self.num_computed},
+            "stage_seconds": dict(self.seconds),
+            "lanes": self.lane_rows,
+            "throughput": self.throughput,
+            "packing_efficiency": self.packing_efficiency,
+            "notes": list(self.notes),
+            "links": dict(self.links),
+            "settings_from": settings_from(),
+            "versions": {
+                "virnuc": self.plan.virnuc_version,
+                "python": platform.python_version(),
+                **_installed_versions(REPORTED_PACKAGES),
+            },
+        }
+
+    @property
+    def summary(self) -> str:
+        """A few lines for a person."""
+        num_kept = len(self.plan.shards) - self.num_computed
+        speed = self.throughput
+        lines = _counts_in_words(self.counts) if self.counts else []
+        lines.append(
+            f"{self.work.frames} sequences embedded ({num_kept} of {len(self.plan.shards)} shards kept from "
+            f"before), {speed['sequences_per_second']:.0f} sequences/s, "
+            f"{speed['residues_per_second']:.0f} residues/s"
+        )
+        return "\n".join([*lines, f"results: {self.out}", *(f"note: {note}" for note in self.notes)])
+
+
+def write_report(path: Path, report: RunReport) -> None:
+    """Writes run.json atomically, with what identifies each of the result files; report.html before it, of a predict run."""
+    document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    if report.counts:
+        write_report_page(RunFolder(path.parent), document)
+    results = RunFolder(path.parent).results if report.counts else (Path(report.out),)
+    written = [result for result in results if result != path and result.exists()]
+    write_document(path, {**document, "files": records_of(written)})
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes the content of run.json."""
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are there."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _counts_in_words(counts: TableCounts) -> list[str]:
+    return [
+        f"{counts.records} contigs: {counts.contigs_virus} virus, {counts.contigs_other} other, "
+        f"{counts.contigs_unscored} without a score; {counts.rejected} records rejected",
+        f"{counts.chunks} chunks: {counts.viral_chunks} virus, "
+        f"{counts.scored_chunks - counts.viral_chunks} other, "
+        f"{counts.chunks - counts.scored_chunks} without a score"
+        + (f"; {counts.dna_alone_chunks} scored by their DNA alone" if counts.dna_alone_chunks else ""),
+    ]
+
+
+def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
+    """Work over time: sequences, residues and bases, and the tokens of each model; zeros for no work."""
+    amounts = {"sequences": work.frames, "residues": work.residues, "bases": work.bases}
+    amounts |= {f"{model.family}_tokens": model.tokens for model in work.models}
+    return {
+        f"{what}_per_second": round(n / seconds, 1) if n and seconds > 0 else 0.0
+        for what, n in amounts.items()
+    }
+
+
+def lane_row(lane: LaneReport) -> dict[str, str | float]:
+    """One lane: where it worked, what it did, how fast it was, and what it spent its time on."""
+    work = sum_counters(shard.counters for shard in lane.shards)
+    parts = asdict(sum((shard.seconds for shard in lane.shards), StageSeconds()))
+    return {
+        "lane": lane.lane,
+        "host": lane.host,
+        "device": lane.device,
+        "device_name": lane.device_name,
+        "shards": len(lane.shards),
+        "sequences": work.frames,
+        **speeds(work, lane.seconds - lane.load_seconds),
+        "seconds": round(lane.seconds, 3),
+        "load_seconds": round(lane.load_seconds, 3),
+        **{f"{part}_seconds": round(spent, 3) for part, spent in parts.items()},
+    }
