@@ -15,7 +15,7 @@ from tasks.progress import stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, validate
 from tasks.tracking import tracked_run
-from virnuc_core.models.checkpoints import family_of
+from virnuc_core.models.hub import family_of
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX

@@ -30,8 +30,8 @@ from virnuc_core.inference.events import (
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shards import identity_of
+from virnuc_core.models.checkpoint import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.key_mapping import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder

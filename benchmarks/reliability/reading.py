@@ -11,9 +11,8 @@ from virnuc_core.errors import VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, lane_report, raise_failure
 from virnuc_core.inference.shards import pending_shards
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
-from virnuc_core.models.weights import load_state_dict, read_spec
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.inspection import inspect_path
@@ -80,9 +79,8 @@ def read_model(path: Path) -> None:
     """A checkpoint by its file or, where there are descriptions beside it, by its folder."""
     location = path.parent if (path.parent / "config.json").exists() else path
     _require(inspect_path(location).summary.replace("\n", "").isprintable(), "the summary can do harm")
-    checkpoint = resolve_checkpoint(str(location), None)
-    read_spec(checkpoint)
-    state = load_state_dict(checkpoint)
+    checkpoint = open_checkpoint(str(location), None)
+    state = checkpoint.state_dict()
     _require(all(tensor.is_floating_point() for tensor in state.values()), "weights that are no real numbers")
 
 

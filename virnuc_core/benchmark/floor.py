@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.models.fp8 import quantise_rows
+from virnuc_core.models.fused import quantize_rows
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 Product = Callable[[], Tensor]
@@ -67,10 +67,10 @@ def _products(num_tokens: int, inputs: int, outputs: int, device: str, dtype: to
 
 def _fp8_products(num_tokens: int, inputs: int, outputs: int, device: str) -> list[Product]:
     """The product x W^T in fp8 with a scale for each row of both, bf16 out."""
-    x, x_scale = quantise_rows(torch.randn(num_tokens, inputs, device=device))
+    x, x_scale = quantize_rows(torch.randn(num_tokens, inputs, device=device))
     products: list[Product] = []
     for _ in range(_COPIES):
-        weight, scale = quantise_rows(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD)
+        weight, scale = quantize_rows(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD)
         products.append(
             partial(
                 torch._scaled_mm,

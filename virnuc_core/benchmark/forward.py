@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
@@ -23,11 +22,10 @@ from virnuc_core.benchmark.results import Case, Speed, speed_of
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.weights import tokenizer_path
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.run_plan import PlannedModel
 
 _NUM_BATCHES = 8
@@ -104,7 +102,7 @@ def measure_forward(name: str, planned: PlannedModel, settings: BenchSettings, d
     """
     with torch.inference_mode():
         started = time.perf_counter()
-        model, _ = load_model(resolve_checkpoint(planned.location, planned.family), device, planned.precision)
+        model = load_model(open_checkpoint(planned.location, planned.family), device, planned.precision)
         compile_layers(model, planned.compile_mode)
         synchronize(device)
         load_seconds = time.perf_counter() - started
@@ -159,8 +157,8 @@ def _draw(planned: PlannedModel, lengths: Lengths) -> tuple[TokenColumn, npt.NDA
         return random_tokens(planned.spec, draw_lengths(lengths, count, rng), rng), None
     tokenizer: Tokenizer = Esm2Tokenizer()
     if planned.family == "dnabert_s":
-        checkpoint = resolve_checkpoint(planned.location, planned.family)
-        tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
+        checkpoint = open_checkpoint(planned.location, planned.family)
+        tokenizer = checkpoint.tokenizer
     sample = draw_lengths(lengths, 256, rng)
     per_sequence = tokenizer.encode(random_sequences(planned.family, sample, rng)).num_tokens.mean()
     letters = draw_lengths(lengths, max(_NUM_BATCHES, int(wanted // per_sequence)), rng)

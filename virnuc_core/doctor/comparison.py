@@ -12,7 +12,7 @@ import numpy.typing as npt
 from virnuc_core.doctor.original import embed_with_original
 from virnuc_core.errors import DeviceError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
 from virnuc_core.results.whole_run import embed_run
@@ -117,7 +117,7 @@ def compare_model(model: str) -> ModelComparison:
         UsageError: the other program is not installed, or the name is that of two models.
     """
     family, name = family_of(model)
-    checkpoint = resolve_checkpoint(name, family)
+    checkpoint = open_checkpoint(name, family)
     fasta = _SEQUENCES[family]
     sequences = [record.sequence.decode() for record in iter_records([fasta], _ALPHABETS[family])]
     device = resolve_devices(("auto",))[0]

@@ -14,8 +14,7 @@ from virnuc_core.errors import storage_error
 from virnuc_core.host_memory import free_memory
 from virnuc_core.inference.compile_cache import compile_cache_environment
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
-from virnuc_core.models.hub import cache_folder
-from virnuc_core.models.verification import verify
+from virnuc_core.models.hub import cache_folder, verify
 from virnuc_core.versions import State
 
 _LEAST_MEMORY_GB: Final = (1.0, 4.0)  # for a run at all, and for one that is not cramped

@@ -12,7 +12,6 @@ from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolv
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import CATALOGUE
-from virnuc_core.models.random_weights import published_spec
 from virnuc_core.versions import (
     FLASH_ATTN,
     FLASH_ATTN_VERSION,
@@ -133,7 +132,7 @@ def _choices(device: str) -> str:
     chosen = {}
     for entry in CATALOGUE:
         if entry.name in ("650M", "DNABERT-S"):
-            head_dim = published_spec(entry).head_dim
+            head_dim = entry.spec.head_dim
             chosen[entry.name] = resolve_attention("auto", device, entry.family, precision, head_dim)
     attention = " and ".join(dict.fromkeys(chosen.values()))
     return f"{precision}, {attention} attention"

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceMemoryError, UsageError
+from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
 from virnuc_core.models.esm2 import MASK_TOKEN
-from virnuc_core.models.key_mapping import FAIR_ESM, recognise_layout
 from virnuc_core.models.tensor_files import read_tensors
-from virnuc_core.models.weights import Checkpoint, load_published, read_spec, tokenizer_path
 
 _Embed = Callable[[str], Tensor]
 # What these programs raise for a checkpoint that they cannot use.
@@ -52,7 +50,7 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
     and the gated feed-forward layer in the place of BERT's.
 
     Args:
-        checkpoint: from `resolve_checkpoint`.
+        checkpoint: from `open_checkpoint`.
         sequences: proteins or DNA, upper case.
         device: torch device.
 
@@ -67,7 +65,7 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
         )
     if checkpoint.family == "dnabert_s":
         program, load = "transformers", _bert
-    elif _is_fair_esm(checkpoint):
+    elif checkpoint.layout is FAIR_ESM:
         program, load = "fair-esm", _fair_esm
     else:
         program, load = "transformers", _esm_model
@@ -92,10 +90,6 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
     return OriginalVectors(name, np.stack(vectors))
 
 
-def _is_fair_esm(checkpoint: Checkpoint) -> bool:
-    return recognise_layout(read_tensors(checkpoint.files[0])[0]) is FAIR_ESM
-
-
 def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _Embed]:
     """fair-esm's own model, loader and tokens; only the file is read by virnuc, which runs no code in it."""
     try:
@@ -103,7 +97,7 @@ def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _Embed]:
         version = import_module("esm").__version__
     except AttributeError as error:  # another package is imported by this name too
         raise ImportError(str(error)) from error
-    spec = read_spec(checkpoint)
+    spec = checkpoint.spec
     arguments = Namespace(
         encoder_layers=spec.num_layers,
         encoder_embed_dim=spec.embedding_dim,
@@ -148,7 +142,7 @@ def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _Embed]:
 def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _Embed]:
     transformers = import_module("transformers")
     hidden_states = bert_with_alibi(checkpoint, device)
-    tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
+    tokenizer = checkpoint.tokenizer
 
     def embed(sequence: str) -> Tensor:
         return _mean(hidden_states(_ids(tokenizer.encode(ByteColumn.from_strings([sequence])), device)))
@@ -168,7 +162,7 @@ def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], T
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
     transformers = import_module("transformers")
-    spec, parts = load_published(checkpoint)
+    spec, parts = checkpoint.spec, checkpoint.published_parts()
     config = transformers.BertConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.embedding_dim,

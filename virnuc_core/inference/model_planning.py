@@ -9,9 +9,8 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import validate_repr_layer
-from virnuc_core.models.weights import read_spec, weights_fingerprint
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.run_plan import PlannedModel, RunPlan
 from virnuc_core.specs import (
     AttentionBackend,
@@ -142,8 +141,8 @@ def _asked_models(config: RunConfig) -> tuple[_AskedModel, ...]:
 
 
 def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedModel | None) -> PlannedModel:
-    checkpoint = resolve_checkpoint(asked.name, asked.family)
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint(asked.name, asked.family)
+    spec = checkpoint.spec
     precision = _plan_precision(asked, devices)
     name = Path(asked.name).name if Path(asked.name).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
@@ -153,7 +152,7 @@ def _plan_model(asked: _AskedModel, devices: tuple[str, ...], before: PlannedMod
         family=asked.family,
         spec=spec,
         repr_layer=validate_repr_layer(spec, asked.repr_layer),
-        weights_fingerprint=weights_fingerprint(checkpoint),
+        weights_fingerprint=checkpoint.fingerprint,
         precision=precision,
         engine=asked.engine,
         attention=_plan_attention(asked, devices[0], precision, spec),

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 
 from virnuc_core.models.compilation import compile_warning
-from virnuc_core.models.kernels import LEAST_CAPABILITY
+from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_plan import PlannedModel
 
 
@@ -31,7 +31,7 @@ def _why_no_kernels(devices: Sequence[str]) -> str | None:
         return "Triton is not installed"
     for device in devices:
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < LEAST_CAPABILITY:
+        if (major, minor) < MIN_CAPABILITY:
             name = torch.cuda.get_device_name(device)
             return f"{device} ({name}) has compute capability {major}.{minor}, below 8.0"
     return None

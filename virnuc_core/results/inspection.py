@@ -11,9 +11,8 @@ import h5py
 
 from virnuc_core.checked_hdf5 import Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
-from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.run_check import check_run
@@ -174,16 +173,16 @@ def _embeddings(path: Path, facts: Facts) -> list[str]:
 
 
 def _checkpoint(path: Path, facts: Facts) -> list[str]:
-    checkpoint = resolve_checkpoint(str(path), None)
-    facts += [("family", checkpoint.family), ("weights fingerprint", weights_fingerprint(checkpoint))]
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint(str(path), None)
+    facts += [("family", checkpoint.family), ("weights fingerprint", checkpoint.fingerprint)]
+    spec = checkpoint.spec
     facts += [
         ("layers", str(spec.num_layers)),
         ("width", str(spec.embedding_dim)),
         ("heads", str(spec.num_heads)),
         ("vocabulary", str(spec.vocab_size)),
     ]
-    load_state_dict(checkpoint)
+    checkpoint.state_dict()
     return []
 
 

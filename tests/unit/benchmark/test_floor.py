@@ -3,15 +3,14 @@ import torch
 
 from virnuc_core.benchmark.clock import rounds_per_second
 from virnuc_core.benchmark.floor import GemmFloor, gemm_shapes
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.loading import build_model
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.checkpoint import build_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family
 
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
 def test_shapes_are_those_of_a_layer(family: Family) -> None:
-    spec = read_spec(resolve_checkpoint("random:tiny", family))
+    spec = open_checkpoint("random:tiny", family).spec
     layer = build_model(spec).layers[0]
     linears = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     assert sorted((module.in_features, module.out_features) for module in linears) == sorted(
@@ -20,7 +19,7 @@ def test_shapes_are_those_of_a_layer(family: Family) -> None:
 
 
 def test_the_floor_runs_as_many_layers_as_the_model_has() -> None:
-    spec = read_spec(resolve_checkpoint("random:tiny", "esm2"))
+    spec = open_checkpoint("random:tiny", "esm2").spec
     floor = GemmFloor(spec, "fp32", 16, "cpu")
     with torch.profiler.profile() as profile:
         floor.launch()

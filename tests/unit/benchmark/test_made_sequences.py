@@ -3,12 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences, random_tokens, write_fasta
 from virnuc_core.benchmark.settings import Lengths
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import read_spec, tokenizer_path
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.specs import Family
 
@@ -30,11 +28,11 @@ def test_lognormal_lengths_are_like_those_of_proteins(rng: np.random.Generator) 
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
 def test_made_tokens_are_like_tokenized_sequences(family: Family, rng: np.random.Generator) -> None:
-    checkpoint = resolve_checkpoint("random:tiny", family)
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint("random:tiny", family)
+    spec = checkpoint.spec
     made = random_tokens(spec, np.array([20, 8]), rng)
     sequences = random_sequences(family, np.array([50, 90]), rng)
-    tokenizer = Esm2Tokenizer() if family == "esm2" else DnabertTokenizer(tokenizer_path(checkpoint))
+    tokenizer = Esm2Tokenizer() if family == "esm2" else checkpoint.tokenizer
     real = tokenizer.encode(sequences)
     assert made.num_tokens.tolist() == [20, 8]
     for tokens in (made, real):
