@@ -22,7 +22,7 @@ from virnuc_core.results.chunk_tables import (
     prediction_table,
 )
 from virnuc_core.results.contig_tables import CONTIG_COLUMNS, CONTIG_SCHEMA, contig_table, viral_records
-from virnuc_core.results.embeddings_file import SCORES, EmbeddingsFile
+from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.region_files import RegionFiles
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.result_sinks import ResultSinks, WritingSinks
@@ -107,10 +107,10 @@ def write_tables(
         MismatchError: it has other rows than the store.
     """
     with ExitStack() as stack:
-        embeddings = stack.enter_context(EmbeddingsFile(folder.embeddings))
-        if embeddings.num_rows != store.num_frames:
+        embeddings = stack.enter_context(Embeddings(folder.embeddings, own=True))
+        if len(embeddings) != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames}, "
+                f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
         tables = _Tables(folder, store, threshold, sinks, stack)
@@ -128,7 +128,7 @@ def write_tables(
     )
 
 
-def _blocks(store: FrameStore, embeddings: EmbeddingsFile, threshold: float) -> Iterator[_Block]:
+def _blocks(store: FrameStore, embeddings: Embeddings, threshold: float) -> Iterator[_Block]:
     """All chunks, in blocks that end where a contig does."""
     begin = 0
     while begin < store.num_chunks:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.reliability.crafted import HOSTILE_NAMES
 from tests.made_models import MadeModels, plan_run
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.tables import write_tables
 
 
@@ -32,8 +32,8 @@ def test_every_table(quoting: int, made_models: MadeModels, tmp_path: Path) -> N
         assert len(table) == number + 1
         assert {len(row) for row in table} == {len(table[0])}
         assert all(cell.isprintable() and cell[:1] not in set("=+-@\"'") for row in table for cell in row)
-    with EmbeddingsFile(run.folder.embeddings) as embeddings:
-        ids = embeddings.ids(0, embeddings.num_rows)
+    with Embeddings(run.folder.embeddings, own=True) as embeddings:
+        ids = embeddings.read_ids(0, len(embeddings))
     with run.folder.prediction_results.open(encoding="utf-8") as file:
         assert [line.split("\t")[0] for line in file][1:] == ids
     assert len(set(ids)) == len(ids)

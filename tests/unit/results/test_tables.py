@@ -17,7 +17,7 @@ from virnuc_core.results import tables
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS, frame_rows
 from virnuc_core.results.contig_tables import CONTIG_COLUMNS
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.report.tracks import read_tracks
 from virnuc_core.results.tables import write_tables
@@ -47,8 +47,8 @@ def test_frame_table(finished_run: MadeRun) -> None:
     store = finished_run.store
     assert list(table.columns) == ["Sequence_ID", "Prediction", "score1", "score2"]
     assert table.Sequence_ID.tolist() == store.frame_ids(0, store.num_frames)
-    with EmbeddingsFile(finished_run.folder.embeddings) as file:
-        scores = file.rows("scores", 0, file.num_rows)
+    with Embeddings(finished_run.folder.embeddings, own=True) as file:
+        scores = file.rows("scores", 0, len(file))
     np.testing.assert_array_equal(table[["score1", "score2"]].to_numpy(np.float32), scores)
     assert table.Prediction.tolist() == np.where(scores[:, 1] > scores[:, 0], "virus", "others").tolist()
     assert set(table.Prediction) == {"virus", "others"}
