@@ -14,7 +14,7 @@ import numpy as np
 from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
-from virnuc_core.inference.shards import identity_of, missing_shards
+from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
@@ -29,7 +29,6 @@ from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.shard_file import read_identity, read_shard
 
 Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]
@@ -234,7 +233,7 @@ def _check_shard(folder: RunFolder, plan: RunPlan, shard: Shard) -> Finding | No
     path = folder.shard(shard.index)
     if not path.exists():
         return None
-    found = _judge(path, lambda: read_shard(path, identity_of(plan, shard)))
+    found = _judge(path, lambda: read_shard(path, shard_identity(plan, shard)))
     if found.state == "damaged":
         advice = f"{found.message} The same command sets it aside and does so."
         return Finding(path=path, state="damaged", message=advice)
@@ -294,7 +293,7 @@ def _differences(
 ) -> Iterator[str]:
     """Says for each dataset which row of a shard is the first that differs in the embeddings file."""
     path = folder.shard(shard.index)
-    result = read_shard(path, identity_of(plan, shard))
+    result = read_shard(path, shard_identity(plan, shard))
     for name, expected in shard_columns(plan, store, shard, result).items():
         if name not in file:
             yield f"{file.path} has no {name!r}"
@@ -333,10 +332,10 @@ def _require_own_plan(path: Path, kind: Kind) -> None:
     """Compares an intact shard or embeddings file with the plan of the run that it lies in, if it does."""
     if kind == "shard":
         folder = RunFolder(path.parents[1])
-        index = read_identity(path).index
+        index = read_identity(path)["index"]
         plan = read_plan(folder.plan) if folder.plan.is_file() else None
         if plan is not None and path == folder.shard(index) and index < len(plan.shards):
-            read_shard(path, identity_of(plan, plan.shards[index]))
+            read_shard(path, shard_identity(plan, plan.shards[index]))
     elif kind == "embeddings file":
         beside = path.with_name(path.name + EMBED_SUFFIX)
         folder = RunFolder(beside if beside.is_dir() else path.parent)
@@ -431,11 +430,11 @@ def _read_store(path: Path) -> Iterator[Fact]:
 
 def _read_shard(path: Path) -> Iterator[Fact]:
     identity = read_identity(path)
-    yield "plan fingerprint", identity.plan_fingerprint
-    yield "shard", str(identity.index)
-    yield "rows", f"{identity.begin} to {identity.end - 1}"
-    yield "models", ", ".join(f"{model.name} ({model.precision})" for model in identity.models)
-    yield "virnuc version", identity.virnuc_version
+    yield "plan fingerprint", identity["plan_fingerprint"]
+    yield "shard", str(identity["index"])
+    yield "rows", f"{identity['begin']} to {identity['end'] - 1}"
+    yield "models", ", ".join(f"{model['name']} ({model['precision']})" for model in identity["models"])
+    yield "virnuc version", identity["virnuc_version"]
     read_shard(path, identity)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.results.asked_with import settings_from
@@ -21,7 +22,6 @@ from virnuc_core.results.report.html import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
-from virnuc_core.shard_file import ShardCounters, sum_counters
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
