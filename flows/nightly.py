@@ -14,7 +14,6 @@ from pydantic import Field, FiniteFloat
 
 from flows.outputs import require_absolute
 from flows.predict import predict
-from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings
 from tasks.core_logs import show_core_logs
 from tasks.inbox import iter_inbox, open_digests
 from tasks.night import DIGESTS_NAME, Attempt, Night, PredictFile, lock_results
@@ -22,6 +21,7 @@ from tasks.night_report import NightReport, publish_night
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import VirnucError
+from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings
 
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 

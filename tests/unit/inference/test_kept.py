@@ -24,8 +24,9 @@ from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.shards import identity_of
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
+from virnuc_core.settings import RunConfig
 from virnuc_core.shard_file import ShardResult, read_shard
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.specs import Family
 
 
 @pytest.fixture
