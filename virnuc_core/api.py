@@ -25,8 +25,8 @@ from virnuc_core.models.weights import read_spec
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
 from virnuc_core.results.export import export_embeddings
-from virnuc_core.results.text_table import NOT_AVAILABLE
 from virnuc_core.results.whole_run import embed_run, predict_run
+from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason
 from virnuc_core.specs import (

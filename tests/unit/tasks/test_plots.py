@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
 
 from tasks import plots
 from tasks.plots import p_virus_figure, throughput_figure
-from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
 
 
 def drawn_size(figure: Figure) -> tuple[int, int]:
