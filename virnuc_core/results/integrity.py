@@ -20,11 +20,9 @@ from virnuc_core.models.classifier import classifier_fingerprint, load_classifie
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.aggregate import file_attributes, shard_columns
-from virnuc_core.results.comparing_sinks import ComparingSinks
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.run_json import FileRecord, read_records
-from virnuc_core.results.sorted_lines import SORTING_PREFIX
-from virnuc_core.results.tables import write_tables
+from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
@@ -280,12 +278,9 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
         yield Finding(path=path, state="damaged", message=f"{text}: {_RUN_AGAIN}.")
     if plan.kind != "predict" or differences or len(intact) < len(plan.shards):
         return
-    sinks = ComparingSinks()
-    write_tables(folder, store, plan.threshold, sinks)
-    for path in folder.results:
-        if path in sinks.differing and path.exists():
-            message = f"{path} is not what the shards give: {_RUN_AGAIN}."
-            yield Finding(path=path, state="damaged", message=message)
+    for path in sorted(differing_tables(folder, store, plan.threshold)):
+        message = f"{path} is not what the shards give: {_RUN_AGAIN}."
+        yield Finding(path=path, state="damaged", message=message)
 
 
 def _differences(
@@ -348,7 +343,6 @@ def _leftovers(folder: RunFolder) -> Iterator[Finding]:
     """What does no harm, and what becomes of it."""
     own = {folder.frames.name, folder.plan.name, *(path.name for path in folder.results)}
     killed = [path for path, name in iter_temporaries(folder.root) if name in own]
-    killed += folder.root.glob(f"{SORTING_PREFIX}*")
     killed += [path for path, _ in iter_temporaries(folder.shards)]
     for path in killed:
         message = f"{path} was left by a killed run, or a run is at work: the next run removes it."

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from virnuc_core.atomic_write import remove_temporaries, sync_folder, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.results.sorted_lines import SORTING_PREFIX
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.store_meta import StoreMeta
@@ -190,5 +189,3 @@ def _remove_leftovers(folder: RunFolder) -> None:
     remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
     for discarded in (folder.next, folder.incoming):
         shutil.rmtree(temporary_name(discarded.root), ignore_errors=True)
-    for pieces in folder.root.glob(f"{SORTING_PREFIX}*"):
-        shutil.rmtree(pieces)
