@@ -35,7 +35,8 @@ from virnuc_core.models.attention import PackedLayout, VarlenAttention, resolve_
 from virnuc_core.models.attention_plain import split_qkv
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoder import Encoder, mean_pool
@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "dnabert_s"
 
 @pytest.fixture(scope="module")
 def model() -> Encoder:
-    return load_model(open_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", "fp32")[0]
+    return load_model(open_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])

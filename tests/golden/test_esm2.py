@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import EsmConfig, EsmModel
 
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoder import Encoder, mean_pool
@@ -23,7 +23,7 @@ LENGTHS = [3, 30, 30, 21, 57, 8]
 
 
 def _load(path: Path) -> Encoder:
-    return load_model(open_checkpoint(str(path), "esm2"), "cpu", "fp32")[0]
+    return load_model(open_checkpoint(str(path), "esm2"), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])

@@ -12,6 +12,7 @@ from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.encoder import validate_repr_layer
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.run_plan import PlannedModel, RunPlan
+from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     AttentionBackend,
     AttentionChoice,
@@ -20,7 +21,6 @@ from virnuc_core.specs import (
     ModelSpec,
     Precision,
     ResolvedPrecision,
-    RunConfig,
 )
 
 _REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone

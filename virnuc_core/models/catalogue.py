@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.json_records import parse_object
-from virnuc_core.specs import Family, ModelSpec, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family, ModelSpec
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for

@@ -16,8 +16,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from virnuc_core.batching import esm2_tokenizer
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
 from virnuc_core.json_records import parse_object
 from virnuc_core.models.dnabert_s import DnabertS
@@ -472,7 +471,7 @@ class Checkpoint:
             return f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads"
         if spec.family == "esm2" and spec.head_dim % 2:
             return f"rotary positions need heads of even width, not {spec.head_dim}"
-        if spec.family == "esm2" and spec.vocab_size < esm2_tokenizer.VOCAB_SIZE:
+        if spec.family == "esm2" and spec.vocab_size < Esm2Tokenizer.vocab_size:
             return f"its vocabulary of {spec.vocab_size} is smaller than the ESM-2 alphabet"
         if self.tokenizer_file is not None and (size := self.tokenizer.vocab_size) > spec.vocab_size:
             return f"its tokenizer has {size} entries and its embedding {spec.vocab_size}"

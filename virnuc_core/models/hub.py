@@ -155,11 +155,8 @@ def fetch(repo: str, revision: str | None) -> Path:
     if revision is not None and (folder := find_cached(repo, revision)):
         return folder
     # What a failing request raises: the hub's own error is derived from that of its HTTP client.
-    failures: tuple[type[Exception], ...] = (
-        OSError,
-        ValueError,
-        *cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__),
-    )
+    client_errors = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, *client_errors)
     try:
         return _download(repo, revision)
     except failures as error:
