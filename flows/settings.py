@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from virnuc_core.errors import UsageError
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.models.catalogue import AUTO_HEAD
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import (
     AttentionChoice,
     CompileMode,

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import UsageError
+from virnuc_core.files import write_text
 from virnuc_core.sequences.reader import input_digest
 
 # Other programs and people leave all kinds of files in such folders; the reader itself goes by content.

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from virnuc_core.inference.events import LaneStarted, ShardDone
 from virnuc_core.inference.lane_journal import JournalEntry
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.stage_clock import StageClock
-from virnuc_core.run_plan import RunPlan
 
 _log = logging.getLogger(__name__)
 

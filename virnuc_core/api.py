@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.json_records import record_of
+from virnuc_core.files import from_json
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
@@ -223,7 +223,7 @@ def _config(values: Mapping[str, Any]) -> RunConfig:
     devices = str(values.get("devices", "auto"))
     split = [part.strip() for part in devices.split(",")]
     try:
-        return record_of(RunConfig, {**values, "devices": split})
+        return from_json(RunConfig, {**values, "devices": split})
     except ValueError as error:
         raise UsageError(f"this option cannot be used: {error}. See docs/python-api.md.") from error
 

@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.checked_hdf5 import (
     HDF5_ERRORS,
     SCHEMA_VERSION,
@@ -25,7 +24,7 @@ from virnuc_core.checked_hdf5 import (
     write_attributes,
 )
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.json_records import parse_object, record_of
+from virnuc_core.files import atomic_path, from_json, parse_object
 from virnuc_core.specs import Family
 
 _DATASETS: Final = ("dna", "protein", "scores")
@@ -189,7 +188,7 @@ def read_shard(path: Path, identity: ShardIdentity) -> ShardResult:
         with h5py.File(path, "r") as file:
             attributes = read_attributes(file)
             found = _identity_of(attributes)
-            counters = record_of(ShardCounters, parse_object(attributes["counters"]))
+            counters = from_json(ShardCounters, parse_object(attributes["counters"]))
             datasets = {name: stored_dataset(file, name) for name in _DATASETS if name in file}
             widths = {_VECTORS[model.family]: model.embedding_dim for model in found.models} | {"scores": 2}
             for name, dataset in datasets.items():
@@ -233,7 +232,7 @@ def set_aside(path: Path) -> Path:
 def _identity_of(attributes: dict[str, Any]) -> ShardIdentity:
     values = {f.name: attributes[f.name] for f in fields(ShardIdentity)}
     models = parse_object(f'{{"models": {values["models"]}}}')
-    return record_of(ShardIdentity, values | models)
+    return from_json(ShardIdentity, values | models)
 
 
 def _add_model(left: ModelCounters, right: ModelCounters) -> ModelCounters:

@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.reliability.small_run import final_files, make_material, run
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.shards import identity_of
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.shard_file import read_shard
 

@@ -14,9 +14,8 @@ from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import DNA_ALONE, chunk_table, open_frames, with_closed_chunks
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.sequences.translation import DNA_ALONE, open_frames, with_closed_chunks
 
 Int64 = npt.NDArray[np.int64]
 

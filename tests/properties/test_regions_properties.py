@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import chunk_table
 
 SCORES = st.one_of(st.floats(0, 1), st.just(float("nan")))
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 
 # Encodings hold far more than ids (about 0.5 kB a token), so they are made and dropped block by block. They
 # become Python objects at a stroke, in which no other thread runs: 1 ms for a block of this size.

@@ -16,10 +16,10 @@ from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences,
 from virnuc_core.benchmark.results import Case, EndToEnd, Speed, speed_of
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
-from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.shard_file import sum_counters
@@ -122,7 +122,7 @@ def _plan(config: RunConfig, store: FrameStore, folder: RunFolder, devices: Sequ
 
 def _run_lanes(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[_LaneTime]:
     """Computes all shards and removes them again."""
-    dealt = deal_shards(plan, range(len(plan.shards)), len(devices))
+    dealt = assign_shards(plan, range(len(plan.shards)), len(devices))
     with ThreadPoolExecutor(len(dealt)) as lanes:
         futures = [
             lanes.submit(_run_lane, folder, indices, device, lane, len(dealt))

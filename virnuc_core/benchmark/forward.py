@@ -21,6 +21,7 @@ from virnuc_core.benchmark.floor import GemmFloor
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences, random_tokens
 from virnuc_core.benchmark.results import Case, Speed, speed_of
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
@@ -28,7 +29,6 @@ from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.weights import tokenizer_path
-from virnuc_core.run_plan import PlannedModel
 
 _NUM_BATCHES = 8
 # How full the batches are asked to be; first-fit leaves the last one nearly empty otherwise.

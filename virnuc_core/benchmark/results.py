@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from virnuc_core import __version__
-from virnuc_core.atomic_write import write_text
+from virnuc_core.files import write_text
 from virnuc_core.inference.nvidia_smi import query_gpus
 
 SCHEMA_VERSION: Final = 1

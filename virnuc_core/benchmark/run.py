@@ -13,10 +13,10 @@ from virnuc_core.benchmark.forward import measure_forward
 from virnuc_core.benchmark.results import BenchResult, Case, machine
 from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.model_planning import plan_models
+from virnuc_core.inference.plan import PlannedModel
+from virnuc_core.inference.planning import plan_models
 from virnuc_core.models.checkpoints import family_of
 from virnuc_core.models.compilation import resolve_compile_mode
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import Precision, RunConfig
 
 

@@ -4,10 +4,10 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 
-from virnuc_core.atomic_write import remove_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.files import remove_temporaries
+from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.shard_file import ModelIdentity, ShardIdentity, ShardResult, read_shard, set_aside
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from torch import Tensor
 from virnuc_core.batching import esm2_tokenizer
 from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.key_mapping import (
     FAIR_ESM,
     TOKEN_TYPE,

@@ -9,9 +9,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
+from virnuc_core.files import atomic_path
+from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shards import iter_shard_results
 from virnuc_core.results.embeddings_file import (
     IDS,
@@ -22,9 +23,8 @@ from virnuc_core.results.embeddings_file import (
     vectors_name,
 )
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
 from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
 
 _log = logging.getLogger(__name__)

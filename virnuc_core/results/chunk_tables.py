@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from virnuc_core.results.verdicts import OTHER, UNSCORED, VIRUS, ChunkVerdicts
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.sequences.frames import ROW_NAMES
 
 PREDICTION_SCHEMA: Final = pa.schema(
     [

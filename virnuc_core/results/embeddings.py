@@ -13,7 +13,7 @@ import pandas as pd
 from virnuc_core.errors import UsageError
 from virnuc_core.results.embeddings_file import EMBED_VECTORS, FEATURES, LENGTHS, SCORES, VECTORS
 from virnuc_core.results.embeddings_reader import EmbeddingsReader, open_reader
-from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.sequences.frames import ROW_NAMES
 
 _FRAME_ID: Final = re.compile(
     rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(ROW_NAMES)})", re.DOTALL

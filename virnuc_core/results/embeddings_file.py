@@ -22,8 +22,8 @@ from virnuc_core.checked_hdf5 import (
     stored_dataset,
 )
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.plan import PlannedModel, RunPlan
 from virnuc_core.plain_text import cell_text
-from virnuc_core.run_plan import PlannedModel, RunPlan
 from virnuc_core.specs import Family
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}

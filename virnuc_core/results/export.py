@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import UsageError
+from virnuc_core.files import atomic_path
 from virnuc_core.results.embeddings import Embeddings, Rows
 from virnuc_core.results.embeddings_file import LENGTHS, ROWS_AT_ONCE, SCORES
 

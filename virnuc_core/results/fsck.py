@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.inspection import InspectedKind, inspect_path
 from virnuc_core.results.run_check import Finding, check_run, check_shard
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.shard_file import read_identity
 
 

@@ -11,6 +11,7 @@ import h5py
 
 from virnuc_core.checked_hdf5 import Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
@@ -18,9 +19,7 @@ from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.run_check import check_run
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.store_meta import StoreMeta, content_digest
+from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.shard_file import read_identity, read_shard
 
 InspectedKind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind

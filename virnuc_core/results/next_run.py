@@ -5,10 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-from virnuc_core.atomic_write import sync_folder, temporary_name
 from virnuc_core.errors import UsageError
+from virnuc_core.files import sync_folder, temporary_name
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 
 _log = logging.getLogger(__name__)
 

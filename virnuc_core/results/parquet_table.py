@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from virnuc_core.atomic_write import atomic_path
+from virnuc_core.files import atomic_path
 
 GROUP_ROWS: Final = 1 << 16
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.json_records import parse_object, record_of
+from virnuc_core.files import from_json, parse_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ def read_records(report: Path) -> dict[str, FileRecord]:
         DamagedFileError: it cannot be read, or does not say.
     """
     try:
-        named = record_of(_Files, {"files": parse_object(report.read_bytes())["files"]}).files
+        named = from_json(_Files, {"files": parse_object(report.read_bytes())["files"]}).files
     except (OSError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."

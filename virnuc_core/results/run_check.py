@@ -7,8 +7,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.files import iter_temporaries
+from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.shards import identity_of, missing_shards
 from virnuc_core.results.aggregate import shard_columns
 from virnuc_core.results.comparing_sinks import ComparingSinks
@@ -17,9 +18,7 @@ from virnuc_core.results.result_files import FileRecord, read_records
 from virnuc_core.results.sorted_lines import SORTING_PREFIX
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard, read_plan
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.store_meta import content_digest
+from virnuc_core.sequences.frame_store import FrameStore, content_digest
 from virnuc_core.shard_file import read_shard
 
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from virnuc_core.atomic_write import remove_temporaries, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.files import remove_temporaries, temporary_name
 from virnuc_core.results.next_run import drop_next, remove_discarded, take_in
 from virnuc_core.results.sorted_lines import SORTING_PREFIX
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import StoreMeta
 
 LOCK_NAME = ".virnuc.lock"
 

@@ -30,7 +30,7 @@ from virnuc_core.results.text_table import header_line, text_lines
 from virnuc_core.results.verdicts import DEFAULT_THRESHOLD, ChunkVerdicts, call_chunks, sum_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE
+from virnuc_core.sequences.frames import DNA_ALONE
 
 _BLOCK_CHUNKS: Final = 1 << 16
 

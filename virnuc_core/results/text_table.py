@@ -9,7 +9,7 @@ from typing import Final, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from virnuc_core.atomic_write import atomic_path
+from virnuc_core.files import atomic_path
 
 NOT_AVAILABLE: Final = "NA"
 _LAST_DECIMAL: Final = 1e-6

@@ -9,8 +9,7 @@ import torch
 from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.inference.lanes_here import compute_missing, require_main_process
-from virnuc_core.inference.launcher import LANE_PROCESS
+from virnuc_core.inference.launcher import _LANE_PROCESS, compute_missing, require_main_process
 
 
 def test_only_what_is_missing_is_computed(made_models: MadeModels, contigs: Path, tmp_path: Path) -> None:
@@ -42,6 +41,6 @@ def test_processes_give_the_same_bytes(
 
 def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     require_main_process()
-    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{LANE_PROCESS}-0")
+    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{_LANE_PROCESS}-0")
     with pytest.raises(UsageError, match="__main__"):
         require_main_process()

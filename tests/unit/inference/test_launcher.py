@@ -16,9 +16,9 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
-from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shards import pending_shards
-from virnuc_core.run_plan import RunPlan, Shard
 
 
 def plan_with(finished_run: MadeRun, costs: list[float]) -> RunPlan:
@@ -28,10 +28,10 @@ def plan_with(finished_run: MadeRun, costs: list[float]) -> RunPlan:
 
 def test_shards_are_dealt_by_cost(finished_run: MadeRun) -> None:
     plan = plan_with(finished_run, [1, 1, 1, 5, 1, 1])
-    assert deal_shards(plan, range(6), 2) == ((3,), (0, 1, 2, 4, 5))
-    assert deal_shards(plan, (4, 1), 1) == ((1, 4),)
-    assert deal_shards(plan, (4, 1), 5) == ((1,), (4,))
-    assert deal_shards(plan, (), 3) == ()
+    assert assign_shards(plan, range(6), 2) == ((3,), (0, 1, 2, 4, 5))
+    assert assign_shards(plan, (4, 1), 1) == ((1, 4),)
+    assert assign_shards(plan, (4, 1), 5) == ((1,), (4,))
+    assert assign_shards(plan, (), 3) == ()
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_lane_computes_what_this_process_would(
 
 
 def test_lanes_at_the_same_time_give_the_same_shards(run: MadeRun, finished_run: MadeRun) -> None:
-    lanes = deal_shards(run.plan, pending_shards(run.folder, run.plan), 2)
+    lanes = assign_shards(run.plan, pending_shards(run.folder, run.plan), 2)
     with ThreadPoolExecutor(2) as threads:
         tasks = [
             threads.submit(run_lane, run.folder, indices, "cpu", lane=lane, num_lanes=2)
