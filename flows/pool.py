@@ -19,7 +19,7 @@ from flows.naming import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from flows.pool_runs import PoolRuns, require_deployments
 from tasks.embedding import find_pending
-from tasks.lane_watch import LaneWatch
+from tasks.lanes import LaneWatch
 from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError
@@ -27,7 +27,7 @@ from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
 from virnuc_core.inference.launcher import assign_shards
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.shards import missing_shards
+from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import RunConfig
 

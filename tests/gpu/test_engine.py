@@ -16,13 +16,13 @@ from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.weights import Checkpoint
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
-from virnuc_core.shard_file import ShardResult
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision, RunConfig
 
 pytestmark = [

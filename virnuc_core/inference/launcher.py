@@ -35,7 +35,7 @@ from virnuc_core.inference.events import (
 )
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal, lane_report
 from virnuc_core.inference.plan import RunPlan
-from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 
 # How libraries compute on the CPU; each reads it at its first product.

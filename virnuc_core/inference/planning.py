@@ -23,8 +23,8 @@ from virnuc_core.inference.plan import (
     require_same_plan,
     write_plan,
 )
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
-from virnuc_core.inference.shards import pending_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
 from virnuc_core.models.checkpoints import resolve_checkpoint

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan, reused_families
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import ModelCounters, read_shard, shard_identity
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.shard_file import ModelCounters, read_shard
 from virnuc_core.specs import Family
 
 _log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class ReusedShards:
         families = self._families.get(self._old.for_shard(shard.index).fingerprint, frozenset[Family]())
         if not families:
             return {}
-        identity = identity_of(self._old, self._old.shards[shard.index])
+        identity = shard_identity(self._old, self._old.shards[shard.index])
         try:
             result = read_shard(self._folder.shard(shard.index), identity)
         except (DamagedFileError, MismatchError) as error:

@@ -18,11 +18,10 @@ from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.prefetch import Ahead, Preparer
 from virnuc_core.inference.reuse import ReusedShards
-from virnuc_core.inference.shards import CommitGuard, identity_of
+from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
 from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
 
 # What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
 SHARDS_PREPARED_AHEAD: Final = 2
@@ -74,8 +73,8 @@ def _run_alike(
     def commit(computed: ComputedShard) -> ShardCounters:
         result, shard = computed.result(), computed.shard
         begun = time.perf_counter()
-        is_wanted = partial(guard.require_wanted, shard)
-        write_shard(folder.shard(shard.index), result, identity_of(plan, shard), is_wanted)
+        is_wanted = partial(guard.require_planned, shard)
+        write_shard(folder.shard(shard.index), result, shard_identity(plan, shard), is_wanted)
         seconds = replace(computed.seconds, write=time.perf_counter() - begun)
         rows = shard.end - shard.begin
         _log.info("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)

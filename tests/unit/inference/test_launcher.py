@@ -18,7 +18,7 @@ from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import RunPlan, Shard
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 
 
 def plan_with(finished_run: MadeRun, costs: list[float]) -> RunPlan:

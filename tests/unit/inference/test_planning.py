@@ -14,7 +14,7 @@ from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, Usag
 from virnuc_core.inference import planning, speed_warnings
 from virnuc_core.inference.plan import RunPlan, read_plan, require_same_plan, write_plan
 from virnuc_core.inference.planning import make_plan, open_plan
-from virnuc_core.inference.shards import require_all_shards
+from virnuc_core.inference.shard import require_all_shards
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.run_folder import RunFolder

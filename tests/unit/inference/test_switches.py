@@ -13,7 +13,7 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import make_plan, open_plan
 from virnuc_core.inference.reuse import ReusedShards
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.results.next_run import drop_next
 from virnuc_core.results.run_check import check_run
 from virnuc_core.specs import RunConfig
