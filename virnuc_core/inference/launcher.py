@@ -174,12 +174,9 @@ def run_lane(
     """
     started = time.perf_counter()
     entries, emit = _recorder(on_event)
-    environment = _thread_environment(num_lanes)
-    machine_device, child_device = device, device
-    if device != "cpu":
-        gpu = physical_gpu(int(device.partition(":")[2]))
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-        machine_device, child_device = f"cuda:{gpu}", "cuda:0"
+    environment = _child_environment(device, num_lanes)
+    gpu = environment.get("CUDA_VISIBLE_DEVICES")
+    machine_device, child_device = (device, device) if gpu is None else (f"cuda:{gpu}", "cuda:0")
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     log_level = logging.getLogger("virnuc_core").getEffectiveLevel()
@@ -252,10 +249,14 @@ def _lane_started(lane: int, device: str, pid: int, shards: Sequence[int]) -> La
     return LaneStarted(lane=lane, device=device, host=socket.gethostname(), pid=pid, shards=tuple(shards))
 
 
-def _thread_environment(num_lanes: int) -> dict[str, str]:
+def _child_environment(device: str, num_lanes: int) -> dict[str, str]:
+    """A lane's share of the threads, and the one GPU that it sees."""
     threads = str(max(1, available_threads() // num_lanes))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    return dict.fromkeys(names, threads)
+    environment = dict.fromkeys(names, threads)
+    if device != "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = physical_gpu(int(device.partition(":")[2]))
+    return environment
 
 
 def _received(receiver: Connection, process: SpawnProcess, name: str, total: int) -> Iterator[LaneEvent]:

@@ -235,7 +235,11 @@ def make_plan(
         shards = plan_shards(store, models, devices[0], config.shard_seconds)
     seconds = sum(shard.cost for shard in shards)
     models = tuple(
-        replace(model, compile_mode=_plan_compile_mode(config, model, seconds, existing)) for model in models
+        replace(
+            model,
+            compile_mode=_plan_compile_mode(config, model, seconds, _model_of(existing, model.family)),
+        )
+        for model in models
     )
     if not 0 < config.threshold < 1:
         raise UsageError(
@@ -300,7 +304,9 @@ def plan_models(
         )
     for switch in switches_of(config):
         _log.warning("%s is set: it wins over what is asked for", switch)
-    return tuple(_plan_model(config, family, name, devices, existing) for family, name in asked)
+    return tuple(
+        _plan_model(config, family, name, devices, _model_of(existing, family)) for family, name in asked
+    )
 
 
 def switches_of(config: RunConfig) -> tuple[str, ...]:
@@ -308,18 +314,21 @@ def switches_of(config: RunConfig) -> tuple[str, ...]:
     return env().switches if config.switches is None else config.switches
 
 
+def _model_of(existing: RunPlan | None, family: Family) -> PlannedModel | None:
+    return existing.model(family) if existing is not None else None
+
+
 def _engine_of(config: RunConfig, family: Family) -> Engine:
     return (config.dnabert_engine if family == "dnabert_s" else None) or config.engine
 
 
 def _plan_model(
-    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], existing: RunPlan | None
+    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], before: PlannedModel | None
 ) -> PlannedModel:
     checkpoint = resolve_checkpoint(asked, family)
     spec = read_spec(checkpoint)
     precision = _plan_precision(config, family, asked, devices)
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
-    before = existing.model(family) if existing is not None else None
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
     is_for_this_model = family == "esm2" or config.esm_model is None
@@ -384,12 +393,11 @@ def _plan_attention(
 
 
 def _plan_compile_mode(
-    config: RunConfig, model: PlannedModel, seconds: float, existing: RunPlan | None
+    config: RunConfig, model: PlannedModel, seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
     """The mode asked for; "auto" keeps that of an earlier plan."""
     if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
         return "none"
-    before = existing.model(model.family) if existing is not None else None
     if config.compile_mode == "auto" and before is not None and _computes_alike(before, model):
         return before.compile_mode
     return resolve_compile_mode(config.compile_mode, model.attention, seconds)
