@@ -37,6 +37,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
+from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     Alphabet,
     AttentionBackend,
@@ -47,7 +48,6 @@ from virnuc_core.specs import (
     ResolvedCompileMode,
     ResolvedPrecision,
     Rows,
-    RunConfig,
 )
 from virnuc_core.versions import log_version_warnings
 
@@ -160,7 +160,8 @@ def open_plan(
         return plan
     existing = read_plan(folder.plan)
     if existing.switches != switches_of(config):
-        config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
+        # With other arithmetic, the same size has other bounds.
+        config = config.model_copy(update={"shard_seconds": None})
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
     if existing.threshold != wanted.threshold:
@@ -241,10 +242,6 @@ def make_plan(
         )
         for model in models
     )
-    if not 0 < config.threshold < 1:
-        raise UsageError(
-            f"--threshold {config.threshold} is not between 0 and 1: give a probability, such as 0.5."
-        )
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,

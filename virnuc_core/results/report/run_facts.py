@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from virnuc_core.files import from_json
 from virnuc_core.inference.plan import PlannedHead, PlannedModel
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
-from virnuc_core.results.verdicts import DEFAULT_THRESHOLD
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.specs import InputFile
 
 Part = TypeVar("Part", "CountFacts", "LaneFacts")
