@@ -224,12 +224,7 @@ def make_plan(
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = dna_head = None
-    if kind == "predict":
-        require_heads(config)
-        head = _plan_head(head_of(config), models, existing.head if existing else None)
-        if (name := dna_head_of(config)) is not None:
-            dna_head = _plan_head(name, models[:1], existing.dna_head if existing else None)
+    head, dna_head = _plan_heads(config, models, existing) if kind == "predict" else (None, None)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
@@ -404,6 +399,17 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
     """Whether what "auto" found to be best for one of two planned models is so for the other."""
     same = ("weights_fingerprint", "precision", "engine")
     return all(getattr(before, name) == getattr(now, name) for name in same)
+
+
+def _plan_heads(
+    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
+) -> tuple[PlannedHead, PlannedHead | None]:
+    """The head for open frames, and the one for chunks without, if there is to be one."""
+    require_heads(config)
+    head = _plan_head(head_of(config), models, existing.head if existing else None)
+    if (name := dna_head_of(config)) is None:
+        return head, None
+    return head, _plan_head(name, models[:1], existing.dna_head if existing else None)
 
 
 def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:
