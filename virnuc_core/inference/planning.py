@@ -230,13 +230,8 @@ def make_plan(
     else:
         shards = plan_shards(store, models, devices[0], config.shard_seconds)
     seconds = sum(shard.cost for shard in shards)
-    models = tuple(
-        replace(
-            model,
-            compile_mode=_plan_compile_mode(config, model, seconds, _model_of(existing, model.family)),
-        )
-        for model in models
-    )
+    modes = [_plan_compile_mode(config, m, seconds, _model_of(existing, m.family)) for m in models]
+    models = tuple(replace(model, compile_mode=mode) for model, mode in zip(models, modes, strict=True))
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
@@ -255,7 +250,7 @@ def make_plan(
         threshold=config.threshold,
     )
     for warning in plan.warnings:
-        _log.warning("%s", warning)
+        _log.warning(warning)
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
