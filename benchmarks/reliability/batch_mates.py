@@ -19,7 +19,7 @@ import torch
 from benchmarks.reports import print_and_write
 from virnuc_core.batching.packed_batch import TokenColumn
 from virnuc_core.batching.packing import iter_batches, pack
-from virnuc_core.benchmark.made_sequences import random_tokens
+from virnuc_core.benchmark.synthetic import random_tokens
 from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.resident import ResidentModel
