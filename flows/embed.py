@@ -8,10 +8,9 @@ from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
 from flows.outputs import require_absolute, require_no_input
 from flows.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime, embed_config
-from tasks.core_logs import show_core_logs
+from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
-from tasks.lane_tracking import LaneTracking
-from tasks.progress import stage_clock
+from tasks.lanes import LaneTracking, stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, validate
 from tasks.tracking import tracked_run
@@ -45,7 +44,7 @@ def embed(
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
-    show_core_logs()
+    attach_api_log_handler()
     require_absolute(*inputs, out)
     family, name = family_of(model)
     config = embed_config(family, name, settings)

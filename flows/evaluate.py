@@ -8,7 +8,7 @@ from flows.labelled_naming import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
 from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
-from tasks.core_logs import show_core_logs
+from tasks.artifacts import attach_api_log_handler
 from tasks.evaluation import RUN_NAME, EvaluationReport, evaluate_run
 from tasks.labelling import label
 from tasks.publishing import link_run, prefect_tags
@@ -41,7 +41,7 @@ def evaluate(
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
-    show_core_logs()
+    attach_api_log_handler()
     require_absolute(*files.paths, out)
     folder = Path(out)
     try:

@@ -16,12 +16,10 @@ from prefect.runtime import flow_run
 from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.pool import PoolLanes
 from flows.settings import LaneMode
-from tasks.core_logs import show_core_logs
+from tasks.artifacts import attach_api_log_handler
 from tasks.embedding import compute_shards, end_lane_processes, find_pending
-from tasks.gpu_sampling import sampling_gpu
-from tasks.lane_watch import LaneObserver, LaneWatch
+from tasks.lanes import LaneObserver, LaneRows, LaneWatch, sampling_gpu
 from tasks.planning import plan
-from tasks.progress import LaneRows
 from tasks.tracking import Value
 from virnuc_core.env_config import env, ignored_variables
 from virnuc_core.errors import DeviceLostError
@@ -69,7 +67,7 @@ def embed_lane(
     Raises:
         VirnucError: what stopped the lane; its finished shards are kept.
     """
-    show_core_logs()
+    attach_api_log_handler()
     run = RunFolder(Path(folder))
     with (
         LaneJournal(run.lane_journal(lane_journal_name(lane, flow_run.id))) as journal,
@@ -93,7 +91,7 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
     Raises:
         VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
     """
-    show_core_logs()
+    attach_api_log_handler()
     run = RunFolder(Path(folder))
     journal = LaneJournal(run.lane_journal(plan_journal_name(flow_run.id)))
     with journal, journal.recording_failure(lane=0):

@@ -15,10 +15,9 @@ from pydantic import Field, FiniteFloat
 from flows.outputs import require_absolute
 from flows.predict import predict
 from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings
-from tasks.core_logs import show_core_logs
-from tasks.inbox import iter_inbox, open_digests
-from tasks.night import DIGESTS_NAME, Attempt, Night, PredictFile, lock_results
-from tasks.night_report import NightReport, publish_night
+from tasks.artifacts import attach_api_log_handler
+from tasks.nightly import DIGESTS_NAME, Attempt, Night, PredictFile, iter_inbox, lock_results, open_digests
+from tasks.pages.nightly_page import NightReport, publish_night
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import VirnucError
@@ -61,7 +60,7 @@ def nightly(
     Raises:
         VirnucError: some files failed and wait for the next night; the others are done.
     """
-    show_core_logs()
+    attach_api_log_handler()
     require_absolute(inbox, out)
     results = Path(out).absolute()
     params: dict[str, Value] = {

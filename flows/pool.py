@@ -19,7 +19,7 @@ from flows.naming import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from flows.pool_runs import PoolRuns, require_deployments
 from tasks.embedding import find_pending
-from tasks.lane_watch import LaneWatch
+from tasks.lanes import LaneWatch
 from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError

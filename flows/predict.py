@@ -8,10 +8,9 @@ from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
 from flows.outputs import require_absolute
 from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
-from tasks.core_logs import show_core_logs
+from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
-from tasks.lane_tracking import LaneTracking
-from tasks.progress import stage_clock
+from tasks.lanes import LaneTracking, stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import aggregate, classify, validate
 from tasks.tracking import Value, tracked_run
@@ -41,7 +40,7 @@ def predict(
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
-    show_core_logs()
+    attach_api_log_handler()
     require_absolute(*inputs, out)
     config = predict_config(settings)
     lanes = choose_lanes(mode, config.devices, lane_minutes)

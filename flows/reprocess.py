@@ -14,9 +14,8 @@ from flows.settings import (
     ReprocessSettings,
     reprocess_config,
 )
-from tasks.core_logs import show_core_logs
-from tasks.lane_tracking import LaneTracking
-from tasks.progress import stage_clock
+from tasks.artifacts import attach_api_log_handler
+from tasks.lanes import LaneTracking, stage_clock
 from tasks.publishing import params_of, prefect_tags, publish
 from tasks.reprocessing import move_to_next
 from tasks.results import aggregate, classify, validate
@@ -49,7 +48,7 @@ def reprocess(
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
-    show_core_logs()
+    attach_api_log_handler()
     require_absolute(run)
     require_run(Path(run))
     lanes = choose_lanes(mode, settings.devices, lane_minutes)

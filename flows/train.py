@@ -9,11 +9,10 @@ from flows.labelled_naming import labelled_name
 from flows.lanes import choose_lanes, run_lanes
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from flows.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
-from tasks.core_logs import show_core_logs
+from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
 from tasks.labelling import label
-from tasks.lane_tracking import LaneTracking
-from tasks.progress import stage_clock
+from tasks.lanes import LaneTracking, stage_clock
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.results import validate
 from tasks.tracking import tracked_run
@@ -61,7 +60,7 @@ def train(
     Raises:
         VirnucError: what is wrong, where, and what to do.
     """
-    show_core_logs()
+    attach_api_log_handler()
     head = Path(out)
     _require_places(files, head, settings)
     config, fitting = train_config(settings), _head_settings(settings)

@@ -1,4 +1,4 @@
-"""The only door to Prefect's artifacts: what a run shows on its page. None of them ever costs a run."""
+"""What a flow run shows on its page in Prefect: artifacts, tags and log lines. None of them ever fails a run."""
 
 import logging
 import time
@@ -15,15 +15,42 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import PrefectException
+from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+_log = logging.getLogger(__name__)
+
+
+LOGGERS: Final = ("virnuc_core", "tasks", "flows")
+
+
+def attach_api_log_handler() -> None:
+    """Sends what virnuc logs, from INFO on, to Prefect; may be called again.
+
+    A terminal shows no more than before, since the handlers there have levels of their own.
+    """
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+        # A process that Prefect's own settings have told of these loggers has a handler already.
+        if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
+            handler = APILogHandler()
+            handler.addFilter(_is_in_a_run)
+            logger.addHandler(handler)
+
+
+def _is_in_a_run(record: logging.LogRecord) -> bool:
+    """Whether there is a run for the line to go to; Prefect would warn of every line that has none."""
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
+
 
 # A bar that moves more often costs the server more than it tells a person.
 SECONDS_BETWEEN_UPDATES: Final = 5.0
 SECONDS_BETWEEN_TRIALS: Final = 60.0
-
-_log = logging.getLogger(__name__)
 
 
 class ProgressArtifact:

@@ -7,8 +7,8 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from tasks.artifacts import add_run_tag, show_link, show_markdown, show_table
+from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.plots import p_virus_figure
-from tasks.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.stage import stage
 from tasks.tracking import TrackedRun, Value
 from virnuc_core.results.run_json import RunReport, write_report

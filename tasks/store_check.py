@@ -6,7 +6,7 @@ from typing import Final
 
 import httpx
 
-from tasks.tracking_store import open_store
+from tasks.tracking import open_store
 from virnuc_core.env_config import env
 
 _ANSWER_WITHIN_S: Final = 5.0

@@ -121,7 +121,7 @@ def _import_what_runs_need() -> None:
     """Takes about as long as the server does to start, and on another core."""
     import flows.embed
     import flows.predict  # noqa: F401
-    from tasks.tracking_store import open_store_early
+    from tasks.tracking import open_store_early
 
     open_store_early()
 

@@ -19,8 +19,8 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
 from flows.settings import PredictSettings
-from tasks.night import lock_results
-from tasks.night_report import NightReport
+from tasks.nightly import lock_results
+from tasks.pages.nightly_page import NightReport
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError

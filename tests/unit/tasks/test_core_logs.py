@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from prefect.logging.handlers import APILogHandler
 
-from tasks.core_logs import LOGGERS, show_core_logs
+from tasks.artifacts import LOGGERS, attach_api_log_handler
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def _loggers_as_before() -> Iterator[None]:
 
 
 def test_lines_go_to_prefect_once_however_often_it_is_called() -> None:
-    show_core_logs()
-    show_core_logs()
+    attach_api_log_handler()
+    attach_api_log_handler()
     for name in LOGGERS:
         logger = logging.getLogger(name)
         assert logger.isEnabledFor(logging.INFO)
@@ -32,18 +32,18 @@ def test_lines_go_to_prefect_once_however_often_it_is_called() -> None:
 def test_handler_of_prefects_own_settings_is_enough() -> None:
     handler = APILogHandler()
     logging.getLogger("tasks").addHandler(handler)
-    show_core_logs()
+    attach_api_log_handler()
     assert logging.getLogger("tasks").handlers == [handler]
 
 
 def test_finer_level_stays() -> None:
     logging.getLogger("virnuc_core").setLevel(logging.DEBUG)
-    show_core_logs()
+    attach_api_log_handler()
     assert logging.getLogger("virnuc_core").level == logging.DEBUG
 
 
 def test_line_outside_a_run_goes_nowhere() -> None:
-    show_core_logs()
+    attach_api_log_handler()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         logging.getLogger("virnuc_core.somewhere").info("no run to go to")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.gpu_sampling import sampling_gpu
+from tasks.lanes import sampling_gpu
 from virnuc_core import env_config
 from virnuc_core.inference.events import GpuSample
 

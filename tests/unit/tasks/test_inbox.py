@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.inbox import DigestCache, Look, iter_inbox, open_digests, results_name, sample_name, set_aside
+from tasks.nightly import DigestCache, Look, iter_inbox, open_digests, results_name, sample_name, set_aside
 from virnuc_core.errors import InputError, UsageError
 
 OLD = 1_000_000_000.0

@@ -5,7 +5,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.lane_tracking import LaneTracking
+from tasks.lanes import LaneTracking
 from tasks.tracking import TrackedRun, tracked_run
 from tests.made_lanes import at, done, failed, finished, loaded, sample, started
 from virnuc_core import env_config

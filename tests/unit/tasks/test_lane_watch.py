@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.lane_watch import LaneWatch
+from tasks.lanes import LaneWatch
 from tests.unit.inference.test_lane_journal import done, loaded, started
 from virnuc_core.inference.events import LaneEvent, LaneFailed, LaneFinished
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.inbox import DigestCache, iter_inbox
-from tasks.night import Attempt, Night, lock_results
-from tasks.night_report import Outcome
+from tasks.nightly import Attempt, DigestCache, Night, iter_inbox, lock_results
+from tasks.pages.nightly_page import Outcome
 from virnuc_core.errors import DeviceMemoryError, InputError, MismatchError, UsageError
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tasks.progress import LaneProgress, LaneRows, current_progress, stage_clock, use_progress
+from tasks.lanes import LaneProgress, LaneRows, current_progress, stage_clock, use_progress
 from tests.made_models import MadeRun
 from tests.unit.inference.test_lane_journal import done, loaded
 from virnuc_core.inference.events import LaneEvent, LaneStarted

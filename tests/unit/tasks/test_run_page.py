@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.run_page import packing_rows, run_page, speed_rows, verdict
+from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
 from virnuc_core.results.run_json import RunReport

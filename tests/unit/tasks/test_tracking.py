@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tasks import tracking, tracking_store
+from tasks import tracking
 from tasks.tracking import MetricPoint, tracked_run
 from virnuc_core import env_config
 from virnuc_core.env_config import env
@@ -75,13 +75,13 @@ def test_store_that_fails_is_told_once(
         run.describe("text")
         assert run.child("lane", {}, {}).run_id is None
         assert run.links == {}
-    assert [record.name for record in caplog.records] == ["tasks.tracking_store"]
+    assert [record.name for record in caplog.records] == ["tasks.tracking"]
 
 
 def test_store_is_tried_again_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking_store, "SECONDS_BETWEEN_TRIALS", 1.0)
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_TRIALS", 1.0)
     with caplog.at_level(logging.WARNING), tracked_run("sample", {}, {}) as run:
         run.log_files([tmp_path / "none"])  # as good as any other failure
         run.log_metrics({"during": 1})
@@ -160,7 +160,7 @@ def test_table_and_text_are_kept(tmp_path: Path) -> None:
 
 def test_experiment_is_one_of_runs_with_figures() -> None:
     with tracked_run("sample", {}, {}):
-        experiment = own_store().get_experiment_by_name(tracking_store.EXPERIMENT)
+        experiment = own_store().get_experiment_by_name(tracking.EXPERIMENT)
     assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 

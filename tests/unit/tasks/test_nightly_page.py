@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.night_report import NightReport, Outcome
+from tasks.pages.nightly_page import NightReport, Outcome
 
 OUTCOMES = (
     Outcome(path=Path("in/old.fa"), status="kept", results=Path("out/old-0"), contigs=9, contigs_virus=9),

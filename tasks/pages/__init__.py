@@ -1,0 +1,1 @@
+"""Markdown pages and plots of runs, for Prefect and MLflow."""
