@@ -177,6 +177,16 @@ class BatchSet:
         """The forward pass of each batch."""
         return [partial(model.embed, input_ids, layout, repr_layer) for input_ids, layout in self.batches]
 
+    def speed(self, repeats: Sequence[float]) -> Json:
+        """From measurements in tokens/s."""
+        return speed(
+            repeats,
+            tokens=self.tokens,
+            sequences=self.sequences,
+            letters=self.letters,
+            packing_efficiency=self.packing_efficiency,
+        )
+
 
 def measure_forward(name: str, planned: PlannedModel, settings: BenchSettings, device: str) -> list[Json]:
     """One case for each distribution of lengths; the floor and all of them take turns.
@@ -207,21 +217,18 @@ def measure_forward(name: str, planned: PlannedModel, settings: BenchSettings, d
             for rates, own, batch_set in zip(repeats, steps, sets, strict=True):
                 rates.append(rounds_per_second(own, settings.seconds, device) * batch_set.tokens)
     floor_rate = statistics.median(floor_repeats)
+    what = {
+        "model": name,
+        "family": planned.family,
+        "precision": planned.precision,
+        "attention": planned.attention,
+        "compile_mode": planned.compile_mode,
+    }
     cases = []
     for rates, batch_set in zip(repeats, sets, strict=True):
-        forward = speed(
-            rates,
-            tokens=batch_set.tokens,
-            sequences=batch_set.sequences,
-            letters=batch_set.letters,
-            packing_efficiency=batch_set.packing_efficiency,
-        )
+        forward = batch_set.speed(rates)
         case = {
-            "model": name,
-            "family": planned.family,
-            "precision": planned.precision,
-            "attention": planned.attention,
-            "compile_mode": planned.compile_mode,
+            **what,
             "lengths": str(batch_set.lengths),
             "token_budget": planned.token_budget,
             "load_seconds": load_seconds,
