@@ -21,7 +21,7 @@ from virnuc_core.atomic_write import write_text
 from virnuc_core.benchmark.forward import measure_forward
 from virnuc_core.benchmark.report import Json, machine, speed
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
-from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
+from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, write_fasta
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
 from virnuc_core.inference.launcher import deal_shards, run_lane
@@ -174,9 +174,7 @@ def _measure_lanes(
 def _make_store(folder: RunFolder, planned: PlannedModel, lengths: Lengths, count: int) -> FrameStore:
     rng = np.random.default_rng(1)
     fasta = folder.root / "sequences.fa"
-    sequences = random_sequences(planned.family, draw_lengths(lengths, count, rng), rng)
-    with fasta.open("w") as file:
-        file.writelines(f">s{number}\n{text}\n" for number, text in enumerate(sequences.to_strings()))
+    write_fasta(fasta, random_sequences(planned.family, draw_lengths(lengths, count, rng), rng))
     alphabet: Alphabet = "protein" if planned.family == "esm2" else "dna"
     store = build_frame_store([fasta], folder.frames, None, alphabet)
     fasta.unlink()

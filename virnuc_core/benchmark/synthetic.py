@@ -1,5 +1,6 @@
 """Random sequences of given lengths, as text and as tokens."""
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -46,3 +47,9 @@ def random_tokens(
     input_ids[offsets[:-1]] = first
     input_ids[offsets[1:] - 1] = last
     return TokenColumn(input_ids, offsets)
+
+
+def write_fasta(path: Path, sequences: ByteColumn) -> None:
+    """Writes sequences under the names s0, s1, ..."""
+    with path.open("w") as file:
+        file.writelines(f">s{number}\n{text}\n" for number, text in enumerate(sequences.to_strings()))
