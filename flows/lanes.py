@@ -27,7 +27,7 @@ from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards
-from virnuc_core.inference.shards import missing_shards
+from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.specs import RunConfig

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.reports import print_and_write
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.benchmark.synthetic import random_tokens
 from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch
@@ -41,13 +41,12 @@ def embed(
     model: ResidentModel, streams: HostStreams, tokens: TokenColumn, rows: Int64, planned: PlannedModel
 ) -> Float32:
     """fp32 (n, D): the vectors of n rows, packed in this order as a run does it."""
-    lengths, starts = tokens.num_tokens[rows], tokens.offsets[rows]
-    ids = np.concatenate([tokens.input_ids[s : s + n] for s, n in zip(starts, lengths, strict=True)])
-    column = TokenColumn(ids, np.concatenate(([0], np.cumsum(lengths))))
-    packing = pack(lengths, planned.token_budget, padded=planned.attention == "padded")
+    column = tokens.take(rows)
+    packing = pack(column.num_tokens, planned.token_budget, padded=planned.attention == "padded")
     at_places = torch.empty((len(rows), planned.spec.embedding_dim), device=streams.device)
     place = 0
-    for batch in iter_batches(column, packing):
+    for members in packing.batches:
+        batch = column.take(members)
         prepared = PreparedBatch(torch.from_numpy(batch.input_ids), batch.cu_seqlens, place)
         model.embed(prepared, at_places, str)
         place += len(prepared)

@@ -24,13 +24,12 @@ import numpy as np
 from benchmarks.reliability.small_run import final_files, make_material, run
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import read_shard
 
 _RECORDS: Final = 40
 
@@ -88,7 +87,7 @@ class Laboratory:
 
     def _read_shard(self, path: Path) -> Values:
         shard = self._plan.shards[int(path.stem.rpartition("_")[2])]
-        result = read_shard(path, identity_of(self._plan, shard))
+        result = read_shard(path, shard_identity(self._plan, shard))
         return {field.name: getattr(result, field.name) for field in fields(result)}
 
     def _verify(self, path: Path) -> Values:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.reliability import material
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, lane_report, raise_failure
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards, read_identity
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec
@@ -22,7 +22,6 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import read_identity
 from virnuc_core.specs import Alphabet
 
 _DNA: Final = ("ACGT" * 40, "ACGTNNNNACGT", "", "acgtRYKM", "A" * 300)

@@ -8,9 +8,8 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from scripts.train_bundled.dataset import Genomes, TokenizedFrames, tokenized_frames
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import DnabertTokenizer, TokenColumn
 from virnuc_core.inference.device import default_token_budget
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
@@ -36,11 +35,12 @@ def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDAr
 def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> npt.NDArray[np.float32]:
     model, spec = load_model(resolve_checkpoint(str(folder), family), device, "fp32")
     vectors = np.empty((len(tokens), spec.embedding_dim), np.float32)
-    for batch in iter_batches(tokens, pack(tokens.num_tokens, default_token_budget(spec, "fp32", device))):
+    for rows in pack(tokens.num_tokens, default_token_budget(spec, "fp32", device)).batches:
+        batch = tokens.take(rows)
         layout = model.build_layout(batch.cu_seqlens, "sdpa")
         hidden_states = model(torch.from_numpy(batch.input_ids).to(device), layout)
         pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
-        vectors[batch.rows] = pooled.cpu().numpy()
+        vectors[rows] = pooled.cpu().numpy()
     return vectors
 
 

@@ -15,6 +15,7 @@ from virnuc_core.inference import model_runner
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
@@ -23,7 +24,6 @@ from virnuc_core.models.weights import Checkpoint
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta
-from virnuc_core.shard_file import ShardResult
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision, RunConfig
 
 pytestmark = [

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from virnuc_cli.main import main as virnuc
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.benchmark.__main__ import main, parse
 from virnuc_core.benchmark.forward import GemmFloor, gemm_shapes, rounds_per_second
 from virnuc_core.benchmark.run import device_groups

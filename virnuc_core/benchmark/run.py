@@ -27,13 +27,13 @@ from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.shard import sum_counters
 from virnuc_core.models.checkpoints import family_of
 from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import sum_counters
 from virnuc_core.specs import Alphabet, Precision, RunConfig
 
 # Enough that the end of a shard is part of what is measured, and that every lane gets the same number.

@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.batching import esm2_tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.columns import ByteColumn
 from virnuc_core.specs import Family, ModelSpec
@@ -39,7 +38,7 @@ def random_tokens(
     """Random ids between the model's own first and last token."""
     offsets = np.concatenate(([0], np.cumsum(num_tokens)))
     if spec.family == "esm2":
-        first, last, low = esm2_tokenizer.BOS_ID, esm2_tokenizer.EOS_ID, esm2_tokenizer.FIRST_RESIDUE_ID
+        first, last, low = Esm2Tokenizer.bos_id, Esm2Tokenizer.eos_id, Esm2Tokenizer.first_residue_id
         high = low + len(_ALPHABETS["esm2"])
     else:
         first, last, low, high = _CLS_ID, _SEP_ID, _FIRST_DNA_ID, spec.vocab_size

@@ -26,7 +26,7 @@ from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolv
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
@@ -35,7 +35,6 @@ from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.verification import verify
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import read_shard
 from virnuc_core.specs import Engine, RunConfig
 from virnuc_core.versions import (
     FLASH_ATTN,
@@ -296,7 +295,7 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
         run_shards(run, shards, device, 0, lambda event: None)
     else:
         run_lane(run, shards, device)
-    results: list[Any] = [read_shard(run.shard(s.index), identity_of(plan, s)) for s in plan.shards]
+    results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
     dna, protein, scores = (
         np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")
     )

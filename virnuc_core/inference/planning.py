@@ -6,8 +6,8 @@ from dataclasses import replace
 from virnuc_core import __version__
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.model_planning import computes_alike, plan_models, switches_of
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
-from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.speed_warnings import speed_warnings
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from virnuc_core.atomic_write import atomic_path
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.shards import iter_shard_results
+from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.results.embeddings_file import (
     IDS,
     LENGTHS,
@@ -25,7 +25,6 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
-from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
 
 _log = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.shard import read_identity
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.inspection import InspectedKind, inspect_path
 from virnuc_core.results.run_check import Finding, check_run, check_shard
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
-from virnuc_core.shard_file import read_identity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def _against_plan(path: Path, kind: InspectedKind) -> Finding:
     try:
         if kind == "shard":
             plan = _plan_in(path.parents[1])
-            index = read_identity(path).index
+            index = read_identity(path)["index"]
             is_its_place = path == RunFolder(path.parents[1]).shard(index)
             if plan is not None and is_its_place and index < len(plan.shards):
                 return check_shard(path, plan, plan.shards[index])

@@ -11,6 +11,7 @@ import h5py
 
 from virnuc_core.checked_hdf5 import Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.inference.shard import read_identity, read_shard
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
@@ -21,7 +22,6 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta, content_digest
-from virnuc_core.shard_file import read_identity, read_shard
 
 InspectedKind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 Facts = list[tuple[str, str]]
@@ -155,11 +155,11 @@ def _frame_store(path: Path, facts: Facts) -> list[str]:
 def _shard(path: Path, facts: Facts) -> list[str]:
     identity = read_identity(path)
     facts += [
-        ("plan fingerprint", identity.plan_fingerprint),
-        ("shard", str(identity.index)),
-        ("rows", f"{identity.begin} to {identity.end - 1}"),
-        ("models", ", ".join(f"{model.name} ({model.precision})" for model in identity.models)),
-        ("virnuc version", identity.virnuc_version),
+        ("plan fingerprint", identity["plan_fingerprint"]),
+        ("shard", str(identity["index"])),
+        ("rows", f"{identity['begin']} to {identity['end'] - 1}"),
+        ("models", ", ".join(f"{m['name']} ({m['precision']})" for m in identity["models"])),
+        ("virnuc version", identity["virnuc_version"]),
     ]
     read_shard(path, identity)
     return []

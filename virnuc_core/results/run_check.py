@@ -9,7 +9,7 @@ import numpy as np
 
 from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.inference.shards import identity_of, missing_shards
+from virnuc_core.inference.shard import missing_shards, read_shard, shard_identity
 from virnuc_core.results.aggregate import shard_columns
 from virnuc_core.results.comparing_sinks import ComparingSinks
 from virnuc_core.results.embeddings_file import EmbeddingsFile
@@ -20,7 +20,6 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import content_digest
-from virnuc_core.shard_file import read_shard
 
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]
 # What a run is not whole with; the others do no harm.
@@ -83,7 +82,7 @@ def check_shard(path: Path, plan: RunPlan, shard: Shard) -> Finding:
     if not path.exists():
         return Finding(path=path, state="missing", message=f"{path} is still to be computed: {_AGAIN}.")
     try:
-        read_shard(path, identity_of(plan, shard))
+        read_shard(path, shard_identity(plan, shard))
     except DamagedFileError as error:
         advice = f"{error} The same command sets it aside and does so."
         return Finding(path=path, state="damaged", message=advice)
@@ -200,7 +199,7 @@ def _other_rows(
     folder: RunFolder, plan: RunPlan, store: FrameStore, file: EmbeddingsFile, shard: Shard
 ) -> Iterator[str]:
     """Says for each dataset which row of a shard is the first that the embeddings file has otherwise."""
-    result = read_shard(folder.shard(shard.index), identity_of(plan, shard))
+    result = read_shard(folder.shard(shard.index), shard_identity(plan, shard))
     for name, expected in shard_columns(plan, store, shard, result).items():
         if name not in file:
             yield f"{file.path} has no {name!r}"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from virnuc_core.atomic_write import write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.results.asked_with import settings_from
 from virnuc_core.results.report.html import write_report_page
@@ -19,7 +20,6 @@ from virnuc_core.results.result_files import records_of
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
-from virnuc_core.shard_file import ShardCounters, sum_counters
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2

@@ -13,7 +13,7 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
 from virnuc_core.inference import planning, speed_warnings
 from virnuc_core.inference.planning import make_plan, open_plan
-from virnuc_core.inference.shards import require_all_shards
+from virnuc_core.inference.shard import require_all_shards
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.plan_comparison import require_same_plan

@@ -9,7 +9,7 @@ import pytest
 
 from tests.made_models import WIDTH, MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.inference.shards import iter_shard_results
+from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 

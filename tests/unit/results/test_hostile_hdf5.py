@@ -14,11 +14,10 @@ from benchmarks.reliability.crafted import hdf5_files
 from tests.made_models import MadeModels, MadeRun
 from virnuc_core.checked_hdf5 import array_sha256
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import read_shard, shard_identity, write_attributes
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.inspection import inspect_path
 from virnuc_core.results.rescore import score_embeddings
-from virnuc_core.shard_file import read_shard, write_attributes
 
 Edit = Callable[[h5py.File], object]
 
@@ -91,7 +90,7 @@ def test_a_shard_of_another_form(name: str, finished_run: MadeRun, tmp_path: Pat
     path = tmp_path / "shard.h5"
     path.write_bytes(edited(finished_run.folder.shard(shard.index), EDITS[name]))
     with pytest.raises(DamagedFileError, match="is not whole"):
-        read_shard(path, identity_of(finished_run.plan, shard))
+        read_shard(path, shard_identity(finished_run.plan, shard))
     assert not inspect_path(path).is_whole
 
 
