@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import click
 from pydantic.fields import FieldInfo
 
-from virnuc_core.benchmark.settings import BenchSettings
+from virnuc_core.benchmark.settings import BenchSettings, help_text, metavar_of
 
 _WHOLE: Final = 1000  # letters, more than any first sentence has
 
@@ -255,17 +255,17 @@ EXPORT_OPTIONS: Final = (
 
 def _bench_option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
     """One field of the benchmark's settings for click."""
-    flag, extra = f"--{name.replace('_', '-')}", field.json_schema_extra
+    flag, metavar = f"--{name.replace('_', '-')}", metavar_of(field)
     if field.annotation is bool:
-        return click.option(flag, is_flag=True, help=field.description)
+        return click.option(flag, is_flag=True, help=help_text(field))
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     return click.option(
         flag,
-        type=(kinds[0] if kinds else field.annotation) if extra else click.Choice(kinds),
+        type=(kinds[0] if kinds else field.annotation) if metavar else click.Choice(kinds),
         default=None if field.default == () else field.default,
-        metavar=str(extra["metavar"]) if isinstance(extra, dict) else None,
+        metavar=metavar,
         multiple=field.default == (),
-        help=field.description,
+        help=help_text(field),
     )
 
 

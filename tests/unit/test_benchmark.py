@@ -65,9 +65,8 @@ def test_contradictions_are_refused(arguments: list[str], message: str) -> None:
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "random:nonsense", *QUICK]) == 4
     assert "random:nonsense" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--model", "a", "--token-budget", "many"])
-    assert "argument --token-budget: Input should be a valid integer" in capsys.readouterr().err
+    assert main(["--model", "a", "--token-budget", "many"]) == 2
+    assert "many" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])

@@ -11,45 +11,33 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from pydantic import ValidationError
-
-from virnuc_core.benchmark.settings import BenchSettings
+from virnuc_core.benchmark.settings import BenchSettings, help_text, metavar_of
 from virnuc_core.errors import VirnucError
+from virnuc_core.settings import read_settings
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """An option for each field of `BenchSettings`, which also converts and checks the values."""
+def parse(argv: Sequence[str] | None = None) -> BenchSettings:
+    """The settings of a command line, which has an option for each field of `BenchSettings`.
+
+    Raises:
+        UsageError: a value has the wrong type, or settings exclude each other.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m virnuc_core.benchmark", description=__doc__, argument_default=argparse.SUPPRESS
     )
     for name, field in BenchSettings.model_fields.items():
-        flag, extra = f"--{name.replace('_', '-')}", field.json_schema_extra
+        flag, text, metavar = f"--{name.replace('_', '-')}", help_text(field), metavar_of(field)
         if field.annotation is bool:
-            parser.add_argument(flag, action="store_true", help=field.description)
+            parser.add_argument(flag, action="store_true", help=text)
             continue
         parser.add_argument(
             flag,
-            action="append" if isinstance(field.default, tuple) else "store",
-            choices=None if extra else get_args(field.annotation),
-            metavar=str(extra["metavar"]) if isinstance(extra, dict) else None,
-            help=field.description,
+            action="append" if field.default == () else "store",
+            choices=None if metavar else get_args(field.annotation),
+            metavar=metavar,
+            help=text,
         )
-    return parser
-
-
-def parse(argv: Sequence[str] | None = None) -> BenchSettings:
-    """The settings of a command line.
-
-    Raises:
-        SystemExit: a value has the wrong type.
-        UsageError: settings that exclude each other.
-    """
-    parser = build_parser()
-    try:
-        return BenchSettings(**vars(parser.parse_args(argv)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        parser.error(f"argument --{str(first['loc'][0]).replace('_', '-')}: {first['msg']}")
+    return read_settings(BenchSettings, vars(parser.parse_args(argv)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,7 +34,8 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import Alphabet, Precision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet, Precision
 
 # Enough that the end of a shard is part of what is measured, and that every lane gets the same number.
 _SHARDS_PER_LANE: Final = 2
@@ -108,7 +109,7 @@ def _plan_model(
     [planned] = plan_models(config, devices, None)
     mode = resolve_compile_mode(settings.compile_mode, planned.attention, math.inf)
     planned = replace(planned, compile_mode=mode)
-    return planned, replace(config, token_budget=planned.token_budget, compile_mode=mode)
+    return planned, config.model_copy(update={"token_budget": planned.token_budget, "compile_mode": mode})
 
 
 def _end_to_end(
@@ -187,7 +188,7 @@ def _plan_even_shards(
     """A plan that gives every device the same number of equal shards."""
     cost = sum(shard.cost for shard in make_plan(config, store, "embed", tuple(devices)).shards)
     share = cost / (_SHARDS_PER_LANE * len(devices)) * _ROUNDING
-    plan = make_plan(replace(config, shard_seconds=share), store, "embed", tuple(devices))
+    plan = make_plan(config.model_copy(update={"shard_seconds": share}), store, "embed", tuple(devices))
     write_plan(folder.plan, plan)
     return plan
 

@@ -1,11 +1,13 @@
 """What a benchmark measures; `virnuc bench` and `python -m virnuc_core.benchmark` make their options from it."""
 
 from dataclasses import dataclass
-from typing import Final, Self, get_args
+from typing import Annotated, Final, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
 from virnuc_core.errors import UsageError
+from virnuc_core.settings import Metavar, Settings
 from virnuc_core.specs import AttentionChoice, CompileMode, Family, Precision
 
 _DEFAULT_LENGTHS: Final[dict[Family, str]] = {"esm2": "fixed:166", "dnabert_s": "fixed:500"}
@@ -43,63 +45,48 @@ class Lengths:
         return self.kind if self.kind == "lognormal" else f"{self.kind}:{self.value}"
 
 
-class BenchSettings(BaseModel):
+class BenchSettings(Settings):
     """Each model in each precision at each distribution of lengths.
 
     Raises:
         UsageError: settings that exclude each other, or a value that is not understood.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: tuple[str, ...] = Field(
+    model: Annotated[tuple[str, ...], Metavar("NAME|PATH")] = Field(
         default=(),
-        description="Model, as in `embed`; random:NAME draws the weights. Several are measured in turn.",
-        json_schema_extra={"metavar": "NAME|PATH"},
+        description="Model, as in `embed`; random:NAME draws the weights. Several are measured in turn",
     )
-    precision: str = Field(
-        default="auto",
-        description="Arithmetic, one or several [auto].",
-        json_schema_extra={"metavar": "P,P,..."},
+    precision: Annotated[str, Metavar("P,P,...")] = Field(
+        default="auto", description="Arithmetic, one or several"
     )
-    lengths: str | None = Field(
+    lengths: Annotated[str | None, Metavar("L,L,...")] = Field(
         default=None,
-        description="Letters as fixed:N or lognormal, or tokens:N; one or several [fixed:166 residues, 500 bases].",
-        json_schema_extra={"metavar": "L,L,..."},
+        description="Letters as fixed:N or lognormal, or tokens:N; one or several [fixed:166 residues, 500 bases]",
     )
-    devices: str = Field(
-        default="auto",
-        description="Where to compute [auto].",
-        json_schema_extra={"metavar": "auto|cpu|0,1,..."},
+    devices: Annotated[str, Metavar("auto|cpu|0,1,...")] = Field(
+        default="auto", description="Where to compute"
     )
-    token_budget: int | None = Field(
-        default=None,
-        description="Most tokens in one batch [by the device].",
-        json_schema_extra={"metavar": "N"},
+    token_budget: Annotated[int | None, Metavar("N")] = Field(
+        default=None, description="Most tokens in one batch [by the device]"
     )
-    attention: AttentionChoice = Field(default="auto", description="Attention backend [auto].")
+    attention: AttentionChoice = Field(default="auto", description="Attention backend")
     compile_mode: CompileMode = Field(
-        default="auto", description="torch.compile of the layers [auto: as for a long run]."
+        default="auto", description="torch.compile of the layers [auto: as for a long run]"
     )
-    seconds: float = Field(
-        default=5.0, description="Least length of one measurement [5].", json_schema_extra={"metavar": "S"}
+    seconds: Annotated[float, Metavar("S")] = Field(
+        default=5.0, description="Least length of one measurement"
     )
-    repeats: int = Field(
-        default=3, description="Measurements of each figure [3].", json_schema_extra={"metavar": "N"}
-    )
-    end_to_end: float | None = Field(
+    repeats: Annotated[int, Metavar("N")] = Field(default=3, description="Measurements of each figure")
+    end_to_end: Annotated[float | None, Metavar("S")] = Field(
         default=None,
-        description="Also from stored sequences to shards on the disk, S seconds of work on each device.",
-        json_schema_extra={"metavar": "S"},
+        description="Also from stored sequences to shards on the disk, S seconds of work on each device",
     )
     scaling: bool = Field(
         default=False,
-        description="End to end on 1, 2, 4, ... of the devices too, each with its share of work.",
+        description="End to end on 1, 2, 4, ... of the devices too, each with its share of work",
     )
-    out: str | None = Field(
-        default=None,
-        description="Where everything measured is written.",
-        json_schema_extra={"metavar": "FILE.json"},
+    out: Annotated[str | None, Metavar("FILE.json")] = Field(
+        default=None, description="Where everything measured is written"
     )
 
     @property
@@ -140,3 +127,16 @@ class BenchSettings(BaseModel):
                 "--end-to-end begins with letters, so --lengths tokens:N cannot be used: give fixed:N."
             )
         return self
+
+
+def help_text(field: FieldInfo) -> str:
+    """The description, which ends with what holds by default."""
+    text, default = field.description or "", field.default
+    if text.endswith("]") or default in (None, (), False):
+        return f"{text}."
+    return f"{text} [{default:g}]." if isinstance(default, (int, float)) else f"{text} [{default}]."
+
+
+def metavar_of(field: FieldInfo) -> str | None:
+    """What the command line calls the value; None for a choice or a switch."""
+    return next((str(each) for each in field.metadata if isinstance(each, Metavar)), None)

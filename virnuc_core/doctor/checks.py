@@ -35,7 +35,8 @@ from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.verification import verify
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import Engine, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Engine
 from virnuc_core.versions import (
     FLASH_ATTN,
     FLASH_ATTN_VERSION,
