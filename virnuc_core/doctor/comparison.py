@@ -33,7 +33,7 @@ from virnuc_core.models.key_mapping import FAIR_ESM, recognise_layout
 from virnuc_core.models.tensor_files import read_tensors
 from virnuc_core.models.weights import Checkpoint, load_published, read_spec, tokenizer_path
 from virnuc_core.plain_text import visible
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
 from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
@@ -193,8 +193,8 @@ def _embed(name: str, family: Family, device: str, engine: Engine, precision: Re
     with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
         folder = RunFolder(Path(scratch) / "run")
         embed_run([str(_SEQUENCES[family])], folder.root, config)
-        with EmbeddingsFile(folder.embeddings) as file:
-            vectors: Float32 = file.rows(EMBED_VECTORS, 0, file.num_rows)
+        with Embeddings(folder.embeddings, own=True) as file:
+            vectors: Float32 = file.rows(EMBED_VECTORS, 0, len(file))
     return vectors
 
 

@@ -13,8 +13,8 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.planning import make_plan, open_plan
 from virnuc_core.inference.shard import pending_shards
-from virnuc_core.results.next_run import drop_next
-from virnuc_core.results.run_check import check_run
+from virnuc_core.results.integrity import check_run
+from virnuc_core.results.run_opening import drop_next
 from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 
