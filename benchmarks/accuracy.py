@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.reports import print_and_write
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.report import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.plan import write_plan

@@ -19,7 +19,7 @@ import torch
 from benchmarks.reports import print_and_write
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
-from virnuc_core.benchmark.made_sequences import random_tokens
+from virnuc_core.benchmark.synthetic import random_tokens
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch

@@ -1,6 +1,4 @@
-"""Runs the commands of docs/tutorial.md, and writes what they print into the page.
-
-    python -m scripts.render_tutorial
+"""The outputs in docs/tutorial.md, by running its commands.
 
 Blocks marked `bash` and `python` are run one after another in a folder that holds `examples/`; a block marked `text` after one is what
 it prints. Blocks with other marks are for reading. A test runs the same and compares.
@@ -19,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.render.tables import ROOT
 from virnuc_cli.main import main as virnuc
 
-ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "tutorial.md"
 
 _BLOCK: Final = re.compile(r"^```(?P<mark>\w+)\n(?P<body>.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -129,9 +127,8 @@ def in_folder_with_examples() -> Iterator[Path]:
             os.chdir(before)
 
 
-def main() -> None:
-    """Runs all blocks and fills the page."""
-    text = PAGE.read_text(encoding="utf-8")
+def render(text: str) -> str:
+    """Runs all blocks, and gives the page with what they print now."""
     names: dict[str, Any] = {}
     shift = 0
     with in_folder_with_examples():
@@ -142,8 +139,4 @@ def main() -> None:
                 begin, end = (position + shift for position in step.place)
                 text = text[:begin] + printed + text[end:]
                 shift += len(printed) - (end - begin)
-    PAGE.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return text
