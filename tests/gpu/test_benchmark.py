@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from virnuc_core.benchmark.__main__ import main
-from virnuc_core.benchmark.floor import GemmFloor
+from virnuc_core.benchmark.forward import GemmFloor
 from virnuc_core.models.hub import open_checkpoint
 
 pytestmark = [

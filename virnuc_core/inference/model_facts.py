@@ -13,7 +13,7 @@ from virnuc_core.models.checkpoint import parameter_shapes
 from virnuc_core.models.hub import location_of
 from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 
-# Figures of benchmarks/results, put together by scripts/collect_speeds.py.
+# Figures of benchmarks/results, put together by scripts/render/speeds.py.
 _SPEEDS: Final = Path(__file__).parent / "speeds.json"
 _PUBLISHED_BYTES: Final = 4  # a parameter: published checkpoints are in fp32
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
@@ -18,7 +19,6 @@ from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionChoice
 
 # Lengths of the sequences that a model is warmed up on, as many of each; batches come longest first.

@@ -9,7 +9,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Family, ModelSpec
 

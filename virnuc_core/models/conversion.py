@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.files import atomic_path
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, Checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.hub import new_folder, open_weights

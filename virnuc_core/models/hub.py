@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
-from virnuc_core.atomic_write import sync_file, sync_folder, write_text
 from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
+from virnuc_core.files import sync_file, sync_folder, write_text
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
     BUNDLED_TOKENIZER,
