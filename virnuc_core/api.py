@@ -22,11 +22,11 @@ from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
+from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
 from virnuc_core.results.export import export_embeddings
 from virnuc_core.results.text_table import NOT_AVAILABLE
-from virnuc_core.results.whole_run import embed_run, predict_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason
 from virnuc_core.settings import (

@@ -13,9 +13,9 @@ from virnuc_core.doctor.original import embed_with_original
 from virnuc_core.errors import DeviceError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.settings import RunConfig
