@@ -9,10 +9,10 @@ from tasks.stages import as_tasks
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.pipeline import Run, Stage, run_stages
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.settings import LaneSettings, RunConfig, Settings
 
 

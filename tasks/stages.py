@@ -16,10 +16,10 @@ from virnuc_core.errors import is_retryable
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 

@@ -11,7 +11,7 @@ from tasks.pages.model_card import HeadCard, head_card, head_page
 from tasks.pages.plots import reliability_figure, roc_figure, save_png
 from tasks.stages import resumable_task
 from tasks.tracking import MetricPoint, TrackedRun
-from virnuc_core.atomic_write import write_text
+from virnuc_core.files import write_text
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, RecordSplit

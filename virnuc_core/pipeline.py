@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from virnuc_core.errors import UsageError, storage_error
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.indexing import index_inputs
-from virnuc_core.inference.lanes_here import compute_missing, require_main_process
-from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.launcher import compute_missing, require_main_process
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
 from virnuc_core.models.catalogue import AUTO_HEAD
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.next_run import drop_next, open_next, put_in_place
 from virnuc_core.results.run_json import RunReport, write_report
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import ReprocessSettings, RunConfig
 from virnuc_core.specs import Alphabet

@@ -13,8 +13,8 @@ from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_
 from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
-from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import pending_shards
 
 

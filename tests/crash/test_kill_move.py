@@ -17,7 +17,7 @@ from virnuc_core.run_folder import RunFolder
 MOVER = """
 import os, signal, sys
 from pathlib import Path
-from virnuc_core.results.next_run import put_in_place
+from virnuc_core.results.run_opening import put_in_place
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
