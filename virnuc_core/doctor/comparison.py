@@ -31,9 +31,9 @@ from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
 from virnuc_core.models.esm2 import MASK_TOKEN
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.models.tensor_files import read_tensors
+from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
-from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.settings import RunConfig
