@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
+from virnuc_core.inference.plan import PlannedHead
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, TableCounts
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import PlannedHead
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import chunk_table
 
 CHUNK_LENGTH = 500
 

@@ -22,9 +22,7 @@ from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
-from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.results.export import export_embeddings
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
 from virnuc_core.results.whole_run import embed_run, predict_run
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
@@ -125,8 +123,8 @@ def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[n
         fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
         folder = RunFolder(root / "run")
         embed_run([fasta], folder.root, config)
-        with EmbeddingsFile(folder.embeddings) as file:
-            return file.rows(EMBED_VECTORS, 0, file.num_rows)
+        with Embeddings(folder.embeddings, own=True) as file:
+            return file.rows(EMBED_VECTORS, 0, len(file))
 
 
 @_takes_settings(ScoringSettings)

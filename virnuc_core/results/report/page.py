@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final
 
-from virnuc_core.atomic_write import write_text
+from virnuc_core.files import write_text
 from virnuc_core.results.report.data import Limits, gather
 from virnuc_core.run_folder import RunFolder
 
