@@ -27,7 +27,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 RESULT = Path(__file__).parent / "results" / "accuracy.json"
 

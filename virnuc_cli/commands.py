@@ -9,17 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.outputs import require_no_input, require_run
-from flows.settings import (
-    LANE_DEFAULTS,
-    EmbedSettings,
-    FramesSettings,
-    LaneMode,
-    LaneSettings,
-    PredictSettings,
-    ReprocessSettings,
-    predict_config,
-    read_settings,
-)
 from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
 from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
 from virnuc_cli.terminal import OutputMode, show, terminal
@@ -30,6 +19,17 @@ from virnuc_core.models.catalogue import require_known_model, resolve_head, spli
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.settings import (
+    LANE_DEFAULTS,
+    EmbedSettings,
+    FramesSettings,
+    LaneMode,
+    LaneSettings,
+    PredictSettings,
+    ReprocessSettings,
+    predict_config,
+    read_settings,
+)
 from virnuc_core.specs import Family
 
 

@@ -27,7 +27,8 @@ from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.loading import load_model
 from virnuc_core.run_plan import PlannedModel
-from virnuc_core.specs import Precision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Precision
 
 _SHORTEST, _LONGEST = 12, 340
 _FEW: Final = 10

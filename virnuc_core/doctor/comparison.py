@@ -18,7 +18,8 @@ from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
 from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision
 
 # Eight pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
 _SEQUENCES: Final[dict[Family, Path]] = {

@@ -19,7 +19,8 @@ from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import Engine, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Engine
 
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk

@@ -9,10 +9,10 @@ import numpy.typing as npt
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
-from virnuc_core.results.chunk_tables import FRAME_COLUMNS, frame_rows
 from virnuc_core.results.embeddings_file import FEATURES, VECTORS
 from virnuc_core.results.embeddings_reader import EmbeddingsReader, open_reader
-from virnuc_core.results.text_table import open_table
+from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines
+from virnuc_core.results.writers import ResultWriter, header_line
 
 _BLOCK_ROWS: Final = 2048
 
@@ -49,7 +49,8 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
         dna_path = None if dna_head is None else resolve_head(dna_head, chunk_length)
         scorer = Scorer(resolve_head(head, chunk_length), "cpu", dna_path)
         num_rows = 0
-        with open_table(out, FRAME_COLUMNS) as table:
+        with ResultWriter().stream(out) as write:
+            write(header_line(FRAME_COLUMNS))
             for begin in range(0, file.num_rows, _BLOCK_ROWS):
                 end = min(begin + _BLOCK_ROWS, file.num_rows)
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
@@ -58,7 +59,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
                     scored = np.flatnonzero(parts[1].any(axis=1))
                     parts = [part[scored] for part in parts]
                     names = [names[row] for row in scored.tolist()]
-                table.writelines(frame_rows(names, scorer.score(*parts)))
+                write(frame_lines(names, scorer.score(*parts)))
                 num_rows += len(names)
         return num_rows
 

@@ -11,11 +11,9 @@ from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.shard import missing_shards, read_shard, shard_identity
 from virnuc_core.results.aggregate import shard_columns
-from virnuc_core.results.comparing_sinks import ComparingSinks
 from virnuc_core.results.embeddings_file import EmbeddingsFile
 from virnuc_core.results.result_files import FileRecord, read_records
-from virnuc_core.results.sorted_lines import SORTING_PREFIX
-from virnuc_core.results.tables import write_tables
+from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
@@ -187,12 +185,9 @@ def _check_against_shards(
         yield Finding(path=embeddings, state="damaged", message=f"{message}: {_AGAIN}.")
     if plan.kind != "predict" or differing or len(whole) < len(plan.shards):
         return
-    sinks = ComparingSinks()
-    write_tables(folder, store, plan.threshold, sinks)
-    for path in folder.results:
-        if path in sinks.differing and path.exists():
-            message = f"{path} is not what the shards give: {_AGAIN}."
-            yield Finding(path=path, state="damaged", message=message)
+    for path in sorted(differing_tables(folder, store, plan.threshold)):
+        message = f"{path} is not what the shards give: {_AGAIN}."
+        yield Finding(path=path, state="damaged", message=message)
 
 
 def _other_rows(
@@ -222,7 +217,6 @@ def _left_overs(folder: RunFolder) -> Iterator[Finding]:
     """What does no harm, and what becomes of it."""
     own = {folder.frames.name, folder.plan.name, *(path.name for path in folder.results)}
     killed = [path for path, name in iter_temporaries(folder.root) if name in own]
-    killed += folder.root.glob(f"{SORTING_PREFIX}*")
     killed += [path for path, _ in iter_temporaries(folder.shards)]
     for path in killed:
         message = f"{path} was left by a killed run, or a run is at work: the next run removes it."

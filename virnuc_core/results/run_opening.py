@@ -9,7 +9,6 @@ from pathlib import Path
 from virnuc_core.atomic_write import remove_temporaries, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.results.next_run import drop_next, remove_discarded, take_in
-from virnuc_core.results.sorted_lines import SORTING_PREFIX
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.store_meta import StoreMeta
 
@@ -98,5 +97,3 @@ def _clear_up(folder: RunFolder) -> None:
     """Removes what killed runs have left of files that only the holder of the lock writes."""
     remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
     remove_discarded(folder)
-    for pieces in folder.root.glob(f"{SORTING_PREFIX}*"):
-        shutil.rmtree(pieces)

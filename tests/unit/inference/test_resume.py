@@ -23,7 +23,7 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import pending_shards, require_all_shards
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 Row = Mapping[str, tuple[float, ...]]
 

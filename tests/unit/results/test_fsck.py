@@ -17,7 +17,7 @@ from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
 from tests.made_moves import begin_move
 from virnuc_core.checked_hdf5 import write_attributes
 from virnuc_core.errors import InputError
-from virnuc_core.results import sorted_lines
+from virnuc_core.results import writers
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.fsck import check_path
 from virnuc_core.results.result_files import records_of
@@ -151,7 +151,7 @@ def test_tables_are_compared_with_what_the_shards_give(folder: RunFolder) -> Non
 
 
 def test_nothing_is_written(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_lines, "_LINES_AT_ONCE", 5)
+    monkeypatch.setattr(writers, "_SORTED_IN_MEMORY", 5)
     monkeypatch.setattr(tempfile, "tempdir", str(folder.root / "absent"))
     before = {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))}
     assert check_path(folder.root).is_whole
