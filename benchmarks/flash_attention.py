@@ -23,19 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from virnuc_core.atomic_write import write_text
-from virnuc_core.benchmark.clock import rounds_per_second, synchronize
-from virnuc_core.benchmark.forward import BatchSet
-from virnuc_core.benchmark.made_sequences import draw_lengths
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.forward import BatchSet, rounds_per_second, synchronize
+from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.settings import Lengths
+from virnuc_core.benchmark.synthetic import draw_lengths
+from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.model_planning import plan_models
-from virnuc_core.models.attention import PackedLayout, resolve_attention
-from virnuc_core.models.attention_plain import turned
-from virnuc_core.models.attention_varlen import VarlenAttention
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.loading import load_model
+from virnuc_core.inference.planning import plan_models
+from virnuc_core.models.attention import PackedLayout, VarlenAttention, resolve_attention
+from virnuc_core.models.attention_plain import split_qkv
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
@@ -68,7 +66,7 @@ class Fa3Attention:
         """(T, 3, N, H) -> (T, N * H)."""
         from fa3_fwd_interface import flash_attn_varlen_func
 
-        q, k, v = turned(qkv, self.table)
+        q, k, v = split_qkv(qkv, self.table)
         bounds, longest = self.cu_seqlens, self.max_seqlen
         output: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest)
         return output.flatten(1)
@@ -193,7 +191,7 @@ def forward_rows(
         token_budget=_FORWARD_TOKENS,
     )
     [planned] = plan_models(config, (device,), None)
-    model, _ = load_model(resolve_checkpoint(planned.location, planned.family), device, precision)
+    model = load_model(open_checkpoint(planned.location, planned.family), device, precision)
     for lengths in ("fixed:166", "lognormal"):
         what = {"model": name, "lengths": lengths, "precision": precision}
         rounds: dict[str, Callable[[], float]] = {}
@@ -204,9 +202,7 @@ def forward_rows(
                 made = BatchSet.make(
                     replace(planned, attention=backend), model, Lengths.parse(lengths), device
                 )
-                steps = [
-                    partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
-                ]
+                steps = made.steps(model, planned.repr_layer)
                 for step in steps:  # each once: tables and kernels are made for its longest sequence
                     step()
                 synchronize(device)

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ import torch
 
 from benchmarks import flash_attn_stand_in
 from benchmarks.esm_models import PAD, fair_esm_model, hugging_face_model
-from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.run import run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
+from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec
 
 RESULT = Path(__file__).parent / "results" / "peers.json"
@@ -159,7 +158,7 @@ def measure_peer(
     if importlib.util.find_spec(peer.package) is None:
         yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
         return
-    embed = peer.load(read_spec(resolve_checkpoint(f"random:{name}", "esm2")), device)
+    embed = peer.load(open_checkpoint(f"random:{name}", "esm2").spec, device)
     for lengths, strings in sequences.items():
         rates: dict[int, float | None] = {}
         for budget in peer.budgets:
@@ -196,15 +195,16 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
                 print(json.dumps(row), flush=True)
                 rows.append(row)
             free_memory()
-    values = {
-        "model": [f"esm2:random:{name}"],
-        "precision": arguments.precision,
-        "lengths": arguments.lengths,
-    }
-    rest = {"token_budget": None, "attention": "auto", "compile_mode": "none", "repeats": arguments.repeats}
-    rest |= {"seconds": arguments.seconds, "devices": arguments.device, "end_to_end": None}
-    settings = BenchSettings.from_options({**values, **rest, "scaling": False, "out": None})
-    return rows, [asdict(case) for case in run_benchmark(settings, "").cases]
+    settings = BenchSettings(
+        model=(f"esm2:random:{name}",),
+        precision=arguments.precision,
+        lengths=arguments.lengths,
+        devices=arguments.device,
+        compile_mode="none",
+        seconds=arguments.seconds,
+        repeats=arguments.repeats,
+    )
+    return rows, run_benchmark(settings, "")["cases"]
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
 from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.results.run_check import check_run
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
+from virnuc_core.results.integrity import check_run
 from virnuc_core.run_folder import RunFolder
 
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
@@ -62,8 +62,8 @@ def test_vectors_are_those_of_a_run_over_a_file(made_models: MadeModels, tmp_pat
     run = plan_run(tmp_path / "run", fasta, config, kind="embed")
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    with EmbeddingsFile(run.folder.embeddings) as file:
-        expected = file.rows(EMBED_VECTORS, 0, file.num_rows)
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        expected = file.rows(EMBED_VECTORS, 0, len(file))
     assert np.array_equal(embed(dna, f"dnabert:{made_models.dnabert}", devices="cpu"), expected)
 
 

@@ -24,7 +24,7 @@ from virnuc_core.results.calls import (
     call_chunks,
     call_contigs,
 )
-from virnuc_core.results.embeddings_file import SCORES, EmbeddingsFile
+from virnuc_core.results.embeddings import SCORES, Embeddings
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -36,7 +36,7 @@ from virnuc_core.results.writers import (
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
 
 PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -111,10 +111,10 @@ def write_tables(
     """
     writer = writer or ResultWriter()
     with ExitStack() as stack:
-        embeddings = stack.enter_context(EmbeddingsFile(folder.embeddings))
-        if embeddings.num_rows != store.num_frames:
+        embeddings = stack.enter_context(Embeddings(folder.embeddings, own=True))
+        if len(embeddings) != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames}, "
+                f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
         tables = _Tables(folder, store, threshold, writer, stack)

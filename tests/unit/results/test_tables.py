@@ -17,7 +17,7 @@ from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.results import tables
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, frame_lines, write_tables
 from virnuc_core.run_folder import RunFolder
@@ -42,8 +42,8 @@ def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:
     frames, store = read(finished_run.folder.prediction_results), finished_run.store
     assert list(frames.columns) == ["Sequence_ID", "Prediction", "score1", "score2"]
     assert frames.Sequence_ID.tolist() == store.frame_ids(0, store.num_frames)
-    with EmbeddingsFile(finished_run.folder.embeddings) as file:
-        scores = file.rows("scores", 0, file.num_rows)
+    with Embeddings(finished_run.folder.embeddings, own=True) as file:
+        scores = file.rows("scores", 0, len(file))
     np.testing.assert_array_equal(frames[["score1", "score2"]].to_numpy(np.float32), scores)
     assert frames.Prediction.tolist() == np.where(scores[:, 1] > scores[:, 0], "virus", "others").tolist()
     assert set(frames.Prediction) == {"virus", "others"}
@@ -240,8 +240,8 @@ def test_hostile_names_change_no_row_and_no_cell(made_models: MadeModels, tmp_pa
             assert len(table) == number + 1
             assert {len(row) for row in table} == {len(table[0])}
             assert all(cell.isprintable() and cell[:1] not in set("=+-@\"'") for row in table for cell in row)
-    with EmbeddingsFile(run.folder.embeddings) as embeddings:
-        ids = embeddings.ids(0, embeddings.num_rows)
+    with Embeddings(run.folder.embeddings, own=True) as embeddings:
+        ids = embeddings.ids
     with run.folder.prediction_results.open(encoding="utf-8") as file:
         assert [line.split("\t")[0] for line in file][1:] == ids
     assert len(set(ids)) == len(ids)
