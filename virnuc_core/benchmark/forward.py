@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from virnuc_core.batching.packing import pack
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.benchmark.clock import rounds_per_second, synchronize
 from virnuc_core.benchmark.floor import GemmFloor
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences, random_tokens
 from virnuc_core.benchmark.results import Case, Speed, speed_of
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
-from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.compilation import compile_layers

@@ -25,12 +25,10 @@ class KeptVectors:
     Attributes:
         vectors: fp32 (n, D) on the host, rows in row order.
         counters: the work that they took.
-        letters: residues or bases over all n rows.
     """
 
     vectors: Tensor
     counters: ModelCounters
-    letters: int
 
 
 class KeptShards:
@@ -77,7 +75,6 @@ class KeptShards:
             _log.warning("nothing can be kept of shard %d, all of it is computed: %s", shard.index, error)
             return {}
         arrays = {"dnabert_s": result.dna, "esm2": result.protein}
-        letters = {"dnabert_s": result.counters.bases, "esm2": result.counters.residues}
         kept: dict[Family, KeptVectors] = {}
         for counters in result.counters.models:
             family = counters.family
@@ -86,6 +83,5 @@ class KeptShards:
                 kept[family] = KeptVectors(
                     vectors=torch.from_numpy(vectors),
                     counters=replace(counters, name=model.name),
-                    letters=letters[family],
                 )
         return kept

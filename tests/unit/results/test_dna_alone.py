@@ -15,7 +15,7 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
