@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from virnuc_core.atomic_write import write_text
-from virnuc_core.benchmark.clock import rounds_per_second, synchronize
-from virnuc_core.benchmark.forward import BatchSet
-from virnuc_core.benchmark.made_sequences import draw_lengths
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.forward import BatchSet, rounds_per_second, synchronize
+from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.settings import Lengths
+from virnuc_core.benchmark.synthetic import draw_lengths
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.models.attention import PackedLayout, resolve_attention
@@ -36,7 +35,8 @@ from virnuc_core.models.attention_plain import turned
 from virnuc_core.models.attention_varlen import VarlenAttention
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.loading import load_model
-from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"
@@ -203,9 +203,7 @@ def forward_rows(
                 made = BatchSet.make(
                     replace(planned, attention=backend), model, Lengths.parse(lengths), device
                 )
-                steps = [
-                    partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
-                ]
+                steps = made.steps(model, planned.repr_layer)
                 for step in steps:  # each once: tables and kernels are made for its longest sequence
                     step()
                 synchronize(device)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
 from uuid import UUID
@@ -29,7 +29,7 @@ from virnuc_core.inference.launcher import deal_shards
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan, read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 WORK_POOL: Final = "virnuc-gpu"
 LANE_DEPLOYMENT: Final = "embed-lane/gpu"
@@ -84,7 +84,7 @@ class PoolLanes:
         """
         parameters = {
             "folder": str(folder.root.resolve()),
-            "config": asdict(_for_a_worker(config)),
+            "config": _for_a_worker(config).model_dump(mode="json"),
             "kind": kind,
             "device": self._device,
         }
@@ -223,14 +223,10 @@ def _for_a_worker(config: RunConfig) -> RunConfig:
     def absolute(name: str | None) -> str | None:
         return name and absolute_path(name)
 
-    return replace(
-        config,
-        esm_model=absolute(config.esm_model),
-        dnabert_model=absolute(config.dnabert_model),
-        head=absolute(config.head),
-        dna_head=absolute(config.dna_head),
-        switches=env().switches,
-    )
+    paths = {
+        name: absolute(getattr(config, name)) for name in ("esm_model", "dnabert_model", "head", "dna_head")
+    }
+    return config.model_copy(update={**paths, "switches": env().switches})
 
 
 def _is_at_work(run: FlowRun) -> bool:

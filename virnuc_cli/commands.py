@@ -2,14 +2,23 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.outputs import require_no_input, require_run
-from flows.settings import (
+from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
+from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
+from virnuc_cli.terminal import OutputMode, show, terminal
+from virnuc_core.benchmark.settings import BenchSettings
+from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.json_records import parse_object
+from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import write_frames_tsv
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.settings import (
     LANE_DEFAULTS,
     EmbedSettings,
     FramesSettings,
@@ -20,16 +29,6 @@ from flows.settings import (
     predict_config,
     read_settings,
 )
-from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
-from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
-from virnuc_cli.terminal import OutputMode, show, terminal
-from virnuc_core.benchmark.settings import BenchSettings, arguments_of
-from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.json_records import parse_object
-from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import write_frames_tsv
-from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.specs import Family
 
 
@@ -149,22 +148,22 @@ def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, out
 
 def run_inspect(path: str, *, output: OutputMode) -> int:
     """`virnuc inspect`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.inspection import inspect_path  # imports torch
+    from virnuc_core.results.integrity import inspect_path  # imports torch
 
     with terminal(output):
         found = inspect_path(Path(path))
     show(output, found.document, found.summary)
-    return 0 if found.is_whole else DamagedFileError.exit_code
+    return 0 if found.is_complete else DamagedFileError.exit_code
 
 
 def run_fsck(path: str, *, output: OutputMode) -> int:
     """`virnuc fsck`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.fsck import check_path  # imports torch
+    from virnuc_core.results.integrity import inspect_path  # imports torch
 
     with terminal(output):
-        found = check_path(Path(path))
+        found = inspect_path(Path(path), thorough=True)
     show(output, found.document, found.summary)
-    return 0 if found.is_whole else DamagedFileError.exit_code
+    return 0 if found.is_complete else DamagedFileError.exit_code
 
 
 def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
@@ -177,8 +176,7 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
     """
     from virnuc_core.results.report.html import write_report_page
     from virnuc_core.results.report.labels import read_labels
-    from virnuc_core.results.result_files import records_of, require_unchanged
-    from virnuc_core.results.run_json import write_document
+    from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 
     require_run(Path(run))
@@ -197,7 +195,7 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
 
 def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) -> None:
     """`virnuc export`."""
-    from virnuc_core.results.export import export_embeddings
+    from virnuc_core.results.embeddings import export_embeddings
 
     require_no_input(Path(to), (embeddings,))
     folder_of(Path(to))
@@ -208,14 +206,14 @@ def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) ->
 
 def run_bench(values: Mapping[str, Any], output: OutputMode) -> None:
     """`virnuc bench`."""
+    from virnuc_core.benchmark.report import text_table
     from virnuc_core.benchmark.run import run_benchmark  # imports torch
-    from virnuc_core.benchmark.table import text_table
 
-    settings = BenchSettings.from_options(values)
-    command = shlex.join(["virnuc", "bench", *arguments_of(values)])
+    settings = BenchSettings(**values)
+    command = shlex.join(["virnuc", "bench", *settings.arguments()])
     with terminal(output):
         result = run_benchmark(settings, command)
-    show(output, asdict(result), text_table(result.cases))
+    show(output, result, text_table(result["cases"]))
 
 
 def _drop_empty_table(path: Path) -> None:

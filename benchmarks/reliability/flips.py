@@ -25,7 +25,7 @@ from benchmarks.reliability.small_run import final_files, make_material, run
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.shard import read_shard, shard_identity
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
@@ -91,14 +91,14 @@ class Laboratory:
         return {field.name: getattr(result, field.name) for field in fields(result)}
 
     def _verify(self, path: Path) -> Values:
-        with EmbeddingsFile(path) as file:
+        with Embeddings(path, own=True) as file:
             file.verify()
-            return dict(file.attributes)
+            return dict(file.attrs)
 
     def _read_rows(self, path: Path) -> Values:
-        with EmbeddingsFile(path) as file:
-            rows = {name: file.rows(name, 0, file.num_rows) for name in file.names}
-            return {**rows, "ids": file.ids(0, file.num_rows)}
+        with Embeddings(path, own=True) as file:
+            rows = {name: file.rows(name, 0, len(file)) for name in file.names}
+            return {**rows, "ids": file.read_ids(0, len(file))}
 
     def _make_tables(self, path: Path) -> Values:
         shutil.copy(path, self._tables.embeddings)

@@ -37,7 +37,8 @@ from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import ModelSpec, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import ModelSpec
 
 CHUNK_LENGTH: Final = 60
 _WIDTH: Final = 16

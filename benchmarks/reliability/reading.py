@@ -16,7 +16,7 @@ from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.inspection import inspect_path
+from virnuc_core.results.integrity import inspect_path
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
@@ -126,7 +126,7 @@ def read_store(path: Path) -> None:
     """A frame store: its ids, too, when its content is as its checksum says."""
     inspected = inspect_path(path.parent)
     store = FrameStore.open(path.parent)
-    if inspected.is_whole:
+    if inspected.is_complete:
         for begin in range(0, store.num_frames, _ROWS):
             store.frame_ids(begin, min(begin + _ROWS, store.num_frames))
 

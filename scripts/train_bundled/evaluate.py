@@ -15,7 +15,7 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.pooling import mean_pool
-from virnuc_core.results.verdicts import call_chunks
+from virnuc_core.results.calls import call_chunks
 from virnuc_core.specs import Family
 
 
@@ -52,13 +52,13 @@ def evaluate(bundle: Path, chunk_length: int, genomes: Genomes, device: str) -> 
     head = load_classifier(bundle / "heads" / f"tiny_{chunk_length}.safetensors")
     scores = head.virus_probabilities(features).numpy()
     frame_numbers = np.zeros(len(scores), np.uint8)
-    verdicts = call_chunks(scores, frames.chunk, frame_numbers, frames.num_chunks)
+    calls = call_chunks(scores, frames.chunk, frame_numbers, frames.num_chunks)
     records = frames.record[np.unique(frames.chunk, return_index=True)[1]]
     viral, classes = genomes.is_viral[records], genomes.classes[records]
-    p_virus, called = (x[verdicts.is_scored] for x in (verdicts.p_virus, verdicts.is_virus))
+    p_virus, called = (x[calls.is_scored] for x in (calls.p_virus, calls.is_virus))
     return {
         "chunks": frames.num_chunks,
-        "share_with_open_frame": round(float(verdicts.is_scored.mean()), 4),
+        "share_with_open_frame": round(float(calls.is_scored.mean()), 4),
         "auroc": round(float(roc_auc_score(viral, p_virus)), 4),
         "average_precision": round(float(average_precision_score(viral, p_virus)), 4),
         "accuracy": round(float((called == viral).mean()), 4),

@@ -24,7 +24,7 @@ from virnuc_core.inference.launcher import deal_shards
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.benchmark.made_sequences import random_sequences, write_fasta
+from virnuc_core.benchmark.synthetic import random_sequences, write_fasta
 from virnuc_core.env_config import reload
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.planning import make_plan
@@ -18,7 +18,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = [
     pytest.mark.gpu,

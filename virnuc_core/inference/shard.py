@@ -293,26 +293,28 @@ def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
     remove_temporaries(folder.shards, {folder.shard(index).name for index in indices})
 
 
+def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
+    """Refuses to go on unless every shard of the plan has a file; its content is checked when it is read.
+
+    Raises:
+        DamagedFileError: a shard is missing.
+    """
+    if missing := missing_shards(folder, range(len(plan.shards))):
+        raise DamagedFileError(
+            f"shard {folder.shard(missing[0])} is missing: run the same command again, it computes what is missing."
+        )
+
+
 def iter_shard_results(folder: RunFolder, plan: RunPlan) -> Iterator[tuple[Shard, ShardResult]]:
     """Yields all shards in row order, each checked when it is read.
 
     Raises:
-        DamagedFileError: a shard is missing or not whole.
+        DamagedFileError: a shard is missing, incomplete or altered.
         MismatchError: a shard is of another run.
     """
+    require_all_shards(folder, plan)
     for shard in plan.shards:
-        path = folder.shard(shard.index)
-        if not path.exists():
-            raise DamagedFileError(
-                f"shard {path} is missing: run the same command again, it computes what is missing."
-            )
-        yield shard, read_shard(path, shard_identity(plan, shard))
-
-
-def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
-    """Reads every shard of the plan; raises as `iter_shard_results` does."""
-    for _ in iter_shard_results(folder, plan):
-        pass
+        yield shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
 
 
 class CommitGuard:

@@ -19,7 +19,8 @@ from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_plan import Kind
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import Alphabet, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet
 
 _log = logging.getLogger(__name__)
 

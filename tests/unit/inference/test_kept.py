@@ -24,7 +24,8 @@ from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.shard import ShardResult, read_shard, shard_identity
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family
 
 
 @pytest.fixture
