@@ -25,10 +25,10 @@ from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import deal_shards
+from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.settings import LaneMode, RunConfig
 
 _SECONDS_BETWEEN_POLLS: Final = 0.5
@@ -130,7 +130,7 @@ class LocalLanes:
             VirnucError: what stopped the first of the lanes that failed.
         """
         pending = find_pending(folder)
-        hands = deal_shards(read_plan(folder.plan), pending, len(self._devices))
+        hands = assign_shards(read_plan(folder.plan), pending, len(self._devices))
         if not hands:
             return
         with ThreadPoolExecutor(len(hands), thread_name_prefix="lane") as threads:

@@ -13,10 +13,10 @@ from tasks.publishing import params_of, prefect_tags, publish
 from tasks.reprocessing import move_to_next
 from tasks.results import aggregate, classify, validate
 from tasks.tracking import tracked_run
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.pipeline import reprocess_config
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import (
     REPROCESS_DEFAULTS,
     LaneMode,

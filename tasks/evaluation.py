@@ -16,8 +16,8 @@ from tasks.markdown import cell, code
 from tasks.stage import stage
 from tasks.tracking import TrackedRun
 from tasks.training_plots import reliability_figure, roc_figure, save_png
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import MismatchError
+from virnuc_core.files import write_text
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import DNA_ALONE_STATUS

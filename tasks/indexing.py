@@ -1,9 +1,9 @@
 """The frame store of a run, from its sequence files."""
 
 from tasks.stage import stage
-from virnuc_core.inference.indexing import index_inputs
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import StoreMeta
 from virnuc_core.specs import Alphabet, Rows
 
 

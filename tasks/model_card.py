@@ -5,7 +5,7 @@ from typing import Final
 
 from tasks.figures_page import figures_lines, overview_lines
 from tasks.markdown import cell, code, size, table
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.specs import Family, InputFile
 from virnuc_core.training.frames import PartCounts
 from virnuc_core.training.genbank import GenBankCounts

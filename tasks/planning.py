@@ -1,9 +1,9 @@
 """The plan of a run, from what is asked for."""
 
 from tasks.stage import stage
+from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 

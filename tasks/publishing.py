@@ -11,9 +11,9 @@ from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.plots import p_virus_figure
 from tasks.stage import stage
 from tasks.tracking import TrackedRun, Value
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import InputFile
 
 

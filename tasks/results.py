@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from tasks.stage import stage
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 
 

@@ -17,16 +17,16 @@ from tasks.model_card import HeadCard, head_card, head_page
 from tasks.stage import stage
 from tasks.tracking import MetricPoint, TrackedRun
 from tasks.training_plots import reliability_figure, roc_figure, save_png
-from virnuc_core.atomic_write import make_folder, write_text
 from virnuc_core.errors import InputError
+from virnuc_core.files import make_folder, write_text
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import ShardCounters
 from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
 from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import LEAST_BASES
+from virnuc_core.sequences.frames import LEAST_BASES
 from virnuc_core.training.frames import (
     PartCounts,
     count_parts,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.plots import new_figure
-from virnuc_core.atomic_write import atomic_path
+from virnuc_core.files import atomic_path
 from virnuc_core.training.metrics import Figures, KnownCalls
 
 if TYPE_CHECKING:

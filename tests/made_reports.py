@@ -10,11 +10,11 @@ import numpy as np
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
+from virnuc_core.inference.plan import PlannedHead
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import PlannedHead
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import chunk_table
 
 CHUNK_LENGTH = 500
 CONTIG_COLUMNS = [

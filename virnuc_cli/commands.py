@@ -13,7 +13,7 @@ from virnuc_cli.preflight import folder_of, readable, require_models, require_mo
 from virnuc_cli.terminal import OutputMode, show, terminal
 from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv

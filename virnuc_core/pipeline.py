@@ -3,8 +3,8 @@
 from typing import Any
 
 from virnuc_core.errors import UsageError
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.models.catalogue import AUTO_HEAD
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.settings import ReprocessSettings, RunConfig
 
 

@@ -22,12 +22,12 @@ from tasks.results import aggregate, classify, validate
 from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.settings import RunConfig
 
 CONTIGS: Final = "contigs.fa"
@@ -97,7 +97,7 @@ def _compute(
     if not lanes:
         _compute_here(folder, pending, 0)
         return []
-    hands = deal_shards(planned, pending, lanes)
+    hands = assign_shards(planned, pending, lanes)
     if forked:
         _compute_in_forks(folder, hands)
         return []

@@ -27,8 +27,8 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError, UsageError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")

@@ -17,11 +17,11 @@ from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, Tok
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
-from virnuc_core.inference.kept import KeptShards, KeptVectors
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
+from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.weights import tokenizer_path
-from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class ShardInputs:
     """
 
     shard: Shard
-    models: tuple[ModelInputs | KeptVectors, ...]
+    models: tuple[ModelInputs | ReusedVectors, ...]
     counters: ShardCounters
     seconds: float
 
@@ -134,22 +134,24 @@ class Collator:
         store: where the sequences are.
         models: the plan's models, each with its tokenizer.
         streams: of the device that the batches are for.
-        kept: the shards of the run that this one is made from, if there is one.
+        reused: the shards of the run that this one is made from, if there is one.
     """
 
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
     streams: Streams
-    kept: KeptShards | None = None
+    reused: ReusedShards | None = None
 
     @classmethod
-    def load(cls, plan: RunPlan, store: FrameStore, streams: Streams, kept: KeptShards | None = None) -> Self:
+    def load(
+        cls, plan: RunPlan, store: FrameStore, streams: Streams, reused: ReusedShards | None = None
+    ) -> Self:
         """Reads the tokenizers of a plan's models.
 
         Raises:
             CheckpointError: one of them is missing or damaged.
         """
-        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, kept)
+        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, reused)
 
     def collate(self, shard: Shard) -> ShardInputs:
         """Everything for a shard that needs no device; depends on the plan and the rows of the shard only.
@@ -158,13 +160,13 @@ class Collator:
             MismatchError: a model needs sequences that the store lacks.
         """
         begun = time.perf_counter()
-        kept = self.kept.read(shard) if self.kept else {}
-        models: list[ModelInputs | KeptVectors] = []
+        reused = self.reused.read(shard) if self.reused else {}
+        models: list[ModelInputs | ReusedVectors] = []
         letters = {}
         for planned, tokenizer in self.models:
             sequences = self._sequences(shard, planned)
             letters[planned.family] = int(sequences.offsets[-1] - sequences.offsets[0])
-            models.append(kept.get(planned.family) or self._batch(shard, planned, tokenizer, sequences))
+            models.append(reused.get(planned.family) or self._batch(shard, planned, tokenizer, sequences))
         counters = ShardCounters(
             frames=shard.end - shard.begin,
             residues=letters.get("esm2", 0),

@@ -19,8 +19,9 @@ from torch.nn import functional
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
-from virnuc_core.inference.kept import KeptVectors
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
+from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoints import resolve_checkpoint
@@ -31,7 +32,6 @@ from virnuc_core.models.loading import load_model
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.models.weights import Checkpoint, weights_fingerprint
-from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.specs import AttentionChoice, EmbeddingsDtype, Family
 
 # Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
@@ -419,20 +419,20 @@ class InferenceRunner:
         self._last_complete = 0.0
 
     @classmethod
-    def load(cls, plan: RunPlan, streams: Streams, kept_families: frozenset[Family] = frozenset()) -> Self:
+    def load(cls, plan: RunPlan, streams: Streams, reused_families: frozenset[Family] = frozenset()) -> Self:
         """Puts the plan's models and heads on the device of `streams`, and warms a GPU up.
 
         Args:
             plan: what to compute.
             streams: of the device.
-            kept_families: models that are loaded only when a shard without kept vectors comes.
+            reused_families: models that are loaded only when a shard without reused vectors comes.
 
         Raises:
             CheckpointError: a model or a head cannot be read.
             MismatchError: one of them has changed since the plan was made.
             DeviceMemoryError: they do not fit the device.
         """
-        needed = [model for model in plan.models if model.family not in kept_families]
+        needed = [model for model in plan.models if model.family not in reused_families]
         with raise_on_oom("the models", streams.device):
             models = [ModelRunner.load(model, streams) for model in needed]
             for head in plan.heads:
@@ -531,13 +531,13 @@ class InferenceRunner:
         begun = time.perf_counter()
         vectors: dict[str, Tensor] = {}
         for model in shard.inputs.models:
-            family, is_kept = model.counters.family, isinstance(model, KeptVectors)
+            family, is_reused = model.counters.family, isinstance(model, ReusedVectors)
             with self._streams.uploading():
-                on_host = model.vectors if isinstance(model, KeptVectors) else model.vector_index
+                on_host = model.vectors if isinstance(model, ReusedVectors) else model.vector_index
                 uploaded = on_host.to(self._streams.device, non_blocking=True)
             self._streams.wait_for_upload(uploaded)
             name = VECTOR_DATASETS[family]
-            vectors[name] = uploaded if is_kept else shard.vectors[family].index_select(0, uploaded)
+            vectors[name] = uploaded if is_reused else shard.vectors[family].index_select(0, uploaded)
         results: dict[str, Tensor] = {}
         if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
             results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from virnuc_core.errors import storage_error
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.indexing import index_inputs
-from virnuc_core.inference.lanes_here import compute_missing, require_main_process
-from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.launcher import compute_missing, require_main_process
+from virnuc_core.inference.plan import Kind
+from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.shard import remove_shard_temporaries, require_all_shards
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.results.tables import write_tables
-from virnuc_core.run_plan import Kind
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet

@@ -13,8 +13,8 @@ from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
+from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, Prefetcher
-from virnuc_core.run_plan import Shard
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.runner import ComputedShard, InferenceRunner, ModelRunner, Scorer
@@ -27,7 +28,6 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
-from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionBackend
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final, TextIO
 
-from virnuc_core.atomic_write import atomic_path
+from virnuc_core.files import atomic_path
 from virnuc_core.results.report.gather import DEFAULT_LIMITS, ReportLimits, gather
 from virnuc_core.run_folder import RunFolder
 

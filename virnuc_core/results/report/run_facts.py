@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, TypeVar
 
+from virnuc_core.files import from_json
+from virnuc_core.inference.plan import PlannedHead, PlannedModel
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
-from virnuc_core.json_records import record_of
 from virnuc_core.results.calls import DEFAULT_THRESHOLD
-from virnuc_core.run_plan import PlannedHead, PlannedModel
 from virnuc_core.specs import InputFile
 
 Part = TypeVar("Part", "CountFacts", "LaneFacts")
@@ -104,7 +104,7 @@ class RunFacts:
         }
         kept |= {name: plain.get(name) for name in ("work", "notes")}
         kept["threshold"] = plain.get("threshold", DEFAULT_THRESHOLD)  # not every version has recorded it
-        facts = record_of(_Typed, {**kept, "plan_fingerprint": plain.get("plan_fingerprint")})
+        facts = from_json(_Typed, {**kept, "plan_fingerprint": plain.get("plan_fingerprint")})
         return cls(
             out=facts.out,
             finished=str(plain.get("finished", "")),
@@ -176,7 +176,7 @@ def _part_of(kind: type[Part], values: Any, where: str) -> Part:
     if not isinstance(values, dict):
         raise ValueError(f"{where.rstrip('.')} is {values!r:.40}")
     names = {field.name for field in fields(kind)}
-    return record_of(kind, {name: value for name, value in values.items() if name in names}, where)
+    return from_json(kind, {name: value for name, value in values.items() if name in names}, where)
 
 
 def _numbers(document: Mapping[str, Any], name: str) -> dict[str, float]:
