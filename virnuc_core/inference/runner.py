@@ -385,15 +385,16 @@ class ComputedShard:
         return ShardResult(**arrays, counters=self.counters)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _ShardInFlight:
     """A shard on the device, not all of its batches retired.
 
     Attributes:
         inputs: what was collated.
         begun: when.
-        num_batches: not yet retired.
+        num_batches: of all models that compute.
         vectors: fp32 (d + 1, D) on the device, of the models that compute; the last one is zeros, for rows without a sequence.
+        retired: of each model, how many batches have completed.
         overflowed_batches: of each model, how many gave vectors that are not finite.
         out_of_memory: of each model, how many times the device ran out of memory.
     """
@@ -402,6 +403,7 @@ class _ShardInFlight:
     begun: float
     num_batches: int
     vectors: dict[Family, Tensor] = field(default_factory=dict)
+    retired: Counter[Family] = field(default_factory=Counter)
     overflowed_batches: Counter[Family] = field(default_factory=Counter)
     out_of_memory: Counter[Family] = field(default_factory=Counter)
 
@@ -510,8 +512,8 @@ class InferenceRunner:
         """Waits for the batch that was launched first, and yields its shard if that is complete."""
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
-        shard.num_batches -= 1
-        if shard.num_batches > 0:
+        shard.retired[family] += 1
+        if shard.retired.total() < shard.num_batches:
             return
         for model in shard.inputs.models:
             if isinstance(model, ModelInputs) and shard.overflowed_batches[model.counters.family]:
