@@ -24,21 +24,20 @@ from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
-from virnuc_core.models.weights import Checkpoint, weights_fingerprint
 from virnuc_core.specs import AttentionChoice, EmbeddingsDtype, Family
 
 # Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
 # differently when the number of rows is another, and a score should not depend on its neighbours.
 _BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
-# Lengths of the sequences that a model is warmed up on, over and over.
-_WARM_UP_LENGTHS: Final = (30, 168, 512, 90)
+# Lengths of the sequences that a model is warmed up on, as many of each; batches come longest first.
+_WARM_UP_LENGTHS: Final = (512, 168, 90, 30)
 _SMALL_BATCH_TOKENS: Final = 1024
 # GPU libraries multiply few rows in another way, and round them otherwise, than many: from 300 tokens on in 16 bit and
 # from 1,100 on in fp32 a sequence gets the same bits whatever is in its batch. So smaller batches are filled up.
@@ -151,16 +150,16 @@ class ModelRunner:
         if planned.attention != "padded":  # which is plain torch
             head_dim = planned.spec.head_dim
             resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        checkpoint = resolve_checkpoint(planned.location, planned.family)
-        if (found := weights_fingerprint(checkpoint)) != planned.weights_fingerprint:
+        checkpoint = open_checkpoint(planned.location, planned.family)
+        if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
             raise MismatchError(
                 f"the files of model {planned.name} ({planned.location}) have changed since the run was "
                 f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
                 "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
             )
-        model, _ = load_model(checkpoint, streams.device, planned.precision)
+        model = load_model(checkpoint, streams.device, planned.precision)
         compile_layers(model, planned.compile_mode)
-        load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, checkpoint, streams)
+        load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
         return cls(planned, model, streams, load_fp32)
 
     def warm_up(self) -> None:
@@ -319,7 +318,9 @@ class ModelRunner:
     def _random_batch(self, num_tokens: int) -> HostBatch:
         """A batch of at most so many random tokens."""
         repeats = max(1, num_tokens // sum(_WARM_UP_LENGTHS))
-        lengths = np.tile(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
+        lengths = (
+            np.repeat(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
+        )
         cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         input_ids = self._streams.empty_pinned(int(cu_seqlens[-1]), torch.int32)
         vocab_size = self.planned.spec.vocab_size
@@ -327,10 +328,10 @@ class ModelRunner:
         return HostBatch(input_ids, cu_seqlens, 0)
 
 
-def _load_fp32(planned: PlannedModel, checkpoint: Checkpoint, streams: Streams) -> ModelRunner:
-    model, spec = load_model(checkpoint, streams.device, "fp32")
+def _load_fp32(planned: PlannedModel, streams: Streams) -> ModelRunner:
+    model = load_model(open_checkpoint(planned.location, planned.family), streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
-    attention = resolve_attention(choice, streams.device, planned.family, "fp32", spec.head_dim)
+    attention = resolve_attention(choice, streams.device, planned.family, "fp32", model.spec.head_dim)
     return ModelRunner(replace(planned, precision="fp32", attention=attention), model, streams)
 
 

@@ -24,10 +24,10 @@ from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.runner import ComputedShard, InferenceRunner, ModelRunner, Scorer
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionBackend
 
@@ -166,7 +166,7 @@ class FakeDevice(Encoder):
 
 def protein_model(run: MadeRun) -> tuple[PlannedModel, Encoder]:
     planned = replace(run.plan.models[1], token_budget=1000)
-    return planned, load_model(resolve_checkpoint(planned.location, "esm2"), "cpu", "fp32")[0]
+    return planned, load_model(open_checkpoint(planned.location, "esm2"), "cpu", "fp32")
 
 
 def embed_proteins(run: MadeRun, model: ModelRunner, streams: Streams, num_shards: int) -> list[ShardResult]:
