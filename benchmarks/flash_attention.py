@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from virnuc_core.atomic_write import write_text
 from virnuc_core.benchmark.forward import BatchSet, rounds_per_second, synchronize
 from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths
+from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.model_planning import plan_models
+from virnuc_core.inference.planning import plan_models
 from virnuc_core.models.attention import PackedLayout, resolve_attention
 from virnuc_core.models.attention_plain import turned
 from virnuc_core.models.attention_varlen import VarlenAttention

@@ -13,7 +13,7 @@ from virnuc_cli.preflight import folder_of, readable, require_models, require_mo
 from virnuc_cli.terminal import OutputMode, show, terminal
 from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv
@@ -174,8 +174,8 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
         UsageError: it is an embed run, or another run works in that folder.
         DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
-    from virnuc_core.results.report.html import write_report_page
-    from virnuc_core.results.report.labels import read_labels
+    from virnuc_core.results.report.data import read_labels
+    from virnuc_core.results.report.page import write_report_page
     from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 

@@ -24,6 +24,7 @@ from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, Tok
 from virnuc_core.benchmark.report import Json, speed
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
@@ -32,7 +33,6 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.fp8 import quantise_rows
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.weights import tokenizer_path
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 _NUM_BATCHES: Final = 8

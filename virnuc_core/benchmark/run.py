@@ -17,21 +17,20 @@ from typing import Final, cast
 import numpy as np
 import torch
 
-from virnuc_core.atomic_write import write_text
 from virnuc_core.benchmark.forward import measure_forward
 from virnuc_core.benchmark.report import Json, machine, speed
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, write_fasta
+from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
-from virnuc_core.inference.launcher import deal_shards, run_lane
-from virnuc_core.inference.model_planning import plan_models
-from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import PlannedModel, RunPlan, write_plan
+from virnuc_core.inference.planning import make_plan, plan_models
 from virnuc_core.inference.shard import sum_counters
 from virnuc_core.models.checkpoints import family_of
 from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -195,7 +194,7 @@ def _plan_even_shards(
 
 def _run_lanes(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[tuple[LaneReport, float]]:
     """Computes all shards and removes them again; report and seconds of work of each lane."""
-    assigned = deal_shards(plan, range(len(plan.shards)), len(devices))
+    assigned = assign_shards(plan, range(len(plan.shards)), len(devices))
 
     def work(lane: int) -> tuple[LaneReport, float]:
         loaded = last = 0.0

@@ -32,9 +32,9 @@ from virnuc_core.models.esm2 import MASK_TOKEN
 from virnuc_core.models.key_mapping import FAIR_ESM, recognise_layout
 from virnuc_core.models.tensor_files import read_tensors
 from virnuc_core.models.weights import Checkpoint, load_published, read_spec, tokenizer_path
+from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
-from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.settings import RunConfig

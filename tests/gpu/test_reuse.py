@@ -6,10 +6,10 @@ import pytest
 
 from tests.made_models import WIDTH, MadeModels, make_esm2, make_head, make_models, write_contigs
 from tests.made_moves import content
+from virnuc_core.inference.plan import RunPlan, write_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, write_plan
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 

@@ -20,10 +20,10 @@ from tests.made_models import (
 )
 from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.kept import KeptShards
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.shard import ShardResult, read_shard, shard_identity
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Family
 
@@ -99,7 +99,7 @@ def test_it_is_the_run_from_nothing(
 ) -> None:
     moved = begin_move(run, move(models, tmp_path))
     assert [(s.begin, s.end) for s in moved.plan.shards] == [(s.begin, s.end) for s in run.plan.shards]
-    kept = KeptShards.open(moved.folder, moved.plan)
+    kept = ReusedShards.open(moved.folder, moved.plan)
     assert kept is not None
     assert kept.families == MOVES[move]
     fresh = from_nothing(moved, tmp_path / "fresh")
@@ -153,12 +153,12 @@ def test_a_model_that_is_needed_after_all_is_checked(
 
 def test_vectors_of_another_version_are_not_kept(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
     moved = begin_move(run, other_head(models, tmp_path))
-    older = KeptShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
+    older = ReusedShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
     assert older.families == set()
 
 
 def test_a_run_from_nothing_keeps_nothing(run: MadeRun) -> None:
-    assert KeptShards.open(run.folder, run.plan) is None
+    assert ReusedShards.open(run.folder, run.plan) is None
     assert run.folder.previous is None
     assert RunFolder(run.folder.root / "next").previous is None
     assert read_plan(run.folder.plan) == run.plan
