@@ -44,7 +44,7 @@ def test_a_lane_has_its_place_and_its_speed() -> None:
     assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_result_files_are_recorded(tmp_path: Path) -> None:
     out = tmp_path / "vectors.h5"
     out.write_bytes(b"vectors")
     write_report(tmp_path / "run.json", replace(run_of([report()]), out=str(out)))
