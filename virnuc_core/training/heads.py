@@ -12,7 +12,7 @@ import numpy.typing as npt
 from virnuc_core.errors import InputError
 from virnuc_core.files import make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
 from virnuc_core.results.calls import call_chunks, call_contigs
