@@ -16,9 +16,8 @@ from prefect.runtime import flow_run
 from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.pool import PoolLanes
 from tasks.artifacts import attach_api_log_handler
-from tasks.embedding import compute_shards, end_lane_processes, find_pending
 from tasks.lanes import LaneObserver, LaneRows, LaneWatch, sampling_gpu
-from tasks.planning import plan
+from tasks.stages import compute_shards, end_lane_processes, find_pending, plan
 from tasks.tracking import Value
 from virnuc_core.env_config import env, ignored_variables
 from virnuc_core.errors import DeviceLostError

@@ -18,8 +18,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from flows.naming import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from flows.pool_runs import PoolRuns, require_deployments
-from tasks.embedding import find_pending
 from tasks.lanes import LaneWatch
+from tasks.stages import find_pending
 from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError

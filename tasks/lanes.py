@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from tasks.plots import throughput_figure
+from tasks.pages.plots import throughput_figure
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import (
@@ -28,7 +28,6 @@ from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
-from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -132,11 +131,6 @@ class LaneRows:
         for lane in sorted(self._changed):
             self._progress.lane(self._lanes[lane])
         self._changed.clear()
-
-
-def stage_clock() -> StageClock:
-    """A clock that tells whoever is told how far the run is."""
-    return StageClock(lambda name: current_progress().stage(name))
 
 
 _JOURNALS: Final = "lane-*.jsonl"

@@ -174,8 +174,8 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
         UsageError: it is an embed run, or another run works in that folder.
         DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
-    from virnuc_core.results.report.html import write_report_page
-    from virnuc_core.results.report.labels import read_labels
+    from virnuc_core.results.report.data import read_labels
+    from virnuc_core.results.report.page import write_report_page
     from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 

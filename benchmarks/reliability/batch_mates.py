@@ -25,8 +25,8 @@ from virnuc_core.inference.planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.resident import ResidentModel
 from virnuc_core.inference.streams import HostStreams, open_streams
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Precision
 
@@ -67,10 +67,10 @@ def measure(name: str, precision: Precision, device: str, number: int) -> dict[s
     )
     [planned] = plan_models(config, (device,), None)
     streams = open_streams(device)
-    encoder, spec = load_model(resolve_checkpoint(planned.location, family), device, planned.precision)
+    encoder = load_model(open_checkpoint(planned.location, family), device, planned.precision)
     model = ResidentModel(planned, encoder, streams, planned.precision, planned.attention)
     draw = np.random.default_rng(0)
-    tokens = random_tokens(spec, draw.integers(_SHORTEST, _LONGEST, number), draw)
+    tokens = random_tokens(encoder.spec, draw.integers(_SHORTEST, _LONGEST, number), draw)
     everything = np.arange(number)
     expected = embed(model, streams, tokens, everything, planned)
     found: dict[str, dict[str, float]] = {}

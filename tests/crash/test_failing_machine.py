@@ -87,3 +87,14 @@ def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path)
         run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=cut)
     index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
     assert column.read_bytes() == whole
+
+
+def test_a_byte_of_the_frame_store_that_changed_is_noticed_when_a_run_goes_on(
+    run: MadeRun, contigs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    column = run.folder.frames / "dna.bin"
+    whole = column.read_bytes()
+    column.write_bytes(b"A" + whole[1:] if whole[:1] != b"A" else b"C" + whole[1:])
+    index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
+    assert "is not as it was written: it is made again" in caplog.text
+    assert column.read_bytes() == whole

@@ -18,13 +18,12 @@ from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams, open_streams
+from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
 from virnuc_core.models.memory import empty_pinned
-from virnuc_core.models.weights import Checkpoint
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
+from virnuc_core.specs import Precision, ResolvedPrecision
 
 pytestmark = [
     pytest.mark.gpu,
@@ -194,15 +193,15 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
         assert worst_cosine(getattr(result, name), joined(on_the_cpu, name)) >= 0.999999
 
 
-def broken_loader(value: float) -> Callable[..., tuple[Encoder, ModelSpec]]:
+def broken_loader(value: float) -> Callable[..., Encoder]:
     """A `load_model` that puts a number into the bias of the last layer which its precision may not hold."""
 
-    def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision
-    ) -> tuple[Encoder, ModelSpec]:
-        model, spec = load_model(checkpoint, device, precision)
-        model.get_submodule(f"layers.{spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = value
-        return model, spec
+    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+        model = load_model(checkpoint, device, precision)
+        model.get_submodule(f"layers.{model.spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = (
+            value
+        )
+        return model
 
     return load
 

@@ -16,14 +16,13 @@ from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.weights import Checkpoint, weights_fingerprint
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionChoice
 
-# Lengths of the sequences that a model is warmed up on, over and over.
-_WARM_UP_TOKENS: Final = (30, 168, 512, 90)
+# Lengths of the sequences that a model is warmed up on, as many of each; batches come longest first.
+_WARM_UP_TOKENS: Final = (512, 168, 90, 30)
 _SMALL_BATCH_TOKENS: Final = 1024
 
 _log = logging.getLogger(__name__)
@@ -61,17 +60,17 @@ class ModelRunner:
         if planned.attention != "padded":  # which is plain torch
             head_dim = planned.spec.head_dim
             resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        checkpoint = resolve_checkpoint(planned.location, planned.family)
-        if (found := weights_fingerprint(checkpoint)) != planned.weights_fingerprint:
+        checkpoint = open_checkpoint(planned.location, planned.family)
+        if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
             raise MismatchError(
                 f"the files of model {planned.name} ({planned.location}) have changed since the run was "
                 f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
                 "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
             )
-        model, _ = load_model(checkpoint, streams.device, planned.precision)
+        model = load_model(checkpoint, streams.device, planned.precision)
         compile_layers(model, planned.compile_mode)
         resident = ResidentModel(planned, model, streams, planned.precision, planned.attention)
-        return cls(planned, streams, resident, partial(_load_in_fp32, planned, checkpoint, streams))
+        return cls(planned, streams, resident, partial(_load_in_fp32, planned, streams))
 
     def warm_up(self) -> None:
         """Runs a full and a small batch, so that compilation and library start-up are done with.
@@ -163,7 +162,7 @@ class ModelRunner:
     def _random_batch(self, num_tokens: int) -> PreparedBatch:
         """A batch of at most so many random tokens."""
         repeats = max(1, num_tokens // sum(_WARM_UP_TOKENS))
-        lengths = np.tile(_WARM_UP_TOKENS, repeats) if num_tokens >= sum(_WARM_UP_TOKENS) else [num_tokens]
+        lengths = np.repeat(_WARM_UP_TOKENS, repeats) if num_tokens >= sum(_WARM_UP_TOKENS) else [num_tokens]
         cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         input_ids = self._streams.empty_on_host(int(cu_seqlens[-1]), torch.int32)
         vocab_size = self.planned.spec.vocab_size
@@ -176,9 +175,9 @@ def _not_finite(vectors: Tensor) -> npt.NDArray[np.int64]:
     return torch.isfinite(vectors).all(dim=1).logical_not().nonzero().flatten().cpu().numpy()
 
 
-def _load_in_fp32(planned: PlannedModel, checkpoint: Checkpoint, streams: HostStreams) -> ResidentModel:
+def _load_in_fp32(planned: PlannedModel, streams: HostStreams) -> ResidentModel:
     """The same model with nothing rounded, for batches that need it."""
-    model, spec = load_model(checkpoint, streams.device, "fp32")
+    model = load_model(open_checkpoint(planned.location, planned.family), streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
-    attention = resolve_attention(choice, streams.device, planned.family, "fp32", spec.head_dim)
+    attention = resolve_attention(choice, streams.device, planned.family, "fp32", model.spec.head_dim)
     return ResidentModel(planned, model, streams, "fp32", attention)

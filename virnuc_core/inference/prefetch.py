@@ -19,8 +19,7 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
 from virnuc_core.inference.streams import HostStreams
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import tokenizer_path
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
 
 T = TypeVar("T")
@@ -192,7 +191,7 @@ class Preparer:
 def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
     if planned.family == "esm2":
         return Esm2Tokenizer()
-    return DnabertTokenizer(tokenizer_path(resolve_checkpoint(planned.location, planned.family)))
+    return DnabertTokenizer(open_checkpoint(planned.location, planned.family).tokenizer_path)
 
 
 def _prepare_model(

@@ -24,9 +24,9 @@ from virnuc_core.inference.resident import ResidentModel
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionBackend
 
@@ -223,12 +223,12 @@ def test_only_the_sequences_that_overflow_are_done_again_and_the_fp32_model_is_d
     lengths = finished_run.store.protein.lengths + 2
     longest = int(lengths.max())
     streams = HostStreams("cpu:0")
-    checkpoint = resolve_checkpoint(planned.location, "esm2")
+    checkpoint = open_checkpoint(planned.location, "esm2")
     alive: list[weakref.ref[Ledger]] = []
     events: list[str] = []
 
     def load(name: str, overflowing: frozenset[int] = frozenset()) -> ResidentModel:
-        model = Ledger(load_model(checkpoint, "cpu", "fp32")[0], name, events, overflowing)
+        model = Ledger(load_model(checkpoint, "cpu", "fp32"), name, events, overflowing)
         alive.append(weakref.ref(model))
         events.append(f"{name} is loaded")
         return ResidentModel(planned, model, streams, "fp32", "sdpa")

@@ -20,9 +20,9 @@ from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 
 STREAMS = HostStreams("cpu")
@@ -50,7 +50,7 @@ class SmallMemory(Encoder):
 def embed_proteins(run: MadeRun, made_models: MadeModels, most_tokens: int) -> tuple[ShardResult, list[int]]:
     """Every protein of a run, on a device with memory for so many tokens, and the sizes tried on the way."""
     planned = replace(run.plan.models[1], token_budget=1000)
-    model, _ = load_model(resolve_checkpoint(planned.location, "esm2"), "cpu", "fp32")
+    model = load_model(open_checkpoint(planned.location, "esm2"), "cpu", "fp32")
     small = SmallMemory(model, most_tokens)
     resident = ResidentModel(planned, small, STREAMS, "fp32", "sdpa")
     runner = ModelRunner(planned, STREAMS, resident, lambda: resident)
@@ -92,7 +92,7 @@ def test_a_sequence_that_fits_nowhere_is_named_and_not_tried_again(
 
 def test_a_device_that_is_full_before_the_work_begins_may_be_tried_again(finished_run: MadeRun) -> None:
     planned = finished_run.plan.models[1]
-    model, _ = load_model(resolve_checkpoint(planned.location, "esm2"), "cpu", "fp32")
+    model = load_model(open_checkpoint(planned.location, "esm2"), "cpu", "fp32")
     resident = ResidentModel(planned, SmallMemory(model, 1), STREAMS, "fp32", "sdpa")
     with pytest.raises(DeviceMemoryError, match="no memory left for even a small batch") as caught:
         ModelRunner(planned, STREAMS, resident, lambda: resident).warm_up()

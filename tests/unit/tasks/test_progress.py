@@ -1,10 +1,9 @@
 import logging
 import socket
-import time
 
 import pytest
 
-from tasks.lanes import LaneProgress, LaneRows, current_progress, stage_clock, use_progress
+from tasks.lanes import LaneProgress, LaneRows, current_progress, use_progress
 from tests.made_models import MadeRun
 from tests.unit.inference.test_lane_journal import done, loaded
 from virnuc_core.inference.events import LaneEvent, LaneStarted
@@ -20,19 +19,6 @@ class Listener:
 
     def lane(self, progress: LaneProgress) -> None:
         self.heard.append(progress)
-
-
-def test_clock_names_stages_and_keeps_their_times() -> None:
-    listener = Listener()
-    clock = stage_clock()
-    with use_progress(listener):
-        with clock.stage("index"):
-            time.sleep(0.01)
-        with clock.stage("plan"):
-            pass
-    assert listener.heard == ["index", "plan"]
-    assert clock.seconds["index"] >= 0.01
-    assert list(clock.seconds) == ["index", "plan"]
 
 
 def test_without_a_listener_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,6 @@
 """How good calls are, as Markdown: for the page of an evaluation and for the card of a head."""
 
-from tasks.markdown import cell, table
+from tasks.pages.markdown import cell, table
 from virnuc_core.training.metrics import Figures
 
 _NUMBERS = (

@@ -1,4 +1,4 @@
-"""Plots of a run, drawn without a display and without any state between them."""
+"""Plots of a run and of how good calls are, drawn without a display and without any state between them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from virnuc_core.files import atomic_path
 from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.results.tables import PREDICTION_SCHEMA
 from virnuc_core.results.writers import NOT_AVAILABLE
@@ -14,6 +15,8 @@ from virnuc_core.results.writers import NOT_AVAILABLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from virnuc_core.training.metrics import Figures, KnownCalls
 
 # Seconds (Unix time) and value.
 Curve = Sequence[tuple[float, float]]
@@ -95,3 +98,48 @@ def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"
     axes.grid(axis="y", linewidth=0.4)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
+    """Share of viruses found over the share of false positives, a line a level; levels of one class have none."""
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    figure, axes = new_figure(
+        "Viruses found and false positives", "others called virus", "viruses called virus"
+    )
+    for name, calls in levels.items():
+        scored = calls.take(calls.is_scored)
+        if scored.is_viral.any() and not scored.is_viral.all():
+            false_positives, found, _ = roc_curve(scored.is_viral, scored.p_virus)
+            area = roc_auc_score(scored.is_viral, scored.p_virus)
+            axes.plot(false_positives, found, label=f"{name}: AUROC {area:.3f}")
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="chance")
+    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return figure
+
+
+def reliability_figure(levels: "dict[str, Figures]") -> "Figure":
+    """Share of viruses over the score that they have, a line a level; on the diagonal, a score is a probability."""
+    figure, axes = new_figure("Are scores probabilities?", "mean P(virus)", "share of viruses")
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="a probability")
+    for name, figures in levels.items():
+        points = [
+            (one.mean_p, one.share_viral)
+            for one in figures.reliability
+            if one.mean_p is not None and one.share_viral is not None
+        ]
+        if points:
+            error = "" if figures.ece is None else f", ECE {figures.ece:.3f}"
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"{name}{error}")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return figure
+
+
+def save_png(figure: "Figure", path: Path) -> None:
+    """Writes a plot; equal plots are equal files."""
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from tasks.figures_page import figures_lines, overview_lines
-from tasks.markdown import cell, code, size, table
+from tasks.pages.markdown import cell, code, size, table
+from tasks.pages.metrics_page import figures_lines, overview_lines
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.specs import Family, InputFile
 from virnuc_core.training.frames import PartCounts
