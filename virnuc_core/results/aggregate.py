@@ -1,4 +1,4 @@
-"""All shards of a run merged into one embeddings file, in input order, a shard at a time."""
+"""Merges the shards of a run into one embeddings file, in input order, one shard at a time."""
 
 import logging
 from pathlib import Path
@@ -29,20 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Validates and merges the shards of a run in one pass; memory is bounded by the largest shard.
+    """Validates and merges the shards of a run in one pass, into `out` or else the run's `embeddings.h5`.
 
-    Args:
-        folder: the run's folder.
-        plan: its plan.
-        store: its frame store, for the ids.
-        out: the file to write; None is the run's `embeddings.h5`.
-
-    Returns:
-        The work of all shards together.
+    Memory is bounded by the largest shard. Returns the counters summed over all shards.
 
     Raises:
-        DamagedFileError: a shard is missing, incomplete or altered.
-        MismatchError: a shard or the store is of another run.
+        DamagedFileError: a shard is missing, incomplete or corrupt.
+        MismatchError: a shard or the store belongs to another run.
     """
     if (store.meta.content_sha256, store.num_frames) != (plan.input_digest, plan.num_rows):
         raise MismatchError(
@@ -66,7 +59,7 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
 def shard_columns(
     plan: RunPlan, store: FrameStore, shard: Shard, result: ShardResult
 ) -> dict[str, npt.NDArray[Any]]:
-    """What the embeddings file holds in the rows of a shard, by the names of its datasets."""
+    """The rows of the embeddings file that a shard provides, by dataset name."""
     ids = store.frame_ids(shard.begin, shard.end)
     columns: dict[str, npt.NDArray[Any]] = {IDS[plan.kind]: np.array([name.encode() for name in ids])}
     if result.dna is not None:
@@ -81,7 +74,7 @@ def shard_columns(
 
 
 def file_attributes(plan: RunPlan) -> dict[str, str | int]:
-    """What the embeddings file of a run says about how its numbers were made."""
+    """Metadata of a run's embeddings file: how its values were computed."""
     attributes: dict[str, str | int] = {
         "schema_version": SCHEMA_VERSION,
         "kind": plan.kind,
@@ -112,15 +105,7 @@ def file_attributes(plan: RunPlan) -> dict[str, str | int]:
 
 
 class _GrowingDataset:
-    """A dataset that is filled from its first row to its last, in HDF5 chunks of about 1 MB with checksums.
-
-    Args:
-        file: the file to make it in.
-        name: of the dataset.
-        num_rows: how many it is to have.
-        width: of a row; 0 makes it one-dimensional.
-        dtype: of the values.
-    """
+    """A dataset that is written in row order, in HDF5 chunks of about 1 MB with checksums; `width` 0 makes it one-dimensional."""
 
     def __init__(self, file: h5py.File, name: str, num_rows: int, width: int, dtype: Any) -> None:
         shape = (num_rows, width) if width else (num_rows,)
@@ -134,7 +119,7 @@ class _GrowingDataset:
 
     @property
     def checksum(self) -> str:
-        """Over type, shape and all values."""
+        """Over dtype, shape and all values."""
         return self._digest.value
 
     def append(self, values: npt.NDArray[Any]) -> None:
@@ -162,7 +147,7 @@ def _vectors_name(plan: RunPlan, family: Family) -> str:
 
 
 def _id_bytes(store: FrameStore) -> int:
-    """Bytes that hold the longest id of a store: record name, chunk number, frame."""
+    """Length in bytes of the longest id in the store: record name, chunk number, frame."""
     longest_name = int(store.names.lengths.max(initial=1))
     if store.meta.chunk_length is None:
         return longest_name

@@ -1,4 +1,4 @@
-"""Where the settings of a run were given, for its record: known while a command line is at work."""
+"""Provenance of a run's settings, for its record; known only while a command line runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,11 +9,7 @@ _ORIGINS: ContextVar[Mapping[str, str] | None] = ContextVar("settings_from", def
 
 @contextmanager
 def asked_with(origins: Mapping[str, str]) -> Iterator[None]:
-    """Runs in the block were asked for with these settings.
-
-    Args:
-        origins: flag, variable, or file and section, by setting; without those that nobody gave.
-    """
+    """Records, for runs in the block, where each setting comes from: its flag, variable, or file and section."""
     token = _ORIGINS.set(origins)
     try:
         yield
@@ -22,6 +18,6 @@ def asked_with(origins: Mapping[str, str]) -> Iterator[None]:
 
 
 def settings_from() -> dict[str, str] | None:
-    """Where each setting that was given came from; None for a run that no command line has asked for."""
+    """Where each explicitly given setting comes from; None unless the run was started from a command line."""
     origins = _ORIGINS.get()
     return None if origins is None else dict(origins)

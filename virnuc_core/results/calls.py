@@ -1,4 +1,4 @@
-"""From the scores of frames to a call for each chunk, and from those to one for each contig."""
+"""Calls of chunks from the scores of their frames, and calls of contigs from those of their chunks."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,8 +15,8 @@ OTHER: Final = "other"
 UNSCORED: Final = "unscored"
 Tier = Literal["confident", "likely", "unsure"]
 
-# Least number of scored chunks with a stop-free frame, distance of mean_p from 0.5 on the side of the call, and share of the
-# scored chunks that are called as the contig is.
+# Minimum number of scored chunks with a stop-free frame, minimum distance of mean_p from 0.5 on the side of the call, and
+# minimum share of the scored chunks whose call agrees with the contig's.
 _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("confident", 5, 0.3, 0.8),
     ("likely", 2, 0.15, 0.65),
@@ -32,7 +32,7 @@ class ChunkCalls:
     """Calls of C chunks.
 
     Attributes:
-        is_scored: bool (C,); where False, the rest means nothing.
+        is_scored: bool (C,); where False, the other arrays are not meaningful.
         is_virus: bool (C,).
         p_virus: float64 (C,), NaN where not scored.
         best_frame: uint8 (C,), number of the most confident frame, `DNA_ALONE` for a DNA-only score, `NO_FRAME` where not
@@ -55,10 +55,9 @@ class ContigCalls:
     """Calls of R contigs.
 
     Attributes:
-        chunks: int64 (R,).
-        scored_chunks: int64 (R,), those with a score.
-        dna_alone_chunks: int64 (R,), those of them with a DNA-only score.
-        viral_chunks: int64 (R,), those called virus.
+        chunks: int64 (R,), like all counts.
+        dna_alone_chunks: scored chunks with a DNA-only score.
+        viral_chunks: chunks called virus.
         mean_p: float64 (R,), mean p_virus of the scored chunks, NaN without any.
         is_virus: bool (R,).
         tiers: (R,), confidence in each call; None without scored chunks.
@@ -82,10 +81,10 @@ def call_chunks(
 ) -> ChunkCalls:
     """Calls each chunk from the scores of its frames.
 
-    With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, its p_virus lies midway, in log-odds, between
-    the frame that is the strongest evidence for a virus and the one that is the strongest against: for a single frame it is
+    Let M1 and M2 be the highest P(other) and P(virus) over the frames of a chunk. Its p_virus lies midway, in log-odds, between
+    the frame with the strongest evidence for a virus and the one with the strongest evidence against: for a single frame it is
     the frame's score, and it is at least 0.5 exactly when M2 >= M1. The most confident frame is the one whose P(virus) is
-    farthest from 0.5, the first one of a tie.
+    farthest from 0.5; the first one wins a tie.
 
     Args:
         scores: fp32 (n, 2), P(other) and P(virus) of n frames.
@@ -107,7 +106,7 @@ def call_chunks(
         confidence = np.abs(scores[:, 1] - np.float32(0.5))
         frames_each = np.diff(np.append(starts, len(scores)))
         is_best = confidence == np.repeat(np.maximum.reduceat(confidence, starts), frames_each)
-        # Assigned from last to first, so that the first one of a tie stays.
+        # Assigned in reverse, so that the first frame wins a tie.
         best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
     return ChunkCalls(
         is_scored=is_scored, is_virus=p_virus >= threshold, p_virus=p_virus, best_frame=best_frame
@@ -118,7 +117,7 @@ def _midway(highest_other: Float64, highest_virus: Float64) -> Float64:
     """P(virus) at the mean of the log-odds of `highest_virus` and of 1 - `highest_other`, all (C,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         odds_against = ((1 - highest_virus) * highest_other) / (highest_virus * (1 - highest_other))
-    # Two frames with opposite scores of exactly 0 and 1 give 0 / 0.
+    # Opposite scores of exactly 0 and 1 give 0 / 0.
     odds_against[highest_virus == highest_other] = 1.0
     return np.asarray(1 / (1 + np.sqrt(odds_against)))
 
@@ -126,16 +125,11 @@ def _midway(highest_other: Float64, highest_virus: Float64) -> Float64:
 def call_contigs(
     calls: ChunkCalls, contigs: Int64, num_contigs: int, threshold: float = DEFAULT_THRESHOLD
 ) -> ContigCalls:
-    """Calls each contig from the mean p_virus of its scored chunks.
+    """Calls each contig virus whose scored chunks have a mean p_virus of at least the threshold.
 
-    The tier of a call comes from the number of scored chunks and their agreement. Chunks with a DNA-only score agree or not,
-    but do not count towards that number. The threshold decides what is called virus, not how confident the call is.
-
-    Args:
-        calls: of C chunks.
-        contigs: int64 (C,), contig of each chunk, 0..num_contigs-1.
-        num_contigs: R.
-        threshold: mean p_virus from which a contig is called virus.
+    `contigs`, int64 (C,), is the contig of each chunk, 0..num_contigs-1. The tier depends on the number of scored chunks and
+    their agreement. Chunks with a DNA-only score count towards the agreement, but not towards that number. The threshold decides
+    the call, not its tier.
     """
     scored = np.bincount(contigs[calls.is_scored], minlength=num_contigs)
     viral = np.bincount(contigs[calls.is_virus], minlength=num_contigs)

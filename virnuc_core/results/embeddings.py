@@ -1,4 +1,4 @@
-"""Embeddings files: the HDF5 that virnuc writes, what other programs wrote, and export to their formats.
+"""Embeddings files: virnuc's own HDF5, files of other programs, and export to other formats.
 
 docs/formats.md describes each format.
 """
@@ -41,20 +41,20 @@ from virnuc_core.specs import Family
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
 VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
 EMBED_VECTORS: Final = "embeddings"
-FEATURES: Final = "vectors"  # of both models side by side, in files of other programs
+FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
 MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
 
 _DATASETS: Final = (*MATRICES, LENGTHS, SCORES)
-# Kinds of dtype and number of dimensions of the datasets that are not matrices of floats.
+# dtype kinds and dimensions of the datasets that are not float matrices.
 _FORMS: Final = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1)}
 _BLOCK_ROWS: Final = 4096
 _READ_BYTES: Final = 1 << 20
-# A compressed array may take this many bytes in memory, or this many times its size in the file.
+# Limits on decompressed size, against zip bombs: this many bytes, or this many times the size in the file.
 _MAX_UNPACKED_BYTES: Final = 1 << 30
 _MAX_COMPRESSION: Final = 20
-_MAX_PICKLE_BYTES: Final = 1 << 26  # about a million names: torch.save puts them all into one pickle
+_MAX_PICKLE_BYTES: Final = 1 << 26  # about a million names, which torch.save puts into one pickle
 _NPY_HEADERS: Final[dict[tuple[int, int], Callable[[IO[bytes]], Any]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -69,30 +69,25 @@ _EXPECTED: Final = (
 _FRAME_ID: Final = re.compile(
     rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(ROW_NAMES)})", re.DOTALL
 )
-_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal arrays are equal files
+_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal arrays give byte-identical files
 
 _log = logging.getLogger(__name__)
 
 
 class Embeddings:
-    """An embeddings file that is open for reading; close it, or use it in a `with` block.
+    """An embeddings file open for reading; close it, or use it in a `with` block.
 
     Attributes:
-        path: the file.
         attrs: its metadata: models, precision, pooling, checksums.
         kind: "predict" if its rows are frames, "embed" if they are sequences.
     """
 
     def __init__(self, path: str | Path, *, own: bool = False) -> None:
-        """Opens the file; a warning says so if it has no checksums.
-
-        Args:
-            path: the file.
-            own: accept only what virnuc itself wrote, as it wrote it.
+        """Opens the file, with a warning if it has no checksums; `own` accepts only virnuc's own unmodified files.
 
         Raises:
-            InputError: there is no such file.
-            DamagedFileError: it is no embeddings file, or incomplete.
+            InputError: the file does not exist.
+            DamagedFileError: it is not an embeddings file, or is incomplete.
             CheckpointError: it is a torch file that holds more than tensors and names.
         """
         self.path = Path(path)
@@ -117,7 +112,7 @@ class Embeddings:
                 path,
             )
         elif not own and not all(data.fletcher32 or not data.size for data in self._datasets.values()):
-            self.verify()  # another program wrote it again, without the checksums that HDF5 checks when it reads
+            self.verify()  # rewritten by another program, without the checksums that HDF5 verifies when reading
 
     def __enter__(self) -> Self:
         return self
@@ -135,27 +130,27 @@ class Embeddings:
         return f"<{self.kind} embeddings, {len(self)} rows of {', '.join(self.datasets)}: {self.path}>"
 
     def close(self) -> None:
-        """Closes the file; what was read before stays."""
+        """Closes the file; ids, scores and vectors that were already read remain valid."""
         if self._file is not None:
             self._file.close()
         self._datasets = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All datasets of the file, ids and scores included."""
+        """All datasets, including ids and scores."""
         return tuple(self._datasets)
 
     @property
     def datasets(self) -> tuple[str, ...]:
         """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run.
 
-        `vectors` is what other programs wrote as one matrix for both models.
+        Files of other programs may have a single matrix `vectors` for both models.
         """
         return tuple(name for name in MATRICES if name in self)
 
     @cached_property
     def ids(self) -> list[str]:
-        """One id a row: `CONTIG_chunk_NFRAME` in a predict run, the name of the sequence in an embed run."""
+        """One per row: `CONTIG_chunk_NFRAME` in a predict run, the sequence name in an embed run."""
         return self.read_ids(0, len(self))
 
     @cached_property
@@ -165,12 +160,12 @@ class Embeddings:
 
     @cached_property
     def scores(self) -> npt.NDArray[np.float32] | None:
-        """float32 (N, 2), P(other) and P(virus); None where the file has none, as that of an embed run."""
+        """float32 (N, 2), P(other) and P(virus); None where the file has none, as for an embed run."""
         return self.rows(SCORES, 0, len(self)) if SCORES in self else None
 
     @property
     def vectors(self) -> "Rows":
-        """All vectors of a row side by side, (N, D): DNA before protein, as a classifier head takes them.
+        """All vectors of a row side by side, (N, D): DNA before protein, the input of a classifier head.
 
         Raises:
             UsageError: the run has kept no vectors.
@@ -178,10 +173,7 @@ class Embeddings:
         return self.matrix()
 
     def matrix(self, name: str | None = None) -> "Rows":
-        """One matrix of vectors, (N, D).
-
-        Args:
-            name: one of `datasets`; None puts all of them side by side.
+        """One of the matrices named in `datasets`, (N, D); None concatenates all of them along the columns.
 
         Raises:
             UsageError: there is no such matrix.
@@ -197,13 +189,10 @@ class Embeddings:
         return Rows(self, names, (len(self), width), np.result_type(*dtypes))
 
     def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
-        """A table with one row an id.
+        """A table with one row per id, indexed by `id`.
 
-        Args:
-            vectors: add a column for each number of the vectors: `dna_0`, ..., `protein_0`, ...
-
-        Returns:
-            Indexed by `id`; `contig`, `chunk`, `frame`, `p_other`, `p_virus` of a predict run, `length` of an embed run.
+        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, an embed run `length`. With `vectors`,
+        each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
         """
         columns: dict[str, Any] = {}
         if self.kind == "embed":
@@ -222,12 +211,12 @@ class Embeddings:
         return pd.concat([table, numbers], axis=1)
 
     def vector_names(self, name: str | None = None) -> list[str]:
-        """A name for each column of a matrix: the matrix and the number in it."""
+        """Column names of a matrix, such as `dna_0`."""
         widths = {part: self._datasets[part].shape[1] for part in self.matrix(name).names}
         return [f"{part}_{column}" for part, width in widths.items() for column in range(width)]
 
     def read_ids(self, begin: int, end: int) -> list[str]:
-        """The ids of the rows begin..end-1.
+        """Ids of the rows begin..end-1.
 
         Raises:
             DamagedFileError: they cannot be read.
@@ -237,7 +226,7 @@ class Embeddings:
             return [cell_text(name.decode() if isinstance(name, bytes) else name) for name in names]
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """The rows begin..end-1 of a dataset.
+        """Rows begin..end-1 of a dataset.
 
         Raises:
             DamagedFileError: they cannot be read, or there is no such dataset.
@@ -246,12 +235,12 @@ class Embeddings:
             return np.asarray(self._datasets[name][begin:end])
 
     def pick(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """These rows of a dataset, in any order and as often as they are named.
+        """Rows of a dataset by number, in any order, repeats allowed.
 
         Raises:
             DamagedFileError: they cannot be read, or there is no such dataset.
         """
-        distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 takes them ascending, each once
+        distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 requires ascending, distinct rows
         with self._reading():
             return np.asarray(self._datasets[name][distinct][inverse])
 
@@ -259,7 +248,7 @@ class Embeddings:
         """Reads every value and compares each dataset with its checksum.
 
         Raises:
-            DamagedFileError: one cannot be read, or is not as it was written.
+            DamagedFileError: a dataset cannot be read, or has changed since it was written.
         """
         for name, dataset in self._datasets.items():
             digest = ArrayDigest(dataset.dtype, dataset.shape)
@@ -275,15 +264,10 @@ class Embeddings:
 
 
 class Rows:
-    """A matrix in an embeddings file: what is sliced from it is read then, and checked.
+    """A matrix (N, D) in an embeddings file, of one or more datasets side by side; slices are read lazily and verified.
 
-    `rows[5]` is one vector, `rows[10:20]`, `rows[[3, 1]]` and `rows[mask]` are matrices, `rows[:]` or `np.asarray(rows)`
-    is all of it.
-
-    Attributes:
-        names: the datasets that lie side by side in it.
-        shape: (N, D).
-        dtype: of the values.
+    `rows[5]` is one vector; `rows[10:20]`, `rows[[3, 1]]` and `rows[mask]` are matrices; `rows[:]` or `np.asarray(rows)` is
+    the whole matrix.
     """
 
     def __init__(
@@ -322,24 +306,21 @@ class Rows:
 
 
 def export_embeddings(embeddings: str | Path, to: str | Path, *, vectors: str | None = None) -> int:
-    """Writes an embeddings file in another format, which the suffix of `to` names.
+    """Writes an embeddings file in the format named by the suffix of `to`, and returns the number of rows.
 
-    `.npy` is the matrix of vectors alone, `.npz` also has ids, scores and attributes; both are written a block of rows at
-    a time. `.h5ad` is an AnnData with `X` the vectors, `obs` the ids and scores, and `uns` the attributes; it is put together
-    in memory, and needs the package `anndata`.
+    `.npy` is the matrix of vectors alone; `.npz` also has ids, scores and attributes. Both are written block by block. `.h5ad` is
+    an AnnData with the vectors as `X`, ids and scores as `obs` and the attributes as `uns`; it is built in memory and needs the
+    package `anndata`.
 
     Args:
-        embeddings: the `embeddings.h5` of a predict run, the file of an embed run, or what else `open_embeddings` reads.
-        to: the new file; an older one is replaced.
-        vectors: `dna` or `protein`, for one model of a predict run; None takes both side by side.
-
-    Returns:
-        Number of rows.
+        embeddings: any file that `open_embeddings` reads.
+        to: the new file; an existing one is replaced.
+        vectors: `dna` or `protein`, for one model of a predict run; None exports both side by side.
 
     Raises:
-        UsageError: the suffix is another one, the file has no such vectors, or `anndata` is not installed.
-        InputError: there is no embeddings file.
-        DamagedFileError: it is incomplete or damaged.
+        UsageError: the suffix is unknown, the file has no such vectors, or `anndata` is not installed.
+        InputError: the embeddings file does not exist.
+        DamagedFileError: it is incomplete or corrupt.
     """
     path = Path(to)
     writers = {".npz": _write_npz, ".npy": _write_npy, ".h5ad": _write_h5ad}
@@ -358,7 +339,7 @@ def _write_npy(path: Path, source: Embeddings, rows: Rows) -> None:
 
 
 def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
-    """As `numpy.savez`, but without all vectors in memory at once."""
+    """Like `numpy.savez`, but without holding all vectors in memory."""
     columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
     columns |= {SCORES: source.scores} if source.scores is not None else {}
     columns |= {LENGTHS: source.lengths} if source.lengths is not None else {}
@@ -372,7 +353,7 @@ def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
 
 
 def _write_rows(file: IO[bytes], rows: Rows) -> None:
-    """A matrix in NumPy's format, a block of rows at a time."""
+    """Writes a matrix in NumPy's format, block by block."""
     descr = np.lib.format.dtype_to_descr(rows.dtype)
     header = {"descr": descr, "fortran_order": False, "shape": rows.shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -398,13 +379,13 @@ def _write_h5ad(path: Path, source: Embeddings, rows: Rows) -> None:
 
 
 def _with_plain_strings(table: pd.DataFrame) -> pd.DataFrame:
-    """Strings as Python has them: not every anndata writes those of every pandas."""
+    """Converts strings to Python objects: not every anndata can write those of every pandas."""
     plain = table.astype({name: object for name in table.columns if table[name].dtype.kind not in "iuf"})
     return plain.set_index(table.index.astype(object))
 
 
 class _Content(NamedTuple):
-    """What was found in a file: datasets by name, ids among them, that are read when they are sliced; and metadata."""
+    """What a reader found; the datasets, ids included, are read when sliced."""
 
     file: h5py.File | None
     datasets: dict[str, Any]
@@ -420,7 +401,7 @@ def _reading(path: Path, advice: str) -> Iterator[None]:
 
 
 def _reader_of(path: Path) -> Callable[[Path], _Content]:
-    """What reads a file, by its content."""
+    """Chooses the reader by content, not by suffix."""
     if not os.path.exists(path):
         raise InputError(f"embeddings file {path} does not exist: {_EXPECTED}.")
     if path.is_dir():
@@ -453,7 +434,7 @@ def _read_own_hdf5(path: Path) -> _Content:
 
 
 def _read_foreign_hdf5(path: Path) -> _Content:
-    """Another program's: ids may be text of any length, and unknown datasets are ignored."""
+    """Reads another program's HDF5: ids may be text of any length, and unknown datasets are ignored."""
     file = h5py.File(path, "r")
     ids = next(name for name in IDS.values() if name in file)
     names = [name for name in file if name == ids or name in _DATASETS]
@@ -462,7 +443,7 @@ def _read_foreign_hdf5(path: Path) -> _Content:
 
 
 def _read_npz(path: Path) -> _Content:
-    """An archive of `numpy.savez`, or one that `virnuc export` wrote."""
+    """Reads an archive written by `numpy.savez` or `virnuc export`."""
     with zipfile.ZipFile(path) as archive:
         wanted = {*IDS.values(), *_DATASETS, "attributes"}
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -484,10 +465,10 @@ def _read_npz(path: Path) -> _Content:
 
 
 def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """An array of the archive: mapped into memory, or unpacked where it is compressed.
+    """An array of the archive: memory-mapped, or decompressed into memory if it is compressed.
 
     Raises:
-        ValueError: it holds Python objects, or is not what it declares.
+        ValueError: it holds Python objects, or its size is not as declared.
     """
     with archive.open(member) as file:
         shape, is_fortran, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
@@ -503,7 +484,7 @@ def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) ->
                 raise ValueError(f"{member.filename} is much larger in memory than in the file")
             values = np.frombuffer(file.read(), dtype)
             return values.reshape(shape, order="F" if is_fortran else "C")
-        while file.read(_READ_BYTES):  # the end of a member is where zipfile compares its CRC
+        while file.read(_READ_BYTES):  # zipfile verifies the CRC at the end of a member
             pass
     if not prod(shape):
         return np.empty(shape, dtype)
@@ -514,7 +495,7 @@ def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) ->
 
 
 def _read_virnucpro(path: Path) -> _Content:
-    """Features of VirNucPro, one row a frame, DNA before protein.
+    """Reads features of VirNucPro: one row per frame, DNA before protein.
 
     Source: `merge_data` in VirNucPro's units.py, which saves {"ids": list of str, "data": tensor}, and "labels" for
     training.
@@ -532,7 +513,7 @@ def _read_virnucpro(path: Path) -> _Content:
     if not isinstance(data, torch.Tensor) or data.ndim != 2 or not data.is_floating_point():
         raise ValueError("data is no matrix of numbers")
     if len(ids) != len(data):
-        # VirNucPro keeps the ids of frames with incomplete features there, but not their rows.
+        # VirNucPro keeps the ids of frames with incomplete features, but not their rows.
         raise ValueError(f"it has {len(ids)} ids and {len(data)} rows, so nobody knows which belong together")
     require_backed(path, [data])
     has_numpy_type = data.dtype in (torch.float16, torch.float32, torch.float64)
@@ -541,11 +522,7 @@ def _read_virnucpro(path: Path) -> _Content:
 
 
 def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: int) -> None:
-    """Refuses a dataset with other rows, dimensions or values than one of its name has.
-
-    Raises:
-        ValueError: it is such a one.
-    """
+    """Raises ValueError unless rows, dimensions and dtype are those that a dataset of this name must have."""
     kinds, dimensions = _FORMS.get(name, ("f", 2))
     is_of_form = values.ndim == dimensions and len(values) == num_rows and values.dtype.kind in kinds
     if not is_of_form or (name == SCORES and values.shape[1] != 2):
@@ -553,7 +530,7 @@ def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: 
 
 
 def _row_numbers(key: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Row numbers from what NumPy takes for an index: numbers, also from the end, or a mask."""
+    """Row numbers from a NumPy index: numbers, negative ones included, or a mask."""
     numbers = np.asarray(key)
     if numbers.dtype == np.bool_ and numbers.shape != (count,):
         raise IndexError(f"a mask of {numbers.shape} does not fit {count} rows")

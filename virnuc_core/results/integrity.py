@@ -1,4 +1,4 @@
-"""What a file or folder is, and whether it is intact: `virnuc inspect` and, more thorough, `virnuc fsck`."""
+"""Recognises files and folders and checks their integrity: `virnuc inspect` and the more thorough `virnuc fsck`."""
 
 import os
 import zipfile
@@ -38,13 +38,7 @@ _PICKLE_BEGIN: Final = b"\x80"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The state of one file or folder.
-
-    Attributes:
-        path: which.
-        state: as found.
-        message: why, and what to do; "" if it is intact.
-    """
+    """The state of one file or folder, with the reason and what to do as `message`, "" if it is intact."""
 
     path: Path
     state: State
@@ -52,20 +46,18 @@ class Finding:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the run is incomplete or damaged because of it; leftovers do no harm."""
+        """Whether it makes the run incomplete or corrupt; leftovers do not."""
         return self.state in _BAD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """What was found at a path.
+    """The result of inspecting a path.
 
     Attributes:
-        kind: what it is.
-        path: where.
-        facts: what it says of itself, as (name, value), in the order to be shown.
+        facts: (name, value) pairs in display order, as stated by the file itself.
         findings: the state of each of its files.
-        is_thorough: whether it was compared with its plan and its shards, too.
+        is_thorough: whether it was also compared with its plan and shards.
     """
 
     kind: Kind
@@ -76,17 +68,17 @@ class Inspection:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it is incomplete or damaged."""
+        """Why it is incomplete or corrupt."""
         return tuple(found.message for found in self.findings if found.is_bad)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that should be there is there, and is as it was written."""
+        """Whether every expected file is present and unchanged since it was written."""
         return not self.problems
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """As plain JSON values."""
         found = {"kind": self.kind, "path": str(self.path), "whole": self.is_complete}
         if not self.is_thorough:
             return {**found, "facts": dict(self.facts), "problems": list(self.problems)}
@@ -95,7 +87,7 @@ class Inspection:
 
     @property
     def summary(self) -> str:
-        """The same as text."""
+        """As text."""
         lines = [f"{self.path}: {self.kind}, {'whole' if self.is_complete else 'not whole'}"]
         if self.is_thorough:
             num_intact = sum(found.state == "whole" for found in self.findings)
@@ -109,12 +101,12 @@ class Inspection:
 
 
 def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
-    """Recognises a file or folder by its content, reads all of it, and says what it is.
+    """Recognises a file or folder by its content and reads all of it.
 
     Args:
         path: a run folder, frame store, shard, embeddings file, model checkpoint or classifier head.
-        thorough: compare the results of a run with its shards, row by row, and a single shard or embeddings file with the
-            plan of the run that it lies in.
+        thorough: also compare the results of a run with its shards, row by row, and a single shard or embeddings file with the
+            plan of its run.
 
     Raises:
         InputError: there is nothing at `path`.
@@ -144,12 +136,9 @@ def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
 
 
 def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
-    """Checks every file of a run.
+    """Checks every file of a run that has a plan.
 
-    Args:
-        folder: the run's folder, with a plan.
-        thorough: compare the results with what the shards give, row by row; otherwise only with the checksums that were
-            taken when they were written.
+    Results are compared with the checksums taken when they were written; if `thorough`, also with the shards, row by row.
     """
     incoming = folder.incoming
     if incoming.previous is not None:
@@ -184,13 +173,15 @@ def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
             )
             findings.append(Finding(path=path, state="foreign", message=message))
     findings += _check_results(folder, plan)
-    if thorough and not store.is_bad and plan.kind != "train":  # a head is no row of vectors
+    if (
+        thorough and not store.is_bad and plan.kind != "train"
+    ):  # the result of a train run is a head, not vectors
         findings += _check_against_shards(folder, plan, intact)
     return [*findings, *_leftovers(folder)]
 
 
 def _judge(path: Path, check: Callable[[], object]) -> Finding:
-    """The state of a file, from what a check of it raises."""
+    """Maps the outcome of a check to the state of a file."""
     try:
         check()
     except (DamagedFileError, CheckpointError) as error:
@@ -237,7 +228,7 @@ def _check_shard(folder: RunFolder, plan: RunPlan, shard: Shard) -> Finding | No
 
 
 def _check_results(folder: RunFolder, plan: RunPlan) -> Iterator[Finding]:
-    """Compares the results with what run.json says of them, and an embeddings file with its own checksums."""
+    """Compares the results with their records in run.json, and an embeddings file with its own checksums."""
     records: dict[str, FileRecord] = {}
 
     def read() -> None:
@@ -261,7 +252,7 @@ def _check_results(folder: RunFolder, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard]) -> Iterator[Finding]:
-    """Compares every row of the vectors with the shards, and every byte of the tables with what follows from them."""
+    """Compares all vectors with the shards, row by row, and the tables, byte by byte, with those computed from the shards."""
     store = FrameStore.open(folder.frames)
     path = folder.embeddings if plan.kind == "predict" else folder.embedded
     try:
@@ -271,7 +262,7 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
                 text for shard in intact for text in _differences(folder, plan, store, file, shard)
             ]
     except (DamagedFileError, MismatchError):
-        return  # a finding already
+        return  # already reported
     for text in differences:
         yield Finding(path=path, state="damaged", message=f"{text}: {_RUN_AGAIN}.")
     if plan.kind != "predict" or differences or len(intact) < len(plan.shards):
@@ -284,7 +275,7 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
 def _differences(
     folder: RunFolder, plan: RunPlan, store: FrameStore, file: Embeddings, shard: Shard
 ) -> Iterator[str]:
-    """Says for each dataset which row of a shard is the first that differs in the embeddings file."""
+    """Describes, for each dataset, the first row of a shard that differs in the embeddings file."""
     path = folder.shard(shard.index)
     result = read_shard(path, shard_identity(plan, shard))
     for name, expected in shard_columns(plan, store, shard, result).items():
@@ -306,7 +297,7 @@ def _differences(
 
 
 def _require_plan(file: Embeddings, plan: RunPlan) -> None:
-    """Compares all that an embeddings file says of itself with a plan."""
+    """Compares all metadata of an embeddings file with a plan."""
     wanted = file_attributes(plan)
     said = {name: value for name, value in file.attrs.items() if not name.endswith(CHECKSUM_SUFFIX)}
     differing = [name for name in {**wanted, **said} if wanted.get(name) != said.get(name)]
@@ -322,7 +313,7 @@ def _require_plan(file: Embeddings, plan: RunPlan) -> None:
 
 
 def _require_own_plan(path: Path, kind: Kind) -> None:
-    """Compares an intact shard or embeddings file with the plan of the run that it lies in, if it does."""
+    """Compares an intact shard or embeddings file with the plan of its run, if it lies in one."""
     if kind == "shard":
         folder = RunFolder(path.parents[1])
         index = read_identity(path)["index"]
@@ -338,7 +329,7 @@ def _require_own_plan(path: Path, kind: Kind) -> None:
 
 
 def _leftovers(folder: RunFolder) -> Iterator[Finding]:
-    """What does no harm, and what becomes of it."""
+    """Files that do no harm, each with what becomes of it."""
     own = {folder.frames.name, folder.plan.name, *(path.name for path in folder.results)}
     killed = [path for path, name in iter_temporaries(folder.root) if name in own]
     killed += [path for path, _ in iter_temporaries(folder.shards)]
@@ -364,7 +355,7 @@ def _leftovers(folder: RunFolder) -> Iterator[Finding]:
 
 
 def _possible_kinds(path: Path) -> tuple[Kind, ...]:
-    """What a file or folder may be: the last of these if it can be read as none of them."""
+    """Candidates for the kind of a file or folder; if it can be read as none of them, it is reported as the last."""
     if path.is_dir():
         return ("frame store",) if StoreMeta.is_in(path) else ("checkpoint",)
     if h5py.is_hdf5(path):
@@ -380,12 +371,12 @@ def _possible_kinds(path: Path) -> tuple[Kind, ...]:
 
 
 def _read(path: Path, kind: Kind) -> tuple[list[Fact], Finding]:
-    """Reads all of a file or folder, and gives what it says of itself, up to where it is damaged."""
+    """Reads all of a file or folder, and returns its facts up to where it is corrupt."""
     facts: list[Fact] = []
 
     def read() -> None:
         for fact in _READERS[kind](path):
-            facts.append(fact)  # kept if the next one cannot be read
+            facts.append(fact)  # one by one, to keep those before an error
 
     return facts, _judge(path, read)
 

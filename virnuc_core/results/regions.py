@@ -1,19 +1,17 @@
-"""Viral regions of contigs, from the p_virus of their chunks, and their files: tables, BED, GFF3 and FASTA.
+"""Viral regions of contigs, found from the p_virus of their chunks, and written as tables, BED, GFF3 and FASTA.
 
-The model is a hidden Markov model. Along a contig the log-odds of chunks keep to a level, which changes where a viral stretch
-begins or ends, while the score of a single chunk is often wrong or missing. The hidden state is one of LEVELS; it is resampled
-at change points, and the log-odds of chunks are normally distributed around it. Levels above zero are viral. A region is a run
-of chunks whose posterior probability of a viral level, given all chunks of the contig, is above one half.
+The model is a hidden Markov model along each contig. Its states are LEVELS of log-odds, those above zero viral; the state is
+resampled at change points, and the log-odds of chunks are normally distributed around it. A region is a run of chunks whose
+posterior probability of a viral level, given all chunks of the contig, is above one half.
 
-There are several levels and not two: viruses differ in how well they score, and the border of one that scores moderately is
-where its level ends, not where single chunks fall below one half. Scores are not calibrated, and chunks of one gene or one
-repeat are wrong together: so the standard deviation is large, log-odds are bounded, and any chunk may be an outlier. A chunk
-without a score is uninformative: it follows its neighbours, the border lies midway where they disagree, and where no scored
-chunk is near there is no region.
+There are several levels because viruses differ in how well they score: the border of a moderately scoring virus is where its
+level ends, not where single chunks fall below one half. Scores are not calibrated, and chunks of one gene or repeat err
+together, so the emission SD is large, log-odds are bounded, and any chunk may be an outlier. A chunk without a score is
+uninformative: it follows its neighbours, the border lies midway where they disagree, and there is no region where no scored
+chunk is near.
 
-The parameters are constants, not fitted to the input, so a contig's regions depend on its own scores alone. Libraries for
-hidden Markov models fit emissions; here only the recursion in `_expected` is needed. docs/regions.md compares the model with
-others, and says where the parameters are from.
+The parameters are constants, so a contig's regions depend on its own scores alone. docs/regions.md gives their origin and
+compares the model with others. Libraries for hidden Markov models fit emissions; here only the forward recursion is needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,11 +30,11 @@ from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
 from virnuc_core.results.writers import ResultWriter, fasta_record, header_line, six_decimals
 from virnuc_core.run_folder import RunFolder
 
-# Log-odds of virus, the lower half not viral, and the bounds within which log-odds are told apart.
+# Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
 LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
 MAX_LOG_ODDS: Final = 4.0
 MIN_LOG_ODDS: Final = 1e-9
-# Least score of a region of each tier but the last, in decibans. One chunk gives at most 16.
+# Minimum score of a region of each tier but the last, in decibans. One chunk contributes at most 16.
 CONFIDENT_SCORE: Final = 60.0
 LIKELY_SCORE: Final = 20.0
 
@@ -53,9 +51,9 @@ REGION_SCHEMA: Final = pa.schema(
         ("dna_alone_chunks", pa.int64()),
     ]
 )
-# Besides letters and digits, what the first column of GFF3 may hold unescaped.
+# Allowed unescaped in the first column of GFF3, besides letters and digits.
 _GFF3_PLAIN: Final = ".:^*$@!+_?-|"
-# Readers of BED take lines that begin so for headers.
+# BED readers take lines with these prefixes for headers.
 _BED_SPECIAL: Final = ("#", "track", "browser")
 _MAX_BED_SCORE: Final = 1000
 
@@ -70,8 +68,8 @@ class RegionModel:
     Attributes:
         change_every: mean distance in bp between change points.
         emission_sd: standard deviation of a chunk's log-odds around the level, in nats.
-        outlier_weight: weight of a chunk that is uninformative, beside the height 1 of the normal curve.
-        max_gap: bp; a chunk without a score is in a region only if a scored one begins no farther away.
+        outlier_weight: likelihood of an outlier at any level, relative to 1 at the peak of the normal curve.
+        max_gap: bp; a chunk without a score is in a region only if a scored chunk begins within this distance.
     """
 
     change_every: float = 30_000.0
@@ -85,12 +83,12 @@ DEFAULT_MODEL: Final = RegionModel()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkScores:
-    """All C chunks of some contigs, in order of contig and position.
+    """All C chunks of some contigs, by contig and position.
 
     Attributes:
         contig: int64 (C,), number of the contig, ascending.
-        start: int64 (C,), first base in the contig, 0-based.
-        end: int64 (C,), one past the last base.
+        start: int64 (C,), 0-based.
+        end: int64 (C,), exclusive.
         p_virus: float64 (C,), NaN where the chunk is not scored.
         is_dna_alone: bool (C,), whether the score is DNA-only.
     """
@@ -104,16 +102,13 @@ class ChunkScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """A viral region.
+    """A viral region of the contig of that number; `start` is 0-based, `end` exclusive.
 
     Attributes:
-        contig: number of the contig.
-        start: first base, 0-based.
-        end: one past the last base.
-        chunks: chunks in it, scored or not.
-        dna_alone_chunks: those of them with a DNA-only score.
-        score: likelihood ratio of viral and other levels, multiplied over its chunks, as 10 times the decimal logarithm
-            (decibans); relative to 0.5, whatever the threshold.
+        chunks: all of its chunks, scored or not.
+        dna_alone_chunks: chunks with a DNA-only score.
+        score: likelihood ratio of viral to other levels, multiplied over its chunks, in decibans (10 log10); relative to 0.5,
+            whatever the threshold.
         mean_p: mean p_virus of its scored chunks.
     """
 
@@ -127,7 +122,7 @@ class Region:
 
     @property
     def tier(self) -> Tier:
-        """Confidence, by its score."""
+        """Confidence, from the score."""
         if self.score >= CONFIDENT_SCORE:
             return "confident"
         return "likely" if self.score >= LIKELY_SCORE else "unsure"
@@ -136,12 +131,9 @@ class Region:
 def find_regions(
     chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
 ) -> list[Region]:
-    """The regions of some contigs, in order of contig and position; those of a contig do not touch or overlap.
+    """Viral regions, by contig and position; regions of one contig neither touch nor overlap.
 
-    Args:
-        chunks: all chunks of these contigs.
-        model: its parameters.
-        threshold: p_virus from which chunks are called virus.
+    `chunks` must hold all chunks of its contigs. `threshold` is the p_virus from which a chunk is called virus.
     """
     if not len(chunks.contig):
         return []
@@ -154,12 +146,9 @@ def find_regions(
 
 
 def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
-    """The runs of viral chunks with at least one score.
+    """Runs of viral chunks with at least one score.
 
-    Args:
-        chunks: all chunks of some contigs.
-        is_viral: bool (C,), whether a chunk is in a region.
-        scores: float64 (C,), what each adds to the score of its region.
+    `is_viral`, bool (C,), says which chunks are in a region; `scores`, float64 (C,), are what they add to its score.
     """
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     begins = np.flatnonzero(is_viral & (is_first | ~np.roll(is_viral, 1)))
@@ -181,9 +170,9 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
 
 
 def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C,): in nats relative to those of the threshold, bounded by MAX_LOG_ODDS; NaN stays.
+    """float64 (C,): log-odds in nats relative to those of the threshold, within ±MAX_LOG_ODDS; NaN stays.
 
-    None is zero: a chunk at the threshold is called virus, so it is evidence for a virus here too.
+    Never zero: a chunk at the threshold is called virus, so it is evidence for a virus here, too.
     """
     zero = np.log(threshold / (1 - threshold))
     least, rest = (1 / (1 + np.exp(MAX_LOG_ODDS + shift)) for shift in (-zero, zero))
@@ -201,13 +190,7 @@ def level_likelihood(p_virus: Float64, model: RegionModel, threshold: float = DE
 
 
 def posterior(chunks: ChunkScores, likelihood: Float64, model: RegionModel) -> Float64:
-    """float64 (C,): probability that each chunk is viral, given all chunks of its contig (forward-backward algorithm).
-
-    Args:
-        chunks: all chunks of some contigs.
-        likelihood: float64 (C, number of levels), see `level_likelihood`.
-        model: its parameters.
-    """
+    """float64 (C,): probability that each chunk is viral, given all chunks of its contig (forward-backward algorithm)."""
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     distance = np.where(is_first, np.inf, np.diff(chunks.start, prepend=0))
     change = -np.expm1(-distance / model.change_every)
@@ -219,9 +202,9 @@ def posterior(chunks: ChunkScores, likelihood: Float64, model: RegionModel) -> F
 
 
 def _expected(likelihood: Float64, change: Float64, counts: Int64) -> Float64:
-    """float64 (C, number of levels): probability of each level at each chunk, from the chunks before it alone.
+    """float64 (C, number of levels): probability of each level at each chunk, given only the chunks before it.
 
-    Contigs are independent, so they advance side by side, the longest first, one chunk a step.
+    Contigs are independent, so they advance side by side, the longest first, one chunk per step.
 
     Args:
         likelihood: float64 (C, number of levels).
@@ -244,9 +227,9 @@ def _expected(likelihood: Float64, change: Float64, counts: Int64) -> Float64:
 
 
 def _is_near_score(chunks: ChunkScores, max_gap: float) -> npt.NDArray[np.bool_]:
-    """Whether a scored chunk of the same contig begins at most `max_gap` bp before or after each chunk; bool (C,)."""
+    """Bool (C,): whether a scored chunk of the same contig begins within `max_gap` bp of the start of each chunk."""
     is_scored = ~np.isnan(chunks.p_virus)
-    # Contigs are laid out on one line, too far from each other to be near.
+    # All contigs on one axis, spaced so that none is near another.
     position = chunks.start + chunks.contig * (chunks.end.max() + 2 * max_gap)
     before = np.maximum.accumulate(np.where(is_scored, position, -np.inf))
     after = np.minimum.accumulate(np.where(is_scored, position, np.inf)[::-1])[::-1]
@@ -254,7 +237,7 @@ def _is_near_score(chunks: ChunkScores, max_gap: float) -> npt.NDArray[np.bool_]
 
 
 def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:
-    """float64 (n,): sums of values[begins[i] : ends[i]], for ranges that are not empty."""
+    """float64 (n,): sums of values[begins[i] : ends[i]], for non-empty ranges."""
     bounds = np.stack((begins, ends), axis=1).ravel()
     return np.asarray(np.add.reduceat(np.append(values, 0.0), bounds)[::2])
 
@@ -262,14 +245,8 @@ def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:
 class RegionFiles:
     """Writes regions in every format.
 
-    Names of contigs are safe in tables already (`virnuc_core.plain_text`); what has a meaning in one of the other formats is
-    escaped as that format says, or else as `%XX`.
-
-    Args:
-        folder: the run's folder.
-        writer: opens its files.
-        stack: closes them.
-        threshold: p_virus from which chunks are called virus.
+    Contig names are already safe in tables (`virnuc_core.plain_text`); characters with a meaning in another format are escaped as
+    that format says, or else as `%XX`.
     """
 
     def __init__(self, folder: RunFolder, writer: ResultWriter, stack: ExitStack, threshold: float) -> None:
@@ -290,13 +267,9 @@ class RegionFiles:
         lengths: Sequence[int],
         sequence_of: Callable[[int], bytes],
     ) -> None:
-        """Writes the regions of the next contigs.
+        """Writes the regions of the next contigs, by contig and position.
 
-        Args:
-            regions: in order of contig and position.
-            names: of the contigs, by their number.
-            lengths: of the contigs in bp, by their number.
-            sequence_of: gives the bases of a contig by its number.
+        Names, lengths in bp, and bases are looked up by contig number.
         """
         rows = []
         for contig, own in groupby(regions, key=attrgetter("contig")):
@@ -335,7 +308,7 @@ def _table_row(contig: str, region: Region) -> dict[str, str | int | float]:
 
 
 def _bed_line(contig: str, number: int, region: Region) -> str:
-    """A line of BED with six columns: 0-based, half-open; ten times the score, from 0 to 1000."""
+    """A line of BED6: 0-based, half-open; the score is ten times that of the region, clipped to 0..1000."""
     if contig.startswith(_BED_SPECIAL):
         contig = f"%{ord(contig[0]):02X}{contig[1:]}"
     score = min(max(round(10 * region.score), 0), _MAX_BED_SCORE)
@@ -343,7 +316,7 @@ def _bed_line(contig: str, number: int, region: Region) -> str:
 
 
 def _gff3_name(name: str) -> str:
-    """A name for the first column: what GFF3 does not allow becomes `%XX`, one for each byte of its UTF-8.
+    """Escapes what the first column of GFF3 does not allow as `%XX`, byte by byte in UTF-8.
 
     Source: the specification of GFF3 1.26.
     """

@@ -1,4 +1,4 @@
-"""Scores of stored vectors by another head."""
+"""Re-scoring of stored vectors with another head."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -17,23 +17,20 @@ _BLOCK_ROWS: Final = 2048
 
 
 def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | None = None) -> int:
-    """Writes a table like `prediction_results.txt` from an embeddings file, a block of rows at a time.
+    """Writes a table like `prediction_results.txt` from an embeddings file, block by block; returns its number of rows.
 
-    Scores of float16 vectors differ a little from those of the run, which are made before rounding.
+    Scores of float16 vectors differ slightly from those of the run, which are computed before rounding.
 
     Args:
-        embeddings: the `embeddings.h5` of a predict run, or one of the other formats of `Embeddings`.
+        embeddings: the `embeddings.h5` of a predict run, or another format that `Embeddings` reads.
         head: name of a bundled head, or path of one.
         out: the table.
-        dna_head: the same as `head`, for chunks without a stop-free frame; None leaves them out.
-
-    Returns:
-        Number of rows of the table.
+        dna_head: head for chunks without a stop-free frame; None leaves them out.
 
     Raises:
         CheckpointError: a head cannot be used, or a torch file holds more than tensors and names.
-        DamagedFileError: the embeddings file is damaged, or is another kind of file.
-        InputError: there is no such file.
+        DamagedFileError: the embeddings file is corrupt, or is another kind of file.
+        InputError: the embeddings file does not exist.
         MismatchError: a head takes features of another width, or was trained for chunks of another length.
         UsageError: the file does not hold the vectors of both models.
     """
@@ -64,7 +61,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
 
 
 def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
-    """One dataset for each model, or one for both."""
+    """One dataset per model, or a single one for both."""
     missing = [name for name in VECTORS.values() if name not in file]
     if missing and FEATURES in file:
         return (FEATURES,)

@@ -1,4 +1,4 @@
-"""The record of a run, `run.json`: what it was, what it found, how fast and with what, and its result files."""
+"""The record of a run, `run.json`: its plan, results, speed, software versions and result files."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
-# Their versions are reported where they are installed: the core runs without Prefect and MLflow.
+# Reported if installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
     *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
     *("triton", FLASH_ATTN),
@@ -37,17 +37,16 @@ BUNDLED_NOTE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """The end of a run.
+    """A finished run.
 
     Attributes:
-        plan: what was run.
         out: the run's folder, or the embeddings file of an embed run.
-        counts: records, chunks, frames and calls; None for an embed run.
-        work: the work of all shards, those kept from earlier attempts included.
-        lanes: the lanes of this attempt; none when every shard was there.
+        counts: None for an embed run.
+        work: summed over all shards, including those reused from earlier attempts.
+        lanes: those of this attempt; empty if no shard had to be computed.
         seconds: wall time of each stage of this attempt.
-        links: where else to find this run.
-        settings_from: flag, variable, or file and section, by setting; None for a run that no command line has started.
+        links: other places that show this run.
+        settings_from: see `asked_with.settings_from`.
     """
 
     plan: RunPlan
@@ -66,7 +65,7 @@ class RunReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the results must know."""
+        """Caveats for readers of the results."""
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
         notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
@@ -79,8 +78,8 @@ class RunReport:
 
     @property
     def throughput(self) -> dict[str, float]:
-        """Work of this attempt over the time with loaded models; zeros when there was nothing to compute."""
-        # Lanes run side by side or, where there are more lanes than devices, one after another.
+        """Work of this attempt over the time with loaded models; zeros if nothing was computed."""
+        # Lanes run concurrently or, where there are more lanes than devices, one after another.
         begin = min((lane.started + lane.load_seconds for lane in self.lanes), default=0.0)
         end = max((lane.started + lane.seconds for lane in self.lanes), default=0.0)
         work = sum_counters(shard.counters for lane in self.lanes for shard in lane.shards)
@@ -88,12 +87,12 @@ class RunReport:
 
     @property
     def packing_efficiency(self) -> dict[str, float]:
-        """Real tokens over the capacity of the batches, by model family, over all shards."""
+        """Real tokens over batch capacity, by model family, over all shards."""
         return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
 
     @property
     def figures(self) -> dict[str, float]:
-        """Every number of the run, flat, so that runs can be compared one by one."""
+        """All metrics of the run as a flat mapping, for comparison between runs."""
         efficiency = self.packing_efficiency.items()
         return {
             **(asdict(self.counts) if self.counts else {}),
@@ -113,12 +112,12 @@ class RunReport:
 
     @property
     def lane_rows(self) -> list[dict[str, str | float]]:
-        """One row a lane: its device, its work and its speed."""
+        """See `lane_row`."""
         return [lane_row(lane) for lane in self.lanes]
 
     @property
     def document(self) -> dict[str, Any]:
-        """The content of run.json; `plan.json` has the shards one by one."""
+        """The content of run.json; `plan.json` lists the shards."""
         plan = asdict(self.plan)
         del plan["shards"], plan["schema_version"]
         versions = {"virnuc": self.plan.virnuc_version, "python": platform.python_version()}
@@ -166,7 +165,7 @@ class RunReport:
 
 
 def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
-    """Work over time: sequences, residues and bases, and the tokens of each model; zeros for no work."""
+    """Sequences, residues, bases and tokens of each model per second; zeros for no work."""
     amounts = {"sequences": work.frames, "residues": work.residues, "bases": work.bases}
     amounts |= {f"{model.family}_tokens": model.tokens for model in work.models}
     return {
@@ -176,7 +175,7 @@ def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
 
 
 def lane_row(lane: LaneReport) -> dict[str, str | float]:
-    """One lane: where it worked, what it did, how fast it was, and what it spent its time on."""
+    """Device, work, speed and time breakdown of a lane."""
     work = sum_counters(shard.counters for shard in lane.shards)
     parts = asdict(sum((shard.seconds for shard in lane.shards), StageSeconds()))
     return {
@@ -194,7 +193,7 @@ def lane_row(lane: LaneReport) -> dict[str, str | float]:
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Writes run.json atomically, with size and SHA-256 of the result files; before it report.html, of a predict run."""
+    """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, report.html first."""
     document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     folder = RunFolder(path.parent)
     if report.counts:
@@ -211,7 +210,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRecord:
-    """A result file as run.json has it: its size in bytes, and the SHA-256 of its content."""
+    """A result file as recorded in run.json; the size is in bytes."""
 
     name: str
     size: int
@@ -226,15 +225,15 @@ class FileRecord:
 
 
 def records_of(paths: Sequence[Path]) -> list[dict[str, str | int]]:
-    """What run.json says of files."""
+    """Records of files, as in run.json."""
     return [asdict(FileRecord.of(path)) for path in paths]
 
 
 def read_records(report: Path) -> dict[str, FileRecord]:
-    """What a run.json says of the result files, by their names.
+    """Records of the result files in a run.json, by file name.
 
     Raises:
-        DamagedFileError: it cannot be read, or does not say.
+        DamagedFileError: it cannot be read, or has no such records.
     """
     try:
         files = parse_object(report.read_bytes())["files"]
@@ -249,14 +248,10 @@ def read_records(report: Path) -> dict[str, FileRecord]:
 
 
 def require_unchanged(report: Path, apart_from: Path) -> None:
-    """Compares the result files beside a run.json with what it says of them; one that was deleted is ignored.
-
-    Args:
-        report: the run.json.
-        apart_from: a result file that is about to be written again.
+    """Compares the result files beside a run.json with their records; deleted files and `apart_from` are ignored.
 
     Raises:
-        DamagedFileError: run.json does not say what they are, or some were changed; names each.
+        DamagedFileError: run.json has no such records, or files were changed; the message names each.
     """
     records = {report.parent / name: record for name, record in read_records(report).items()}
     existing = [path for path in records if path != apart_from and path.exists()]

@@ -1,7 +1,6 @@
-"""Opening a run's folder: one run at a time, what is left of earlier runs, and the move of a run to new settings.
+"""Opens a run's folder: locking, recovery after a kill, and replacing a run by a reprocessed one.
 
-A run that is reprocessed has the new run in its own folder `next` (see `RunFolder`). When that is complete, it is put in
-the place of the old one.
+A reprocessed run lives in the folder `next` of the old one (see `RunFolder`) and replaces it when complete.
 """
 
 import fcntl
@@ -25,17 +24,14 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
-    """Makes the folder where needed and keeps every other run out of it.
+    """Creates the folder if needed and locks it against other runs.
 
-    What a killed run has left half-done is finished (the move to a new run) or removed.
-
-    Args:
-        root: the run's folder.
-        force: delete what an earlier run wrote there; files that virnuc does not write are left alone.
+    Finishes or removes what a killed run has left: replacing a run is finished, temporary files are removed. `force` deletes what
+    an earlier run wrote, but no files of other origin.
 
     Raises:
-        UsageError: the path is not a folder, cannot be written, holds a `frames` folder that is not of a run,
-            or another run works there.
+        UsageError: the path is not a folder, cannot be written, holds a `frames` folder that is not of a run, or another run
+            is using it.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -48,7 +44,7 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
         ) from error
     except ValueError as error:
         raise UsageError(f"--out {str(root)!r} can be the name of no folder: {error}.") from error
-    # The lock ends with the process, however that ends.
+    # The lock is released when the process ends, even if killed.
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,15 +60,11 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
 
 
 def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
-    """The folder of the run that this one is moved to: the one that was begun, or a new one.
-
-    Args:
-        folder: an open run.
-        force: throw away what was begun.
+    """The folder of the run that is to replace this one: an unfinished one unless `force`, or else a new one.
 
     Raises:
         DamagedFileError: there is no intact plan to begin from.
-        UsageError: it is no predict run, or something else has the name of a folder that is needed.
+        UsageError: it is no predict run, a file or folder is in the way, or the folders span file systems.
     """
     if read_plan(folder.plan).kind != "predict":
         raise UsageError(
@@ -88,7 +80,7 @@ def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
     if folder.next.previous is None:
         folder.next.link_frames()
         sync_folder(folder.next.root)
-    # Files are moved by renaming, which cannot stop half-way.
+    # Files are moved by renaming, which is atomic only within a file system.
     device = folder.next.root.stat().st_dev
     for target in (folder.root, folder.shards, folder.lanes):
         if target.exists() and target.stat().st_dev != device:
@@ -100,15 +92,15 @@ def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
 
 
 def drop_next(folder: RunFolder) -> None:
-    """Throws away a run that was begun to be moved to; not a folder that only has its name."""
+    """Deletes an unfinished replacement run, but not a folder that merely has its name."""
     if folder.next.previous is not None:
         _discard(folder.next)
 
 
 def put_in_place(folder: RunFolder) -> None:
-    """Puts a complete next run in the place of the one around it; the old one is gone then.
+    """Replaces a run by its complete next run.
 
-    The first rename decides: whoever opens the folder after it goes on with the others.
+    The first rename commits: if killed after it, the next run to open the folder completes the replacement.
     """
     if folder.next.previous is not None:
         sync_folder(folder.next.root)
@@ -118,7 +110,7 @@ def put_in_place(folder: RunFolder) -> None:
 
 
 def _take_in(folder: RunFolder) -> None:
-    """Moves the files of a complete run over those of the run around it, or what is left of them after a kill."""
+    """Moves the remaining files of the incoming run over those of the old one; safe to repeat after a kill."""
     incoming = folder.incoming
     if incoming.previous is None:
         return
@@ -139,7 +131,7 @@ def _take_in(folder: RunFolder) -> None:
 
 
 def _discard(folder: RunFolder) -> None:
-    """Removes a folder; to others it vanishes all at once."""
+    """Deletes a folder; for others it disappears atomically."""
     temporary = temporary_name(folder.root)
     shutil.rmtree(temporary, ignore_errors=True)
     folder.root.rename(temporary)
@@ -147,7 +139,7 @@ def _discard(folder: RunFolder) -> None:
 
 
 def _require_own_frames(folder: RunFolder) -> None:
-    """A frame store is replaced as a whole, so what only has its name must not be taken for one."""
+    """Refuses a folder that only has the name of a frame store: it would be replaced."""
     if folder.plan.exists() or not folder.frames.exists():
         return
     try:
@@ -160,7 +152,7 @@ def _require_own_frames(folder: RunFolder) -> None:
 
 
 def _empty(folder: RunFolder) -> None:
-    """Deletes by name, so that a person's own files stay, also in the folders of the run."""
+    """Deletes by name, so that the user's own files are kept, also in the run's subfolders."""
     own_names = {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
         folder.lanes: ("lane-*.jsonl", "plan-*.jsonl"),
@@ -176,16 +168,16 @@ def _empty(folder: RunFolder) -> None:
     if StoreMeta.is_in(folder.frames):
         shutil.rmtree(folder.frames)
     drop_next(folder)
-    # Without a plan, files with the names of results are not those of a run.
+    # Without a plan, files named like results are not of a run.
     if folder.plan.exists():
         for path in folder.results:
             path.unlink(missing_ok=True)
-        # Last: as long as it is there, a run that was killed in between still knows what it was.
+        # Last, so that the folder is still recognised as a run if killed in between.
         folder.plan.unlink()
 
 
 def _remove_leftovers(folder: RunFolder) -> None:
-    """Removes what killed runs have left of files that only the holder of the lock writes."""
+    """Removes temporaries of killed runs, of those files that only the holder of the lock writes."""
     remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
     for discarded in (folder.next, folder.incoming):
         shutil.rmtree(temporary_name(discarded.root), ignore_errors=True)

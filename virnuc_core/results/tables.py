@@ -1,4 +1,4 @@
-"""The tables of a run, written from its frame store and embeddings file, some whole contigs at a time."""
+"""Writes the tables of a run from its frame store and embeddings file, in blocks of whole contigs."""
 
 import logging
 from collections import Counter
@@ -65,7 +65,7 @@ CONTIG_SCHEMA: Final = pa.schema(
         ("dna_alone_chunks", pa.int64()),
     ]
 )
-# Status of a chunk without a stop-free frame that has a DNA-only score.
+# Status of a chunk with a DNA-only score.
 DNA_ALONE_STATUS: Final = "dna_alone"
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run; scored chunks are those with a stop-free frame and those with a DNA-only score."""
+    """Counts of a run; scored chunks include those with a DNA-only score."""
 
     records: int
     rejected: int
@@ -99,11 +99,7 @@ def write_tables(
 ) -> TableCounts:
     """Writes the tables of a predict run; each is complete or absent.
 
-    Args:
-        folder: the run's folder, with its embeddings file.
-        store: the run's frame store.
-        threshold: p_virus from which chunks and contigs are called virus.
-        writer: None writes the files.
+    `threshold` is the p_virus from which chunks and contigs are called virus.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -142,7 +138,7 @@ def write_tables(
 
 
 def differing_tables(folder: RunFolder, store: FrameStore, threshold: float) -> set[Path]:
-    """The tables of a predict run that exist and are not what `write_tables` would write; nothing is written.
+    """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -154,7 +150,7 @@ def differing_tables(folder: RunFolder, store: FrameStore, threshold: float) -> 
 
 
 def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
-    """First chunk, and one past the last, of blocks that end where a contig does."""
+    """Chunk ranges (begin, end) that end at contig boundaries."""
     begin = 0
     while begin < store.num_chunks:
         last_record = store.chunk_record[min(begin + _BLOCK_CHUNKS, store.num_chunks) - 1]
@@ -164,18 +160,7 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
 
 
 class _Tables:
-    """All tables while they are written.
-
-    Args:
-        folder: the run's folder.
-        store: the run's frame store.
-        threshold: p_virus from which chunks and contigs are called virus.
-        writer: opens the files.
-        stack: closes them.
-
-    Attributes:
-        counts: contigs by call, and what else is counted by the names of `TableCounts`.
-    """
+    """All tables while they are written; `counts` has contigs by call, and other counts by the names of `TableCounts`."""
 
     def __init__(
         self, folder: RunFolder, store: FrameStore, threshold: float, writer: ResultWriter, stack: ExitStack
@@ -198,14 +183,7 @@ class _Tables:
         self._write_frames(header_line(FRAME_COLUMNS))
 
     def add(self, begin: int, end: int, first_frame: int, scores: npt.NDArray[np.float32]) -> None:
-        """Writes the rows of the chunks begin..end-1, which are all those of some contigs.
-
-        Args:
-            begin: first chunk.
-            end: one past the last.
-            first_frame: their first row in the frame store.
-            scores: fp32 (n, 2), of their frames.
-        """
+        """Writes chunks begin..end-1, whole contigs; their frames, with scores fp32 (n, 2), are stored from `first_frame` on."""
         store = self._store
         rows = slice(first_frame, first_frame + len(scores))
         frame_numbers = store.frame_number[rows]
@@ -251,7 +229,7 @@ class _Tables:
 
 
 def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls) -> pa.Table:
-    """The rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
+    """Rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
     records = store.chunk_record[begin:end]
     first = int(records[0])
     names = pa.array(store.record_names(first, int(records[-1]) + 1), pa.string())
@@ -270,7 +248,7 @@ def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls
 
 
 def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table:
-    """The rows of contigs.tsv for the contigs from row `first` of the store on."""
+    """Rows of contigs.tsv for the contigs from row `first` of the store."""
     rows = slice(first, first + len(calls.chunks))
     is_scored = calls.scored_chunks > 0
     columns = (
@@ -294,7 +272,7 @@ def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_
 
 
 def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[bytes]:
-    """Lines of prediction_results_highestscore.csv, unsorted: one for each chunk with a stop-free frame.
+    """Lines of prediction_results_highestscore.csv, unsorted, one per chunk with a stop-free frame.
 
     The call is that at 0.5, whatever the run's own threshold.
 
@@ -305,11 +283,7 @@ def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[by
 
 
 def frame_lines(ids: Iterable[str], scores: npt.NDArray[np.float32]) -> bytes:
-    """Lines of `prediction_results.txt`: the shortest digits that give the fp32 value again.
-
-    Args:
-        ids: of n frames.
-        scores: fp32 (n, 2).
+    """Lines of `prediction_results.txt` for scores fp32 (n, 2), with the shortest digits that give the fp32 value again.
 
     Source: `make_predictdata` in VirNucPro's prediction.py, which writes `str` of each fp32 score and takes the first of two
     equal scores as the label.

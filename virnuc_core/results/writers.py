@@ -1,7 +1,6 @@
-"""How result files are written, or compared with those that exist: bytes, Parquet tables and sorted lines.
+"""Writes result files, or compares them with existing ones: bytes, Parquet tables and sorted lines.
 
-`ResultWriter` and `ResultComparison` open files with the same methods; each is a context manager and gives the function
-that takes the content.
+The methods of `ResultWriter` and `ResultComparison` are context managers that yield a function to pass the content to.
 """
 
 import gzip
@@ -35,14 +34,14 @@ AddLines = Callable[[Iterable[bytes]], None]
 
 
 class ResultWriter:
-    """Writes result files; each appears when its block has ended without an error."""
+    """Writes result files; each appears when its block ends without an error."""
 
     @contextmanager
     def stream(self, path: Path, *, compress: bool = False) -> Iterator[Write]:
-        """A file of bytes, gzip-compressed if asked for."""
+        """Opens a file of bytes."""
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             if compress:
-                # No name and no time in the header: equal content makes equal files.
+                # No name or time in the header: equal content gives byte-identical files.
                 with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
                     yield compressed.write
             else:
@@ -50,7 +49,7 @@ class ResultWriter:
 
     @contextmanager
     def parquet(self, path: Path, schema: pa.Schema) -> Iterator[AppendRows]:
-        """A Parquet file, with row groups of `ROW_GROUP_ROWS`."""
+        """Opens a Parquet file, with row groups of `ROW_GROUP_ROWS`."""
         with (
             atomic_path(path) as temporary,
             temporary.open("wb") as file,
@@ -62,8 +61,8 @@ class ResultWriter:
 
     @contextmanager
     def sorted_lines(self, path: Path, header: bytes) -> Iterator[AddLines]:
-        """A file of a header and lines that come in any order, sorted by their first column (by code points)."""
-        # The file of sorted runs has no name, so that a killed process leaves nothing behind.
+        """Opens a file of a header and lines, which are sorted by their first column (by code points)."""
+        # Unnamed, so that a killed process leaves no file behind.
         with tempfile.TemporaryFile(dir=path.parent) as spilled:
             lines = SortedLines(spilled)
             yield lines.extend
@@ -74,10 +73,9 @@ class ResultWriter:
 
 
 class ResultComparison(ResultWriter):
-    """Compares instead of writing, in bounded memory; the content of compressed files, since zlib and pyarrow change.
+    """Compares instead of writing, in bounded memory; existing files that differ are in `differing`.
 
-    Attributes:
-        differing: existing files that hold something else.
+    Compressed files are compared by content, since the output of zlib and pyarrow depends on their version.
     """
 
     def __init__(self) -> None:
@@ -123,7 +121,7 @@ class ResultComparison(ResultWriter):
 
     @contextmanager
     def sorted_lines(self, path: Path, header: bytes) -> Iterator[AddLines]:
-        """See `ResultWriter`; sums of digests do not depend on the order, so nothing has to be sorted."""
+        """See `ResultWriter`; compares sums of digests, which do not depend on the order, so nothing is sorted."""
         expected = 0
 
         def add(lines: Iterable[bytes]) -> None:
@@ -136,7 +134,7 @@ class ResultComparison(ResultWriter):
 
 
 def _read(file: gzip.GzipFile | io.BufferedReader, size: int) -> bytes | None:
-    """The next bytes of a file; None where it cannot be decompressed."""
+    """The next bytes of a file; None if it cannot be decompressed."""
     try:
         return file.read(size)
     except (gzip.BadGzipFile, EOFError, zlib.error):
@@ -155,7 +153,7 @@ def _digest(line: bytes) -> int:
 
 
 def _sorted_digest(path: Path, header: bytes) -> int | None:
-    """The sum of the digests of the lines after the header; None if they are not sorted, or the header is another."""
+    """Sum of the digests of the lines after the header; None if they are not sorted, or the header differs."""
     total, previous = 0, b""
     with path.open("rb") as lines:
         if next(lines, b"") != header:
@@ -169,7 +167,7 @@ def _sorted_digest(path: Path, header: bytes) -> int | None:
 
 
 class _RowGroups:
-    """Regroups rows, so that the bounds of row groups do not depend on how many rows come at a time."""
+    """Regroups rows, so that row group boundaries do not depend on how many rows arrive at a time."""
 
     def __init__(self, schema: pa.Schema, write_group: AppendRows) -> None:
         self._write_group = write_group
@@ -182,21 +180,19 @@ class _RowGroups:
             self._waiting = self._waiting.slice(ROW_GROUP_ROWS)
 
     def finish(self) -> None:
-        """Writes the rows that do not fill a group."""
+        """Writes the last, incomplete group."""
         if len(self._waiting):
             self._write(self._waiting)
 
     def _write(self, rows: pa.Table) -> None:
-        # In one piece: the bounds of pages would depend on the pieces.
+        # As one chunk, since page boundaries depend on the chunks.
         self._write_group(rows.combine_chunks())
 
 
 class SortedLines:
     """Sorts more lines than fit in memory by their first column: sorted runs on disk, merged when read.
 
-    Args:
-        spilled: empty file for the runs.
-        in_memory: most lines held in memory.
+    At most `in_memory` lines are held; `spilled` is an empty file for the runs.
     """
 
     def __init__(self, spilled: IO[bytes], in_memory: int = _SORTED_IN_MEMORY) -> None:
@@ -206,7 +202,7 @@ class SortedLines:
         self._bounds = [0]
 
     def extend(self, lines: Iterable[bytes]) -> None:
-        """Adds lines, each with its line end."""
+        """Adds newline-terminated lines."""
         for line in lines:
             self._lines.append(line)
             if len(self._lines) >= self._in_memory:
@@ -233,17 +229,17 @@ class SortedLines:
 
 
 def _first_column(line: bytes) -> bytes:
-    """UTF-8 bytes sort as code points do."""
+    """As bytes: UTF-8 sorts by code points."""
     return line.partition(b"\t")[0]
 
 
 def header_line(columns: Iterable[str]) -> bytes:
-    """The first line of a tab-separated table."""
+    """Header of a tab-separated table."""
     return "\t".join(columns).encode() + b"\n"
 
 
 def table_lines(table: pa.Table, threshold: float) -> bytes:
-    """The rows of a table, tab-separated, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`."""
+    """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`."""
     cells = (_cells(column, threshold) for column in table.columns)
     lines = pc.binary_join_element_wise(*cells, "\t").to_pylist()
     return "".join(f"{line}\n" for line in lines).encode()
@@ -257,7 +253,7 @@ def _cells(column: pa.ChunkedArray, threshold: float) -> pa.ChunkedArray:
 
 
 def six_decimals(value: float, threshold: float) -> str:
-    """A number, rounded; where that would cross the threshold of a call, to the next one on its own side."""
+    """Rounds to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
     text = f"{value:.6f}"
     if abs(value - threshold) < _LAST_DECIMAL and (float(text) >= threshold) != (value >= threshold):
         return f"{float(text) + (_LAST_DECIMAL if value >= threshold else -_LAST_DECIMAL):.6f}"
@@ -265,6 +261,6 @@ def six_decimals(value: float, threshold: float) -> str:
 
 
 def fasta_record(header: str, bases: bytes) -> bytes:
-    """A record with its line ends."""
+    """A record with `_FASTA_LINE` bases per line."""
     lines = (bases[i : i + _FASTA_LINE] for i in range(0, len(bases), _FASTA_LINE))
     return b"\n".join((f">{header}".encode(), *lines, b""))

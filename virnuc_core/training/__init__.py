@@ -1,1 +1,1 @@
-"""Heads for other models: labelled records, their split, the fit, its calibration and its figures."""
+"""Training of heads: labelled records, their split, the fit, calibration and metrics."""

@@ -1,4 +1,4 @@
-"""A head from labelled records: the records, their split, the fit, its metrics on the test records, and its file."""
+"""Trains a head from labelled records: splits them, fits it, measures it on the test records, and writes it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -74,20 +74,13 @@ class SampledFrames:
     weights: npt.NDArray[np.float64]
 
     def with_features(self, features: npt.NDArray[np.float32]) -> LabelledVectors:
-        """The same with their vectors (n, D)."""
+        """Adds their vectors (n, D)."""
         return LabelledVectors(features=features, is_viral=self.is_viral, weights=self.weights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled:
-    """Labelled records, and the files that they come from.
-
-    Attributes:
-        files: the files as given, without the table of labels.
-        sources: the sequence files to be read.
-        table: every record.
-        genbank: counts of GenBank records.
-    """
+    """Labelled records and their origin: `files` as given, without the table of labels, and the `sources` to be read."""
 
     files: tuple[InputFile, ...]
     sources: tuple[LabelledSource, ...]
@@ -105,10 +98,9 @@ class HeadSettings:
     """Everything that decides a head, apart from the vectors.
 
     Attributes:
-        trainer: the fit itself.
         held_out: share of the groups of each class for validation, and again for the test.
         group_power: see `sample_weights`.
-        most_frames: about how many frames are used for training at most.
+        most_frames: approximate upper bound on the frames used for training.
     """
 
     trainer: TrainerSettings
@@ -119,12 +111,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSplit:
-    """Which records are for training, validation and test.
-
-    Attributes:
-        part: int8 (R,), index into `PARTS`.
-        counts: what each part has of each class.
-    """
+    """Assignment of records to parts: `part`, int8 (R,), indexes `PARTS`; `counts` has one entry per part and class."""
 
     part: npt.NDArray[np.int8]
     counts: tuple[PartCounts, ...]
@@ -132,13 +119,11 @@ class RecordSplit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedHead:
-    """A head on the disk.
+    """A head that was written to `path`.
 
     Attributes:
-        path: its file.
         fingerprint: SHA-256 of the file.
-        trained: its fit.
-        calls: its calls of the test records, of chunks and of contigs.
+        calls: its calls of the test records, by level (chunks, contigs).
         work: the work of all shards together.
     """
 
@@ -150,18 +135,14 @@ class FittedHead:
 
     @property
     def levels(self) -> dict[str, Metrics]:
-        """Metrics on the test records, of chunks and of contigs."""
+        """Metrics on the test records, by level (chunks, contigs)."""
         return {level: measure(calls) for level, calls in self.calls.items()}
 
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
     """Reads every labelled record once.
 
-    Args:
-        files: where the records and their classes are.
-        folder: GenBank files are converted in it.
-        groups: table of records that are known to be related.
-        kinship: also group similar records.
+    GenBank files are converted inside `folder`; `groups` is a table of related records; `kinship` also groups similar records.
 
     Raises:
         VirnucError: a file cannot be read, a record has no label, or the same sequence is in both classes.
@@ -182,11 +163,7 @@ def known_calls(
 ) -> KnownCalls:
     """Calls of n chunks or contigs with their true classes.
 
-    Args:
-        is_called: (n,), whether they are called virus.
-        p_virus: float64 (n,), NaN where there is no score.
-        rows: int64 (n,), rows of their records in the table.
-        table: all records.
+    `p_virus` (n,) is NaN where there is no score; `rows` (n,) are the rows of their records in the table.
     """
     return KnownCalls(
         is_viral=table.is_viral[rows],
@@ -202,7 +179,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     """Splits the records, before anything is computed for them, and writes records.tsv.
 
     Raises:
-        InputError: there is no open frame, or a class has too few groups of records.
+        InputError: there is no stop-free frame, or a class has too few groups of records.
     """
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0 and store.meta.rows == "closed_chunks":
@@ -237,7 +214,7 @@ def fit_head(
     """Fits, calibrates, writes and measures a head.
 
     Raises:
-        DamagedFileError: a shard is missing or not whole.
+        DamagedFileError: a shard is missing, incomplete or corrupt.
         OSError: the head cannot be written.
     """
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
@@ -312,7 +289,7 @@ def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mappi
 
 
 def record_of_frames(store: FrameStore) -> Int64:
-    """int64 (F,): row of the record of each frame among all records of the input, unusable ones included."""
+    """int64 (F,): row of the record of each frame among all records of the input, including unusable ones."""
     return np.asarray(store.record_number[store.chunk_record[store.frame_chunk]] - 1)
 
 
@@ -326,13 +303,7 @@ def sample_frames(
 ) -> SampledFrames:
     """Frames of one part with their weights, at most about `max_frames`.
 
-    Args:
-        table: all records.
-        records: (F,), row of the record of each frame.
-        in_part: (R,), whether a record belongs to the part.
-        sampling_exponent: see `sample_weights`.
-        max_frames: about how many frames.
-        rng: source of randomness.
+    `records` (F,) is the row of the record of each frame; `in_part` (R,) selects the part; for the exponent see `sample_weights`.
     """
     rows = np.flatnonzero(in_part[records])
     own = records[rows]
@@ -344,19 +315,14 @@ def sample_frames(
 def read_features(
     folder: RunFolder, plan: RunPlan, wanted: list[Int64]
 ) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
-    """The vectors of several sets of rows, read in one pass over all shards.
-
-    Args:
-        folder: the run's folder.
-        plan: its plan.
-        wanted: each int64 (n,), ascending rows.
+    """Reads the vectors of several sets of ascending rows, int64 (n,), in one pass over all shards.
 
     Returns:
         fp32 (n, D) of each set, and the work of all shards together.
 
     Raises:
-        DamagedFileError: a shard is missing or not whole.
-        MismatchError: a shard is of another run.
+        DamagedFileError: a shard is missing, incomplete or corrupt.
+        MismatchError: a shard belongs to another run.
     """
     width = sum(model.spec.embedding_dim for model in plan.models)
     features = [np.empty((len(rows), width), np.float32) for rows in wanted]
@@ -370,17 +336,11 @@ def read_features(
 
 
 def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> npt.NDArray[np.float32]:
-    """P(other) and P(virus) of frames, fp32 (n, 2), a shard at a time.
-
-    Args:
-        folder: the run's folder.
-        plan: its plan.
-        head: file of a head.
-        rows: int64 (n,), ascending rows.
+    """P(other) and P(virus) of frames, fp32 (n, 2), computed shard by shard; `rows`, int64 (n,), must ascend.
 
     Raises:
         CheckpointError: the head cannot be used.
-        DamagedFileError: a shard is missing or not whole.
+        DamagedFileError: a shard is missing, incomplete or corrupt.
     """
     scorer = Scorer(head, "cpu")
     scores = np.empty((len(rows), 2), np.float32)
@@ -398,11 +358,7 @@ def count_parts(
 ) -> tuple[PartCounts, ...]:
     """Records, groups and frames by part and class, of usable records.
 
-    Args:
-        table: all records.
-        part: (R,), index into `PARTS`.
-        records: (F,), row of the record of each frame.
-        is_usable: (R,).
+    `part` (R,) indexes `PARTS`, `records` (F,) is the row of the record of each frame, `is_usable` is (R,).
     """
     counts = []
     for number, name in enumerate(PARTS):
@@ -422,6 +378,6 @@ def count_parts(
 
 
 def _features(result: ShardResult) -> npt.NDArray[np.float32]:
-    """fp32 (n, D): the DNA vectors beside the protein vectors, where there are any."""
+    """fp32 (n, D): the DNA vectors beside any protein vectors."""
     vectors = [part for part in (result.dna, result.protein) if part is not None]
     return np.concatenate(vectors, axis=1).astype(np.float32)

@@ -1,9 +1,8 @@
-"""Sequences with their classes: from files of one class each, tables, or GenBank.
+"""Labelled sequences: from files of one class each, tables, or GenBank.
 
-A GenBank record is viral when its lineage is one of viruses, and belongs to its domain (bacteria, archaea, eukaryota) when it is
-cellular. Records without either, such as plasmids and constructs of unknown origin, are left out. Regions of cellular records
-that are annotated as prophages or proviruses belong to neither class: they are cut out, and what remains of the record on their
-two sides becomes records of its own.
+A GenBank record is viral when its lineage is viral, and belongs to its domain (bacteria, archaea, eukaryota) when it is
+cellular. Records with neither, such as plasmids and constructs of unknown origin, are left out. Regions of cellular records
+annotated as prophages or proviruses belong to neither class: they are cut out, and the remaining pieces become separate records.
 """
 
 import csv
@@ -32,7 +31,7 @@ from virnuc_core.training.split import KinshipSketches, join_groups
 VIRAL: Final = "viral"
 _BEGINNING: Final = b"LOCUS "
 _DOMAINS: Final = ("Bacteria", "Archaea", "Eukaryota")
-# What regions of foreign origin are annotated as, and where it is said what they are.
+# Feature types that annotate regions of foreign origin, and qualifiers that describe them.
 _REGION_TYPES: Final = frozenset({"source", "mobile_element", "misc_feature", "region", "repeat_region"})
 _REGION_WORDS: Final = re.compile(r"\b(prophages?|provirus(es)?|proviral)\b", re.IGNORECASE)
 _REGION_QUALIFIERS: Final = ("mobile_element_type", "note", "label", "standard_name", "region_name")
@@ -49,15 +48,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledFiles:
-    """Sequence files, and where the class of each record is from.
+    """Sequence files, and the origin of each record's class.
 
     Attributes:
-        viral: FASTA or FASTQ of viruses alone.
-        other: the same of anything else alone.
-        genbank: GenBank files; the class of a record is in its lineage.
+        viral: FASTA or FASTQ of viruses only.
+        other: FASTA or FASTQ of non-viral records only.
+        genbank: the class of a record comes from its lineage.
         labelled: files whose records are in `labels`, or GenBank files.
-        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, anything else
-            is not.
+        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, anything else is not.
     """
 
     viral: tuple[str, ...] = ()
@@ -68,14 +66,14 @@ class LabelledFiles:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file that is read, as given."""
+        """Every file to be read, as given."""
         tables = () if self.labels is None else (self.labels,)
         return (*self.viral, *self.other, *self.genbank, *self.labelled, *tables)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledSource:
-    """A sequence file with the class of all of its records, or a table of their classes."""
+    """A sequence file with one class for all of its records, or a class for each by name."""
 
     path: str
     class_name: str | None = None
@@ -84,14 +82,13 @@ class LabelledSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordTable:
-    """The R records of all sources, in order; those that cannot be used included.
+    """The R records of all sources, in order, including unusable ones.
 
     Attributes:
-        names: as in the files.
         classes: int64 (R,), index into class_names.
         class_names: the viral class first.
-        lengths: int64 (R,), letters.
-        groups: int64 (R,): related records have the same number; all differ where nobody asked.
+        lengths: int64 (R,), bp.
+        groups: int64 (R,): related records have the same number; all differ unless grouping was requested.
     """
 
     names: tuple[str, ...]
@@ -108,7 +105,7 @@ class RecordTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenBankCounts:
-    """Records read, those left out since their lineage is neither viral nor cellular, and prophages that were cut out."""
+    """Records read; those left out, with neither viral nor cellular lineage; and prophages cut out."""
 
     records: int = 0
     left_out: int = 0
@@ -116,10 +113,10 @@ class GenBankCounts:
 
 
 def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSource, ...], GenBankCounts]:
-    """The files as sources; those in GenBank are converted to FASTA in `scratch`.
+    """Resolves files to sources; GenBank files are converted to FASTA in `scratch`.
 
     Raises:
-        UsageError: nothing is given, a file is given twice, or a table is missing or not needed.
+        UsageError: no file is given, a file is given twice, or a table is missing or not needed.
         InputError: a file cannot be read.
     """
     _require_labels(files)
@@ -153,10 +150,8 @@ def read_records(
 ) -> RecordTable:
     """Reads all records once and labels them.
 
-    Args:
-        sources: where they are.
-        groups: group of records that are known to be related, by name.
-        kinship: group records that are alike as well, and refuse a sequence that is in both classes.
+    `groups` gives known groups of related records by name; `kinship` also groups similar records, and refuses a sequence that is
+    in both classes.
 
     Raises:
         InputError: a record has no label, or the same sequence is in both classes.
@@ -203,10 +198,10 @@ def read_records(
 
 
 def read_table(path: str, column: str) -> dict[str, str]:
-    """Record and value in a tab-separated table with a header line that names both columns.
+    """Values by record from a tab-separated table whose header names both columns.
 
     Raises:
-        InputError: it cannot be read, lacks a column, or says two things of a record.
+        InputError: it cannot be read, lacks a column or value, or has conflicting values for a record.
     """
     found: dict[str, str] = {}
     try:
@@ -269,7 +264,7 @@ def _repeated(paths: tuple[str, ...]) -> Iterator[str]:
 
 
 def is_genbank(path: str) -> bool:
-    """Whether a file, compressed or not, begins as GenBank does.
+    """Whether a file, compressed or not, begins like GenBank.
 
     Raises:
         InputError: it cannot be read.
@@ -282,7 +277,7 @@ def convert_genbank(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
     """Writes the sequences of a GenBank file as FASTA and their classes as a table `record class`.
 
     Raises:
-        InputError: the file is damaged, or a record has no sequence.
+        InputError: the file is corrupt, or a record has no sequence.
     """
     records = left_out = prophages = 0
     with (
@@ -339,7 +334,7 @@ def _require_sequence(path: str, record: SeqRecord) -> None:
 
 @contextmanager
 def _damage_of(path: str) -> Iterator[None]:
-    """What Biopython raises or warns of for records that are not whole, in our words."""
+    """Raises InputError for what Biopython raises or warns of when records are incomplete."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BiopythonParserWarning)
         warnings.filterwarnings("error", _WRONG_LENGTH, BiopythonParserWarning)
@@ -357,13 +352,13 @@ def _class_in_lineage(record: SeqRecord) -> str | None:
 
 
 def _prophages(record: SeqRecord) -> tuple[tuple[int, int], ...]:
-    """Begin and end (0-based, half open) of the regions annotated as prophage, in order, without overlap."""
+    """Regions annotated as prophage (0-based, half-open), in order and merged where they overlap or touch."""
     regions: list[tuple[int, int]] = []
     for feature in record.features:
         if feature.location is None or feature.type not in _REGION_TYPES:
             continue
         described = " ".join(text for name in _REGION_QUALIFIERS for text in feature.qualifiers.get(name, ()))
-        # The free text of the source of a whole record is about the organism ("has two prophages"), not about a region.
+        # A source feature spanning the whole record describes the organism ("has two prophages"), not a region.
         is_organism = feature.type == "source" and len(feature.location) == len(record)
         if "proviral" in feature.qualifiers or (not is_organism and _REGION_WORDS.search(described)):
             regions += [(int(part.start), int(part.end)) for part in feature.location.parts]
@@ -377,7 +372,7 @@ def _prophages(record: SeqRecord) -> tuple[tuple[int, int], ...]:
 
 
 def _pieces(record: SeqRecord, regions: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-    """Name and bases of what is left of a record without the regions; pieces are named by their bases, from 1."""
+    """Name and bases of what remains of a record without the regions; pieces are named by position, 1-based."""
     sequence = str(record.seq)
     if not regions:
         yield str(record.id), sequence

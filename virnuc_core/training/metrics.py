@@ -1,4 +1,4 @@
-"""How good calls are, where the class of every sequence is known."""
+"""Metrics of calls, where the true class of every sequence is known."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-# Lower ends of the bins of record length, in bp.
+# Lower bounds of the record length bins, in bp.
 LENGTH_EDGES: Final = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
 RELIABILITY_BINS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownCalls:
-    """Calls of n chunks or contigs whose class is known.
+    """Calls of n chunks or contigs whose true class is known.
 
     Attributes:
-        is_viral: bool (n,), the truth.
-        is_called: bool (n,), whether they are called virus; means something only where p_virus is not NaN.
+        is_viral: bool (n,).
+        is_called: bool (n,), whether called virus; not meaningful where p_virus is NaN.
         p_virus: float64 (n,), NaN where there is no score.
         classes: int64 (n,), index into class_names.
-        class_names: finer classes than viral and other, where there are any.
+        class_names: may be finer than viral and other.
         lengths: int64 (n,), bp of the record.
     """
 
@@ -43,7 +43,7 @@ class KnownCalls:
         return ~np.isnan(self.p_virus)
 
     def take(self, rows: Bool) -> "KnownCalls":
-        """Those of the given rows (n,)."""
+        """Selects rows by mask (n,)."""
         names = ("is_viral", "is_called", "p_virus", "classes", "lengths")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
@@ -71,12 +71,12 @@ class Confusion:
 
     @property
     def precision(self) -> float | None:
-        """Share of viruses among what is called virus."""
+        """Share of viruses among those called virus."""
         return _share(self.viral_called_virus, self.viral_called_virus + self.other_called_virus)
 
     @property
     def recall(self) -> float | None:
-        """Share of the viruses that is called virus."""
+        """Share of viruses called virus."""
         return _share(self.viral_called_virus, self.viral_called_virus + self.viral_called_other)
 
     @property
@@ -87,14 +87,14 @@ class Confusion:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right calls."""
+        """Share of correct calls."""
         right = self.viral_called_virus + self.other_called_other
         return _share(right, right + self.viral_called_other + self.other_called_virus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassMetrics:
-    """One class: how many there are, have a score, and are called virus."""
+    """Counts of one class."""
 
     name: str
     is_viral: bool
@@ -105,7 +105,7 @@ class ClassMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthMetrics:
-    """The sequences of records of shortest to longest bp (None: no end)."""
+    """Metrics of the sequences whose records have shortest to longest bp (None: unbounded)."""
 
     shortest: int
     longest: int | None
@@ -118,7 +118,7 @@ class LengthMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReliabilityBin:
-    """The scored sequences with low <= p_virus < high (the last bin has 1, too); None for an empty bin."""
+    """Scored sequences with low <= p_virus < high (1 is in the last bin); None for an empty bin."""
 
     low: float
     high: float
@@ -129,24 +129,14 @@ class ReliabilityBin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """All metrics of some calls; None where one is not defined, such as the AUROC of one class alone.
+    """All metrics of some calls; None where undefined, such as the AUROC of a single class.
 
     Attributes:
-        count: all sequences.
-        scored: those with a score; all other metrics are about these.
-        viral: the viruses among the scored.
-        auroc: area under the ROC curve.
+        scored: sequences with a score; all other metrics but `count` are of these.
+        viral: viruses among the scored.
         auprc: average precision.
-        f1: harmonic mean of precision and recall.
-        precision: share of viruses among what is called virus.
-        recall: share of the viruses that is called virus.
-        accuracy: share of right calls.
         ece: expected calibration error: mean distance of p_virus from the share of viruses, over the reliability bins.
-        ece_balanced: the same, class-balanced.
-        confusion: counts.
-        by_class: for each class.
-        by_length: for each bin of record length.
-        reliability: the bins of p_virus.
+        ece_balanced: class-balanced `ece`.
     """
 
     count: int
@@ -167,14 +157,14 @@ class Metrics:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The defined single numbers by name."""
+        """Scalar metrics that are defined, by name."""
         names = ("count", "scored", "viral", "auroc", "auprc", "f1", "precision", "recall", "accuracy")
         values = {name: getattr(self, name) for name in (*names, "ece", "ece_balanced")}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def measure(calls: KnownCalls) -> Metrics:
-    """Measures calls."""
+    """Computes all metrics."""
     scored, confusion = calls.take(calls.is_scored), Confusion.of(calls)
     is_viral, p_virus, auroc = scored.is_viral, scored.p_virus, _auroc(scored)
     equal = np.ones(len(is_viral))
@@ -199,7 +189,7 @@ def measure(calls: KnownCalls) -> Metrics:
 
 
 def calibration_error(p_virus: Float64, is_viral: Bool, weights: Float64) -> float | None:
-    """Expected calibration error of n weighted scores, over bins of equal width; None for no score."""
+    """Expected calibration error of n weighted scores, over bins of equal width; None without scores."""
     if not len(p_virus):
         return None
     bins = _bins(p_virus)
@@ -268,5 +258,5 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Six decimals, so that files are the same wherever the sums are computed."""
+    """Six decimals, so that files do not depend on the order of floating-point sums."""
     return round(float(value), 6)

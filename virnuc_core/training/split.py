@@ -1,7 +1,7 @@
-"""Training, validation and test records: related records stay on one side, and frames are sampled evenly.
+"""Training, validation and test records: related records stay in one part, and frames are sampled evenly.
 
-Records are related when they share k-mers: those of a sample of their 21-mers on either strand. The sample is the same for every
-record, those whose hash is small, so that a fragment is found in the genome that it was cut from.
+Records are related when they share enough sampled 21-mers, on either strand. The sample, the k-mers with the smallest hashes,
+is the same for every record, so that a fragment is matched to its genome.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ TRAIN, VALIDATION, TEST = range(3)
 _MIN_GROUPS: Final = 3
 
 KMER_LENGTH: Final = 21
-# Two records are related when the longer one has at least this share of the shorter one's sampled k-mers. Genomes that differ
-# in every 13th base share about a fifth of their 21-mers.
+# Minimum share of the shorter record's sampled k-mers that the longer one must have. Genomes that differ in every 13th base
+# share about a fifth of their 21-mers.
 MIN_SHARED_KMERS: Final = 0.2
-# One k-mer in 16 is sampled, and fewer where there would be more samples than this.
+# One k-mer in 16 is sampled, fewer if that would exceed _MAX_SAMPLES.
 _SAMPLED: Final = 16
 _MAX_SAMPLES: Final = 1 << 25
 _BLOCK_BASES: Final = 1 << 22
-# Bounds the time where very many unrelated records share a k-mer, to some minutes.
+# Bounds the time to some minutes where very many unrelated records share a k-mer.
 _MAX_PAIRS: Final = 1 << 29
 _BLOCK_PAIRS: Final = 1 << 22
 
@@ -48,23 +48,16 @@ _log = logging.getLogger(__name__)
 def split_records(
     is_viral: Bool, groups: Int64, is_usable: Bool, holdout_fraction: float, seed: int
 ) -> npt.NDArray[np.int8]:
-    """Assigns whole groups to the parts.
+    """Assigns whole groups to the parts; `is_viral`, `groups` and `is_usable` are (R,).
 
-    Each class gives a fraction of its groups to validation and as many to the test, and at least one to each. Groups with both
-    classes are used for training: a virus in the genome of its host is uninformative in a test.
-
-    Args:
-        is_viral: (R,).
-        groups: (R,).
-        is_usable: (R,), whether the record can be used for training.
-        holdout_fraction: of the groups of a class, for validation and again for the test; below 0.5.
-        seed: of the permutation.
+    `holdout_fraction` (below 0.5) of the groups of each class go to validation and as many to the test, at least one to each.
+    Groups with both classes are used for training: a virus in the genome of its host is uninformative in a test.
 
     Returns:
         int8 (R,), index into `PARTS`.
 
     Raises:
-        InputError: a class has too few groups that can be used.
+        InputError: a class has too few usable groups.
     """
     both = np.intersect1d(groups[is_viral], groups[~is_viral])
     if len(both):
@@ -91,15 +84,10 @@ def split_records(
 
 
 def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> Float64:
-    """Sampling probability of each frame, float64 (n,), sums to 1.
+    """Sampling probability of each frame, float64 (n,), sums to 1; `is_viral` and `groups` (not negative) are (n,).
 
     Viral and other frames get half each. Within a half, a group of m frames is sampled in proportion to m ** sampling_exponent,
-    so that much-sequenced groups do not dominate.
-
-    Args:
-        is_viral: (n,), of the record of each frame.
-        groups: (n,), not negative.
-        sampling_exponent: 1 weighs frames equally, 0 groups.
+    so that much-sequenced groups do not dominate: 1 weighs frames equally, 0 groups.
     """
     size = np.maximum(np.bincount(groups), 1)
     weights: Float64 = (size.astype(float) ** (sampling_exponent - 1))[groups]
@@ -109,20 +97,15 @@ def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> F
 
 
 def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tuple[Int64, Float64]:
-    """Keeps about `max_frames` frames, such that sampling from them by their weights is the same in expectation.
-
-    Args:
-        weights: (n,), sums to 1.
-        max_frames: about how many are kept.
-        rng: source of randomness.
+    """Keeps about `max_frames` frames, such that weighted sampling from them is unchanged in expectation.
 
     Returns:
-        The rows that are kept, ascending, and their new weights, which sum to 1.
+        The kept rows, ascending, and their new weights; both old and new weights sum to 1.
     """
     if len(weights) <= max_frames:
         return np.arange(len(weights)), weights
     kept_share = np.minimum(1.0, max_frames * weights)
-    for _ in range(20):  # what is clipped at 1 is redistributed
+    for _ in range(20):  # redistributes what is clipped at 1
         kept_share = np.minimum(1.0, kept_share * max_frames / kept_share.sum())
     rows = np.flatnonzero(rng.random(len(weights)) < kept_share)
     left = weights[rows] / kept_share[rows]
@@ -130,7 +113,7 @@ def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tu
 
 
 class KinshipSketches:
-    """Sampled k-mers of records, which are added one by one."""
+    """Sampled k-mers of records, added one by one."""
 
     def __init__(self, max_samples: int = _MAX_SAMPLES) -> None:
         self._max_samples = max_samples
@@ -141,7 +124,7 @@ class KinshipSketches:
         self._num_samples = 0
 
     def add(self, sequence: bytes) -> int:
-        """Adds a record of upper-case bases; gives a digest that is the same for both strands."""
+        """Adds a record of upper-case bases; returns a digest that is the same for both strands."""
         digest = _strandless_digest(sequence)
         sample = sampled_kmers(sequence, self._limit)
         self._samples.append(sample)
@@ -158,17 +141,17 @@ class KinshipSketches:
         """int64 (R,): connected components of the related records."""
         num_records = len(self._samples)
         longest_first = np.argsort(-np.array(self._lengths, np.int64), kind="stable")
-        # The digest of the record counts as a sample, so that equal records are related however short they are.
+        # The record's digest is one of the samples, so that identical records are related however short they are.
         samples = [np.append(self._samples[i], np.uint64(self._digests[i])) for i in longest_first]
         sizes = np.array([len(sample) for sample in samples], np.int64)
         hashes = np.concatenate(samples) if samples else np.zeros(0, np.uint64)
-        # Records are numbered from the longest on: of two, the one with the higher number is the shorter.
+        # Records are numbered by decreasing length: of two, the one with the higher number is the shorter.
         record = np.repeat(np.arange(num_records), sizes)
         order = np.argsort(hashes, kind="stable")
         record, hashes = record[order], hashes[order]
 
-        # First each record with the longest that has its k-mer: linear, and it joins most near-duplicates, which would make the
-        # most pairs.
+        # First link each record to the longest one with the same k-mer: linear, and it joins most near-duplicates, which would
+        # give the most pairs.
         owner = record[np.searchsorted(hashes, hashes)]
         links = [_related(record, owner, sizes)]
         found = _components(*links[0], num_records)
@@ -180,7 +163,7 @@ class KinshipSketches:
 
 
 def join_groups(first: Int64, second: Int64) -> Int64:
-    """Groups (R,) in which records are together that are so in one of two groupings (R,)."""
+    """Groups (R,) that join records which share a group in either grouping (R,)."""
     records = np.arange(len(first))
     heads = [np.unique(groups, return_index=True, return_inverse=True) for groups in (first, second)]
     linked = np.concatenate([where[inverse] for _, where, inverse in heads])
@@ -188,7 +171,7 @@ def join_groups(first: Int64, second: Int64) -> Int64:
 
 
 def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
-    """The distinct hashes below `limit` of all 21-mers of ACGT alone, each on the strand where it is smaller."""
+    """Distinct hashes below `limit` of all 21-mers of ACGT only; a 21-mer is hashed on the strand where it is smaller."""
     found = [np.zeros(0, np.uint64)]
     for begin in range(0, len(sequence) - KMER_LENGTH + 1, _BLOCK_BASES):
         block = np.frombuffer(sequence[begin : begin + _BLOCK_BASES + KMER_LENGTH - 1], np.uint8)
@@ -203,7 +186,7 @@ def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
 
 
 def _words(one: UInt64) -> UInt64:
-    """uint64 (n - 20,): the 21 two-bit codes from each of n places on, as one number."""
+    """uint64 (n - 20,): the 21 two-bit codes from each of n positions on, packed into one number."""
     two = _joined(one, one[1:], 1)
     four = _joined(two, two[2:], 2)
     sixteen = _joined(_joined(four, four[4:], 4), _joined(four, four[4:], 4)[8:], 8)
@@ -211,7 +194,7 @@ def _words(one: UInt64) -> UInt64:
 
 
 def _joined(left: UInt64, right: UInt64, letters: int) -> UInt64:
-    """Each word with the word of `letters` letters to its right appended."""
+    """Appends to each word the word of `letters` letters to its right."""
     count = min(len(left), len(right))
     return np.asarray(left[:count] << np.uint64(2 * letters) | right[:count], np.uint64)
 
@@ -224,12 +207,9 @@ def _mixed(words: UInt64) -> UInt64:
 
 
 def _related(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]:
-    """The distinct pairs (n,), (n,) that share enough k-mers.
+    """Distinct pairs (n,), (n,) that share enough k-mers, of P pairs of shorter and longer record, one per shared k-mer.
 
-    Args:
-        shorter: int64 (P,), the shorter record of each pair, one pair for each shared k-mer.
-        longer: int64 (P,), the other.
-        sizes: int64 (R,), sampled k-mers of each record.
+    `sizes`, int64 (R,), counts the sampled k-mers of each record.
     """
     pairs, counts = np.unique(shorter * len(sizes) + longer, return_counts=True)
     shorter, longer = np.divmod(pairs, max(len(sizes), 1))
@@ -240,16 +220,16 @@ def _related(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]
 def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tuple[Int64, Int64]]:
     """Pairs (n,), (n,) of related records in different groups.
 
-    Up to `_MAX_PAIRS` all pairs that share a k-mer are counted, beyond that those that share one of the smallest hashes, which
-    are a sample.
+    All pairs that share a k-mer are counted, up to `_MAX_PAIRS`; beyond that only those that share one of the smallest hashes,
+    which are a random sample.
 
     Args:
-        record: int64 (N,), record of each sampled k-mer, numbered from the longest on.
+        record: int64 (N,), record of each sampled k-mer, numbered by decreasing length.
         hashes: uint64 (N,), the k-mers, ascending.
         groups: int64 (R,), group of each record.
     """
     record = record[np.lexsort((groups[record], hashes))]
-    # A k-mer of one record meets the same k-mer in the records of all later groups.
+    # A k-mer is paired with the same k-mer in the records of all later groups.
     begin, end = _ends_of_runs(hashes, groups[record]), _ends_of_runs(hashes)
     partners = end - begin
     num_counted = int(np.searchsorted(np.cumsum(partners), _MAX_PAIRS, side="right"))
@@ -258,7 +238,7 @@ def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tup
     sizes = np.bincount(record[:num_counted], minlength=len(groups))
     meeting = np.flatnonzero(partners[:num_counted])
     meeting = meeting[np.argsort(record[meeting], kind="stable")]
-    # A block holds all k-mers of its records. One record alone meets no k-mer twice: at most N pairs.
+    # A block holds all k-mers of its records. A single record gives at most N pairs: its k-mers are distinct.
     total = np.cumsum(np.bincount(record[meeting], partners[meeting], len(groups)))
     block = total[record[meeting]] // _BLOCK_PAIRS
     for rows in np.split(meeting, np.flatnonzero(np.diff(block)) + 1):
@@ -268,7 +248,7 @@ def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tup
 
 
 def _ends_of_runs(*columns: Int64 | UInt64) -> Int64:
-    """int64 (N,): for each row, one past the last of the neighbouring rows that have the same values in all columns."""
+    """int64 (N,): for each row, the end (exclusive) of its run of rows that are equal in all columns."""
     changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     ends = np.append(np.flatnonzero(changes) + 1, len(columns[0]))
     return np.repeat(ends, np.diff(ends, prepend=0))

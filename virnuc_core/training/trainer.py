@@ -1,4 +1,4 @@
-"""The fit of a classifier head to labelled vectors, and its calibration; reproducible on the same kind of machine."""
+"""Fits a classifier head to labelled vectors and calibrates it; reproducible on the same kind of machine."""
 
 import logging
 import math
@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from virnuc_core.models.classifier import MLPClassifier
 
-# Rounding of matrix products depends on the number of threads, so it is fixed.
+# Fixed, since rounding of matrix products depends on the number of threads.
 _THREADS: Final = 4
 _ROWS_AT_ONCE: Final = 4096
 _MIN_IMPROVEMENT: Final = 1e-4
-# Few or easy validation frames would make the temperature as small as it may be, and every score 0 or 1.
+# With few or easy validation frames the temperature would tend to 0, and every score to 0 or 1.
 _TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
 
 _log = logging.getLogger(__name__)
@@ -28,16 +28,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """Everything that decides a head, apart from the vectors.
+    """Everything that decides the fit, apart from the vectors.
 
     Attributes:
         seed: of weights, dropout and sampling.
-        members: ensemble size: heads that are fitted from different seeds and merged into one, which gives the mean of their
-            logits; each has 512 hidden units.
+        members: ensemble size: heads of 512 hidden units, fitted from different seeds and merged into one that gives the mean of
+            their logits.
         epochs: at most; an epoch samples as many frames as there are.
         patience: epochs without a smaller validation loss after which a fit ends.
-        batch_frames: frames in a step.
-        learning_rate: highest; linear warm-up over a tenth of the epochs, then cosine decay.
+        batch_frames: batch size.
+        learning_rate: peak; linear warm-up over a tenth of the epochs, then cosine decay.
         weight_decay: of AdamW.
     """
 
@@ -67,11 +67,9 @@ class LabelledVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """One epoch of one member of the ensemble.
+    """One epoch of one ensemble member; members are numbered from 0, epochs from 1.
 
     Attributes:
-        member: from 0.
-        epoch: from 1.
         train_loss: mean cross-entropy of the training frames, with dropout.
         validation_loss: weighted mean cross-entropy of the validation frames; None without any.
     """
@@ -88,9 +86,8 @@ class TrainedHead:
 
     Attributes:
         classifier: in evaluation mode; takes features as the models give them.
-        temperature: what its logits were divided by.
-        history: all epochs of all members.
-        best_epochs: of each member, the epoch that its weights are from.
+        temperature: already applied to the classifier's logits.
+        best_epochs: the epoch that each member's weights come from.
     """
 
     classifier: MLPClassifier
@@ -102,13 +99,10 @@ class TrainedHead:
 def train_head(
     train: LabelledVectors, validation: LabelledVectors | None, settings: TrainerSettings
 ) -> TrainedHead:
-    """Fits a head with early stopping, and calibrates it.
+    """Fits a head with early stopping, and calibrates it, both on the validation frames.
 
-    Args:
-        train: training frames.
-        validation: frames for early stopping and calibration; None runs all epochs, takes the last weights and leaves the
-            temperature at 1, for models that were trained on everything and would be overconfident on any part of it.
-        settings: of the fit.
+    Without validation, for models trained on everything, which would be overconfident on any part of it, all epochs are run, the
+    last weights are used, and the temperature stays 1.
     """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
     with _reproducible():
@@ -149,13 +143,7 @@ def margins_of(head: MLPClassifier, features: Tensor) -> npt.NDArray[np.float64]
 def fit_temperature(
     margins: npt.NDArray[np.float64], is_viral: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
 ) -> float:
-    """The temperature with the smallest weighted cross-entropy.
-
-    Args:
-        margins: (n,), logit of virus minus logit of other.
-        is_viral: (n,).
-        weights: (n,), sums to 1.
-    """
+    """The temperature with the smallest weighted cross-entropy; for margins see `margins_of`, weights (n,) sum to 1."""
     signed = np.where(is_viral, margins, -margins)
 
     def loss(log_temperature: float) -> float:
@@ -168,14 +156,14 @@ def fit_temperature(
 
 @torch.no_grad()
 def apply_temperature(head: MLPClassifier, temperature: float) -> None:
-    """Divides the logits of a head by a temperature, inside its output layer: it stays a plain head and changes no call."""
+    """Divides the logits of a head by a temperature, inside its output layer; it stays a plain head and no call changes."""
     head.output_layer.weight.div_(temperature)
     head.output_layer.bias.div_(temperature)
 
 
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """A fixed number of threads; this and the state of the random generator are restored afterwards."""
+    """Fixes the number of threads; restores it and the random state afterwards."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(_THREADS)
     try:
@@ -197,7 +185,7 @@ class _Inputs:
 def _fit_member(
     train: _Inputs, validation: _Inputs | None, settings: TrainerSettings, number: int
 ) -> tuple[MLPClassifier, list[Epoch], int]:
-    """A fitted member, its epochs, and which of them its weights are from."""
+    """A fitted member, its epochs, and the epoch that its weights come from."""
     torch.manual_seed(settings.seed + number)
     rng = np.random.default_rng((settings.seed, number))
     head = MLPClassifier(train.features.shape[1])
@@ -230,9 +218,9 @@ def _run_epoch(
     epoch: int,
     settings: TrainerSettings,
 ) -> float:
-    """One pass over the sampled rows; the mean loss."""
+    """One pass over the sampled rows; returns the mean loss."""
     head.train()
-    # Batch statistics need more than one frame.
+    # Batch norm needs more than one frame.
     batches = [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
     total = 0.0
     for step, rows in enumerate(batches):
@@ -248,7 +236,7 @@ def _run_epoch(
 
 
 def _rate(done: float) -> float:
-    """The learning rate as a share of the highest, when a share of all epochs is done."""
+    """Learning rate relative to the peak, at a fraction of all epochs."""
     return min(1.0, 10 * done + 0.05) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -271,7 +259,7 @@ def _standardised(
 
 @torch.no_grad()
 def _merge(members: list[MLPClassifier]) -> MLPClassifier:
-    """One head that gives the mean of the members' logits: their hidden units side by side."""
+    """Concatenates the members' hidden units into one head, which gives the mean of their logits."""
     merged = MLPClassifier(members[0].in_features, sum(m.hidden_layer.out_features for m in members))
     states = [member.state_dict() for member in members]
     state = {name: torch.cat([s[name] for s in states]) for name in states[0] if states[0][name].ndim}
@@ -283,7 +271,7 @@ def _merge(members: list[MLPClassifier]) -> MLPClassifier:
 
 @torch.no_grad()
 def _fold_in(head: MLPClassifier, mean: Tensor, scale: Tensor) -> None:
-    """Moves the standardisation of the features into the first layer."""
+    """Folds the standardisation of the features into the first layer."""
     layer = head.hidden_layer
     layer.weight.div_(scale)
     layer.bias.sub_(layer.weight @ mean)

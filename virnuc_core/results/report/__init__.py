@@ -1,1 +1,1 @@
-"""The page of a run that a person opens in a browser, `report.html`: one file, readable without a network."""
+"""The HTML report of a run, `report.html`: one file, readable offline."""

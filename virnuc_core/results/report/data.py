@@ -1,4 +1,4 @@
-"""Everything that a report shows, as one JSON document of bounded size: from run.json and the Parquet tables of the run."""
+"""Collects everything that a report shows, from run.json and the Parquet tables, as one JSON document of bounded size."""
 
 import heapq
 import json
@@ -26,13 +26,13 @@ from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 
 BINS: Final = 50  # of histograms
-LEVELS: Final = 254  # into which the scores of tracks are quantised
+LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
 MIN_TRACK_CHUNKS: Final = 4
-# A region that leaves more of its contig out is an island in it, as a prophage is.
+# A region covering less of its contig is an island in it, such as a prophage.
 _ISLAND_SHARE: Final = 0.8
 _UNSURE: Final = "unsure"
-# The document names calls and tiers by their index.
+# The document refers to calls and tiers by index.
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
@@ -47,7 +47,7 @@ VisibleText = Annotated[str, AfterValidator(visible)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much of a run a report holds at most; the run's tables have the rest."""
+    """Upper bounds on what a report contains; the run's tables have the rest."""
 
     contigs: int = 100_000
     chunks: int = 4_000_000
@@ -60,7 +60,7 @@ class Limits:
 
 
 class _Part(BaseModel):
-    """A part of run.json; what is not declared is not shown, such as paths of models."""
+    """A part of run.json; fields that are not declared, such as paths of models, are not shown."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
@@ -152,7 +152,7 @@ class _Input(_Part):
 
 
 class RunFacts(_Part):
-    """What a report says of the run itself, taken from run.json."""
+    """The part of run.json that a report shows."""
 
     out: str
     finished: str = ""
@@ -175,7 +175,7 @@ class RunFacts(_Part):
 
     @property
     def warnings(self) -> list[str]:
-        """What did not go as usual."""
+        """Anything unusual."""
         found = [text for model in self.work.models for text in model.warnings]
         if self.counts.rejected:
             records = "record was" if self.counts.rejected == 1 else "records were"
@@ -187,7 +187,7 @@ class RunFacts(_Part):
         return found
 
     def document(self, limits: Limits) -> Row:
-        """The facts as JSON values, long lists cut."""
+        """As JSON values, with long lists truncated."""
         values = self.model_dump()
         return {
             **values,
@@ -205,13 +205,9 @@ def gather(
     labels: Mapping[str, str] | None = None,
     limits: Limits | None = None,
 ) -> Row:
-    """The document of a report; contigs are in the order of the input, and other parts name them by their index.
+    """The document of a report; contigs are in input order, and other parts refer to them by index.
 
-    Args:
-        folder: the run's folder.
-        document: the content of its run.json.
-        labels: class of contigs by name.
-        limits: None for the usual ones.
+    `document` is the content of run.json; `labels` maps contig names to classes.
 
     Raises:
         DamagedFileError: a table is missing, corrupt, or not of this run; or the document is not a run.json.
@@ -220,7 +216,6 @@ def gather(
     limits = limits or Limits()
     facts = _read_facts(folder, document)
     totals, classes = Totals(), dict[str, Totals]()
-    # The heap of nlargest keeps the most important contigs of the stream.
     shown = heapq.nlargest(
         limits.contigs, _count(_iter_contigs(folder), labels, totals, classes), _importance
     )
@@ -294,7 +289,7 @@ def _headline(counts: _Counts, hosts: int) -> str:
 def _iter_batches(
     path: Path, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a table of a run, with finite numbers and probabilities between 0 and 1."""
+    """Reads a table of a run; refuses numbers that are not finite and probabilities outside 0..1."""
     try:
         with pq.ParquetFile(path) as file:
             if file.schema_arrow != schema:
@@ -311,7 +306,7 @@ def _iter_batches(
         pa.ArrowException,
         OSError,
         ValueError,
-    ) as error:  # OSError is also what pyarrow raises for what it cannot parse
+    ) as error:  # pyarrow raises OSError for what it cannot parse, too
         raise _damaged(path, error) from error
 
 
@@ -320,7 +315,7 @@ def _iter_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
 
 
 def _iter_contigs(folder: RunFolder) -> Iterator[Row]:
-    """The rows of contigs.parquet with `place` (from 0), `regions` (rows of regions.parquet) and `viral_bases`."""
+    """Rows of contigs.parquet with `place` (from 0), `regions` (rows of regions.parquet) and `viral_bases`."""
     regions = groupby(_iter_rows(folder.regions_parquet, REGION_SCHEMA), key=itemgetter("contig"))
     following = next(regions, None)
     for place, contig in enumerate(_iter_rows(folder.contigs_parquet, CONTIG_SCHEMA)):
@@ -340,8 +335,8 @@ class Totals:
     """Sums over contigs.
 
     Attributes:
-        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (viral only in part), hosts (not
-            called virus, but with a region that is more than unsure).
+        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
+            but with a region of a tier above unsure).
         labelled: contigs with a label.
     """
 
@@ -372,7 +367,7 @@ class Totals:
 
     @property
     def document(self) -> Row:
-        """The sums as JSON values; tiers are of contigs called virus, the histogram is of mean_p."""
+        """As JSON values; tiers are of contigs called virus, the histogram is of mean_p."""
         names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
         return {
             **{name: self.values[name] for name in names},
@@ -386,7 +381,7 @@ class Totals:
 def _count(
     contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
 ) -> Iterator[Row]:
-    """Passes contigs on and adds them up, over all and by class."""
+    """Passes contigs through, and adds them up in total and by class."""
     for contig in contigs:
         totals.add(contig)
         if labels is not None:
@@ -398,13 +393,13 @@ def _count(
 
 
 def _importance(contig: Row) -> tuple[bool, int, int, int]:
-    """What comes first where there is no room for all: viral contigs, then by viral chunks, by length, by place."""
+    """Sort key of the contigs to keep if there are too many: viral, then by viral chunks, length, and input order."""
     is_viral = contig["call"] == VIRUS or bool(contig["regions"])
     return (is_viral, contig["viral_chunks"], contig["length"], -contig["place"])
 
 
 def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
-    """The contigs with a track, in the order of the input: the first ones with enough chunks, as far as there is room."""
+    """Contigs with a track, in input order: those with enough chunks, in order of importance, up to `max_chunks` in all."""
     chosen: list[Row] = []
     for contig in contigs:
         if (
@@ -418,7 +413,7 @@ def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
 
 
 def _read_scores(path: Path, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Histogram of the scores of all chunks, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
+    """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
     counts = np.zeros(BINS, np.int64)
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
@@ -438,7 +433,7 @@ def _read_scores(path: Path, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int6
 def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """Probabilities (n,) as levels 0 to `LEVELS`, `NO_SCORE` for NaN.
 
-    A level covers the p from level / 254 to 1/254 above, so that 0.5 is the border of a level.
+    A level spans 1/254 upwards from level / 254, so that 0.5 is the border of a level.
     """
     levels = np.floor(np.nan_to_num(p_virus) * LEVELS).astype(np.uint8)
     levels[np.isnan(p_virus)] = NO_SCORE
@@ -446,7 +441,7 @@ def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """How many of the probabilities (n,) lie in each of `BINS` equal parts of 0 to 1; without NaN."""
+    """Counts of the probabilities (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
     bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
     return np.bincount(bins, minlength=BINS).astype(np.int64)
 
@@ -479,7 +474,7 @@ def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:
 
 
 def _read_rejected(path: Path, limits: Limits) -> Row:
-    """How many records were rejected, for which reasons, and the first of them."""
+    """Number of rejected records, their reasons, and the first records."""
     reasons: Counter[str] = Counter()
     first: list[list[str]] = []
     try:
@@ -505,14 +500,13 @@ def _cut(text: str, letters: int) -> str:
 
 
 def read_labels(path: Path) -> Mapping[str, str]:
-    """The class of each contig by its name.
+    """The class of each contig by name, from a tab-separated file of contig and class.
 
-    Args:
-        path: tab-separated: contig, class; further columns, empty lines, comments after # and a header are ignored. Names may
-            be those of the FASTA or those that virnuc writes.
+    Further columns, empty lines, comments after # and a header are ignored. Names may be those of the FASTA or those that virnuc
+    writes.
 
     Raises:
-        InputError: a line has no class, a contig has two, there are more than `MAX_CLASSES` classes, or it is no text.
+        InputError: a line has no class, a contig has two, there are more than `MAX_CLASSES` classes, or the file is not text.
         OSError: it cannot be read.
     """
     labels: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The report as one HTML file: style, script and data inside, and nothing that a browser would fetch."""
+"""Builds the report as one HTML file with style, script and data embedded, so that a browser fetches nothing."""
 
 import html
 import json
@@ -15,7 +15,7 @@ from virnuc_core.run_folder import RunFolder
 
 _SCRIPTS: Final = ("data.js", "charts.js", "track.js", "table.js", "page.js")
 _MARK: Final = re.compile(r"\{\{(\w+)\}\}")
-# What would end the script element, or be taken for markup; in JSON these stand only in strings.
+# Could end the script element or be taken for markup; in JSON these occur only in strings.
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
@@ -25,15 +25,9 @@ def write_report_page(
     labels: Mapping[str, str] | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Writes report.html from the tables of a run, atomically.
+    """Writes report.html from the tables of a run, atomically; `labels` (class by contig name) adds metrics by class.
 
     The content security policy lets a browser run this one script, apply this one style sheet, and fetch nothing.
-
-    Args:
-        folder: the run's folder, with its tables.
-        document: the content of its run.json.
-        labels: class of contigs by name, for metrics by class.
-        limits: how much of a large run is in it; None for the usual.
 
     Raises:
         DamagedFileError: a table or the document is not as virnuc writes it.
@@ -52,12 +46,12 @@ def write_report_page(
         "script": script,
         "data": script_json(data),
     }
-    # In one pass: what is filled in is not looked through again.
+    # In one pass, so that marks in filled-in text are not replaced.
     write_text(folder.page, _MARK.sub(lambda mark: values[mark[1]], _source("template.html")))
 
 
 def script_json(document: Mapping[str, Any]) -> str:
-    """JSON that is safe in a script element, whatever its strings hold; nothing but ASCII."""
+    """ASCII-only JSON that is safe in a script element, whatever its strings hold."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     for letter, escape in _ESCAPES.items():
         text = text.replace(letter, escape)
