@@ -68,7 +68,7 @@ def local_prefect(*, lasting: bool = False) -> Iterator[None]:
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     if lasting:
-        from flows.pool_runs import require_lasting_server
+        from flows.pool import require_lasting_server
 
         require_lasting_server()
     if PREFECT_API_URL.value():
