@@ -24,8 +24,8 @@ import transformers
 from torch.nn import functional
 
 from benchmarks.esm_models import fair_esm_model, hugging_face_model
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.inference.device import cpu_has_bf16, default_token_budget
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.pooling import mean_pool
@@ -55,7 +55,8 @@ def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Conten
 
     def run() -> list[torch.Tensor]:
         vectors = []
-        for batch in iter_batches(tokens, pack(tokens.num_tokens, token_budget)):
+        for rows in pack(tokens.num_tokens, token_budget).batches:
+            batch = tokens.take(rows)
             layout = model.build_layout(batch.cu_seqlens, "sdpa")
             hidden_states = model(torch.from_numpy(batch.input_ids), layout)
             vectors.append(mean_pool(hidden_states, layout.cu_seqlens, specials=False))

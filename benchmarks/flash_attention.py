@@ -36,7 +36,8 @@ from virnuc_core.models.attention_plain import turned
 from virnuc_core.models.attention_varlen import VarlenAttention
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.loading import load_model
-from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
 RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"

@@ -24,7 +24,7 @@ from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 RESULT: Final = Path(__file__).parent / "results" / "lane_overhead.json"
 EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"

@@ -4,6 +4,7 @@ Prefect reads the environment when it is first imported, so `benchmarks.lane_ove
 this module.
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -20,8 +21,8 @@ from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from benchmarks.prefect_server import Json, Server, running, wait_until
-from deployments.server import GPU_POOL
-from deployments.worker import QUERY_SECONDS, WorkerChoice, worker_programs
+from deployments.server import GPU_POOL, server_url
+from deployments.worker import QUERY_SECONDS
 from flows.lanes import embed_lane
 from flows.naming import lane_journal_name
 from flows.pool import LANE_DEPLOYMENT
@@ -85,9 +86,9 @@ def submit(lanes: int, folder: str) -> tuple[list[UUID], list[float]]:
 
 def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     """What lanes of one shard cost on a pool with one worker, and what they leave in the database."""
-    (worker,) = worker_programs(WorkerChoice(devices="cpu", workers=1, runs=0))
+    command = (sys.executable, "-m", "virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
     log = folder.root / "worker.log"
-    with get_client(sync_client=True) as client, running(worker.command, log, worker.environment):
+    with get_client(sync_client=True) as client, running(command, log, {"PREFECT_API_URL": server_url()}):
         wait_until(lambda: _has_worker(client), "the worker is online")
         before = server.requests()
         time.sleep(_SECONDS_IDLE)

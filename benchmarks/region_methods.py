@@ -45,11 +45,11 @@ class TwoStates:
 def methods() -> dict[str, dict[str, Method]]:
     """Every method with every setting that was tried, by name and setting."""
     levels = [
-        RegionModel(change_every=distance, scatter=scatter, doubt=doubt, reach=reach)
+        RegionModel(change_every=distance, emission_sd=sd, outlier_weight=weight, max_gap=gap)
         for distance in DISTANCES
-        for scatter in (0.8, 1.0, 1.2, 1.4, 1.6)
-        for doubt in (0.003, 0.01, 0.03)
-        for reach in (1_500.0, 2_500.0, 5_000.0, 1e6)
+        for sd in (0.8, 1.0, 1.2, 1.4, 1.6)
+        for weight in (0.003, 0.01, 0.03)
+        for gap in (1_500.0, 2_500.0, 5_000.0, 1e6)
     ]
     two_states = [
         TwoStates(border_every=distance, doubt=doubt, neutral_p=neutral)

@@ -34,8 +34,8 @@ from benchmarks.made_regions import (
 )
 from benchmarks.region_methods import methods
 from benchmarks.reports import print_and_write
-from virnuc_core.results.chunk_tables import DNA_ALONE_STATUS
 from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, find_regions
+from virnuc_core.results.tables import DNA_ALONE_STATUS
 
 SEED: Final = 6
 NUM_SEGMENTS: Final = dict(zip(SEGMENT_LENGTHS, (24, 20, 16), strict=True))

@@ -19,7 +19,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmarks.reports import print_and_write
 from virnuc_cli.main import main as virnuc
-from virnuc_core.results.chunk_tables import DNA_ALONE_STATUS
+from virnuc_core.results.tables import DNA_ALONE_STATUS
 from virnuc_core.training.metrics import calibration_error
 
 CHUNK_LENGTHS = (500, 300)

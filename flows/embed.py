@@ -7,7 +7,6 @@ from prefect import flow
 from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
 from flows.outputs import require_absolute, require_no_input
-from flows.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime, embed_config
 from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
 from tasks.lanes import LaneTracking, stage_clock
@@ -18,6 +17,7 @@ from virnuc_core.models.checkpoints import family_of
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
+from virnuc_core.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime, embed_config
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)

@@ -7,7 +7,6 @@ from prefect import flow
 from flows.labelled_naming import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
-from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
 from tasks.artifacts import attach_api_log_handler
 from tasks.evaluation import RUN_NAME, EvaluationReport, evaluate_run
 from tasks.labelling import label
@@ -16,6 +15,7 @@ from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import head_of
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
 from virnuc_core.training.labels import LabelledFiles
 
 

@@ -15,7 +15,6 @@ from prefect.runtime import flow_run
 
 from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.pool import PoolLanes
-from flows.settings import LaneMode
 from tasks.artifacts import attach_api_log_handler
 from tasks.embedding import compute_shards, end_lane_processes, find_pending
 from tasks.lanes import LaneObserver, LaneRows, LaneWatch, sampling_gpu
@@ -27,10 +26,10 @@ from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import deal_shards
-from virnuc_core.inference.shards import missing_shards
+from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan, read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import LaneMode, RunConfig
 
 _SECONDS_BETWEEN_POLLS: Final = 0.5
 

@@ -14,13 +14,13 @@ from pydantic import Field, FiniteFloat
 
 from flows.outputs import require_absolute
 from flows.predict import predict
-from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings
 from tasks.artifacts import attach_api_log_handler
 from tasks.nightly import DIGESTS_NAME, DigestCache, NightlyBatch, PredictResult, iter_inbox, lock_results
 from tasks.pages.nightly_page import NightlyReport, publish_nightly
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import VirnucError
+from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings
 
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final, Self, TypeVar, cast
@@ -36,10 +36,10 @@ from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
 from virnuc_core.inference.launcher import deal_shards
-from virnuc_core.inference.shards import missing_shards
+from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan, read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 WORK_POOL: Final = "virnuc-gpu"
 LANE_DEPLOYMENT: Final = "embed-lane/gpu"
@@ -103,7 +103,7 @@ class PoolLanes:
         """
         parameters = {
             "folder": str(folder.root.resolve()),
-            "config": asdict(_for_worker(config)),
+            "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
             "device": self._device,
         }
@@ -431,8 +431,8 @@ def _read_pages(read: Callable[[int], Sequence[Item]]) -> list[Item]:
 def _for_worker(config: RunConfig) -> RunConfig:
     """The same for a process that has another working folder and another environment."""
     names = ("esm_model", "dnabert_model", "head", "dna_head")
-    paths: dict[str, Any] = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
-    return replace(config, **paths, switches=env().switches)
+    paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
+    return config.model_copy(update={**paths, "switches": env().switches})
 
 
 def _is_at_work(run: FlowRun) -> bool:

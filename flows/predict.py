@@ -7,7 +7,6 @@ from prefect import flow
 from flows.lanes import choose_lanes, run_lanes
 from flows.naming import run_name
 from flows.outputs import require_absolute
-from flows.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
 from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
 from tasks.lanes import LaneTracking, stage_clock
@@ -16,6 +15,7 @@ from tasks.results import aggregate, classify, validate
 from tasks.tracking import Value, tracked_run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)

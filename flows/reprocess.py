@@ -7,23 +7,22 @@ from prefect import flow
 from flows.lanes import choose_lanes, run_lanes
 from flows.naming import reprocess_name
 from flows.outputs import require_absolute, require_run
-from flows.settings import (
-    REPROCESS_DEFAULTS,
-    LaneMode,
-    PositiveTime,
-    ReprocessSettings,
-    reprocess_config,
-)
 from tasks.artifacts import attach_api_log_handler
 from tasks.lanes import LaneTracking, stage_clock
 from tasks.publishing import params_of, prefect_tags, publish
 from tasks.reprocessing import move_to_next
 from tasks.results import aggregate, classify, validate
 from tasks.tracking import tracked_run
-from virnuc_core.results.next_run import drop_next, open_next
+from virnuc_core.pipeline import reprocess_config
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder
 from virnuc_core.run_plan import read_plan
+from virnuc_core.settings import (
+    REPROCESS_DEFAULTS,
+    LaneMode,
+    PositiveTime,
+    ReprocessSettings,
+)
 
 
 @flow(name="reprocess", flow_run_name=reprocess_name, persist_result=False)

@@ -8,7 +8,6 @@ from prefect import flow
 from flows.labelled_naming import labelled_name
 from flows.lanes import choose_lanes, run_lanes
 from flows.outputs import require_absolute, require_head_name, require_no_input
-from flows.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
 from tasks.artifacts import attach_api_log_handler
 from tasks.indexing import index
 from tasks.labelling import label
@@ -20,6 +19,7 @@ from tasks.training import HeadSettings, TrainingReport, card_of, divide, fit, h
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
+from virnuc_core.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
 

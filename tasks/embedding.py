@@ -8,7 +8,7 @@ from tasks.stage import stage, stopping
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.shards import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 

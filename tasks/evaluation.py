@@ -18,10 +18,10 @@ from tasks.tracking import TrackedRun
 from tasks.training_plots import reliability_figure, roc_figure, save_png
 from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import MismatchError
-from virnuc_core.results.chunk_tables import DNA_ALONE_STATUS
+from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.text_table import NOT_AVAILABLE
-from virnuc_core.results.verdicts import VIRUS
+from virnuc_core.results.tables import DNA_ALONE_STATUS
+from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import Figures, KnownCalls, figures_of

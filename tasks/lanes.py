@@ -25,11 +25,11 @@ from virnuc_core.inference.events import (
 )
 from virnuc_core.inference.lane_journal import JournalEntry, JournalTail, lane_report
 from virnuc_core.inference.nvidia_smi import query_gpus
+from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
-from virnuc_core.shard_file import ShardCounters, sum_counters
 
 # Sets metrics over time apart from the final ones, which runs are compared by.
 PROGRESS: Final = "progress/"

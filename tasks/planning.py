@@ -5,7 +5,7 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 
 @stage

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
-from virnuc_core.results.text_table import NOT_AVAILABLE
-from virnuc_core.results.verdicts import DEFAULT_THRESHOLD
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
+from virnuc_core.results.tables import PREDICTION_SCHEMA
+from virnuc_core.results.writers import NOT_AVAILABLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
 
 
 def _p_virus(predictions: Path) -> Iterator[float]:
-    column = PREDICTION_COLUMNS.index("p_virus")
+    column = PREDICTION_SCHEMA.names.index("p_virus")
     with predictions.open(encoding="utf-8") as lines:
         next(lines, None)
         for line in lines:

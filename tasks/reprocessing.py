@@ -1,7 +1,7 @@
 """The end of the move of a run to another one."""
 
 from tasks.stage import stage
-from virnuc_core.results.next_run import put_in_place
+from virnuc_core.results.run_opening import put_in_place
 from virnuc_core.run_folder import RunFolder
 
 

@@ -3,22 +3,20 @@
 from pathlib import Path
 
 from tasks.stage import stage
-from virnuc_core.inference.shards import remove_shard_temporaries, require_all_shards
+from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import ShardCounters
 
 
 @stage
 def validate(folder: RunFolder) -> None:
-    """Makes sure that every shard of the plan is there and whole; what killed lanes have left is removed then.
+    """Makes sure that every shard of the plan is there, and removes what killed lanes have left; merging them checks their content.
 
     Raises:
-        DamagedFileError: one is not; the same command computes it again.
-        MismatchError: one is of another run.
+        DamagedFileError: one is not; the same command computes it.
     """
     plan = read_plan(folder.plan)
     require_all_shards(folder, plan)
@@ -27,7 +25,7 @@ def validate(folder: RunFolder) -> None:
 
 @stage
 def aggregate(folder: RunFolder, out: Path) -> ShardCounters:
-    """Merges the shards into one file in input order; gives the work of all of them together."""
+    """Checks the shards and merges them into one file in input order; gives the work of all of them together."""
     return merge_shards(folder, read_plan(folder.plan), FrameStore.open(folder.frames), out)
 
 

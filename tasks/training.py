@@ -19,14 +19,14 @@ from tasks.tracking import MetricPoint, TrackedRun
 from tasks.training_plots import reliability_figure, roc_figure, save_png
 from virnuc_core.atomic_write import make_folder, write_text
 from virnuc_core.errors import InputError
+from virnuc_core.inference.shard import ShardCounters
 from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
+from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.verdicts import VIRUS, call_chunks, call_contig, sum_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.translation import LEAST_BASES
-from virnuc_core.shard_file import ShardCounters
 from virnuc_core.training.frames import (
     PartCounts,
     count_parts,
@@ -263,23 +263,17 @@ def _test_calls(
     scores = score_frames(folder, plan, head, rows)
     number_of_chunk = np.cumsum(is_test_chunk) - 1
     chunk_record = store.chunk_record[is_test_chunk]
-    verdicts = call_chunks(
+    chunks = call_chunks(
         scores, number_of_chunk[store.frame_chunk[rows]], store.frame_number[rows], len(chunk_record)
     )
-    totals = sum_contigs(verdicts, chunk_record, store.num_records)
-    contigs = np.flatnonzero(is_test_record)
-    with np.errstate(invalid="ignore"):
-        mean_p = totals.p_sum[contigs] / totals.scored_chunks[contigs]
-    called = [
-        call_contig(scored, p_sum) == VIRUS
-        for scored, p_sum in zip(
-            totals.scored_chunks[contigs].tolist(), totals.p_sum[contigs].tolist(), strict=True
-        )
-    ]
+    contigs = call_contigs(chunks, chunk_record, store.num_records)
+    own = np.flatnonzero(is_test_record)
     chunk_rows = store.record_number[chunk_record] - 1
     return {
-        "chunks": known_calls(verdicts.is_virus, verdicts.p_virus, chunk_rows, table),
-        "contigs": known_calls(called, mean_p, store.record_number[contigs] - 1, table),
+        "chunks": known_calls(chunks.is_virus, chunks.p_virus, chunk_rows, table),
+        "contigs": known_calls(
+            contigs.is_virus[own], contigs.mean_p[own], store.record_number[own] - 1, table
+        ),
     }
 
 

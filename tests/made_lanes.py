@@ -12,7 +12,7 @@ from virnuc_core.inference.events import (
     StageSeconds,
 )
 from virnuc_core.inference.lane_journal import JournalEntry
-from virnuc_core.shard_file import ModelCounters, ShardCounters
+from virnuc_core.inference.shard import ModelCounters, ShardCounters
 
 
 def at(moment: float, event: LaneEvent) -> JournalEntry:

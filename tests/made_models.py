@@ -21,7 +21,8 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import ModelSpec, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import ModelSpec
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"

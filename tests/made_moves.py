@@ -8,7 +8,7 @@ from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import write_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 
 def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:

@@ -9,17 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.outputs import require_no_input, require_run
-from flows.settings import (
-    LANE_DEFAULTS,
-    EmbedSettings,
-    FramesSettings,
-    LaneMode,
-    LaneSettings,
-    PredictSettings,
-    ReprocessSettings,
-    predict_config,
-    read_settings,
-)
 from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
 from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
 from virnuc_cli.terminal import OutputMode, show, terminal
@@ -30,6 +19,17 @@ from virnuc_core.models.catalogue import require_known_model, resolve_head, spli
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.settings import (
+    LANE_DEFAULTS,
+    EmbedSettings,
+    FramesSettings,
+    LaneMode,
+    LaneSettings,
+    PredictSettings,
+    ReprocessSettings,
+    predict_config,
+    read_settings,
+)
 from virnuc_core.specs import Family
 
 
@@ -149,22 +149,22 @@ def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, out
 
 def run_inspect(path: str, *, output: OutputMode) -> int:
     """`virnuc inspect`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.inspection import inspect_path  # imports torch
+    from virnuc_core.results.integrity import inspect_path  # imports torch
 
     with terminal(output):
         found = inspect_path(Path(path))
     show(output, found.document, found.summary)
-    return 0 if found.is_whole else DamagedFileError.exit_code
+    return 0 if found.is_complete else DamagedFileError.exit_code
 
 
 def run_fsck(path: str, *, output: OutputMode) -> int:
     """`virnuc fsck`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.fsck import check_path  # imports torch
+    from virnuc_core.results.integrity import inspect_path  # imports torch
 
     with terminal(output):
-        found = check_path(Path(path))
+        found = inspect_path(Path(path), thorough=True)
     show(output, found.document, found.summary)
-    return 0 if found.is_whole else DamagedFileError.exit_code
+    return 0 if found.is_complete else DamagedFileError.exit_code
 
 
 def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
@@ -177,8 +177,7 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
     """
     from virnuc_core.results.report.html import write_report_page
     from virnuc_core.results.report.labels import read_labels
-    from virnuc_core.results.result_files import records_of, require_unchanged
-    from virnuc_core.results.run_json import write_document
+    from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 
     require_run(Path(run))
@@ -197,7 +196,7 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
 
 def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) -> None:
     """`virnuc export`."""
-    from virnuc_core.results.export import export_embeddings
+    from virnuc_core.results.embeddings import export_embeddings
 
     require_no_input(Path(to), (embeddings,))
     folder_of(Path(to))

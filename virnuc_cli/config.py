@@ -100,7 +100,7 @@ def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[
     Raises:
         click.ClickException: a flag, variable or file has a value that cannot be used.
     """
-    from flows.settings import PRESETS  # imports pydantic, which --help needs not wait for
+    from virnuc_core.settings import PRESETS  # imports pydantic, which --help needs not wait for
 
     parent, command = root, root.command
     for depth, name in enumerate(path, start=1):
@@ -116,11 +116,11 @@ def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[
     )
     with relaxed.make_context(path[-1], list(arguments), parent=parent) as ctx:
         preset = str(ctx.params.get("preset"))
-        chosen_together = {str(name): choice for name, choice in PRESETS.items()}.get(preset)
+        chosen_together = {str(name): choice for name, choice in PRESETS.items()}.get(preset, {})
         for key, option in options.items():
             value = ctx.params[option.name or ""]
             source, where = origin_of(ctx, option)
-            chosen = getattr(chosen_together, option.name or "", None)
+            chosen = chosen_together.get(option.name or "")
             if value is None and chosen is not None:
                 yield Origin(setting=key, value=chosen, source="preset", where=preset)
             else:

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from virnuc_core.errors import InputError, UsageError, VirnucError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.sequences.reader import STDIN
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family
 
 
 def require_models_and_head(config: RunConfig) -> None:

@@ -10,11 +10,11 @@ from deployments.register import NightlyChoice, register
 from deployments.up import Stack, run_stack
 from deployments.worker import WorkerChoice, work
 from flows.outputs import absolute_path
-from flows.settings import PredictSettings, predict_config, read_settings
 from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_cli.preflight import require_models_and_head
 from virnuc_cli.terminal import OutputMode, show
 from virnuc_core.env_config import env
+from virnuc_core.settings import PredictSettings, predict_config, read_settings
 
 
 def run_deploy(

@@ -118,10 +118,10 @@ def run_train(
 ) -> None:
     """`virnuc train`."""
     from flows.outputs import require_head_name
-    from flows.settings import LaneSettings, TrainSettings, read_settings, train_config
     from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import folder_of, require_inputs, require_models
     from virnuc_cli.terminal import show, terminal
+    from virnuc_core.settings import LaneSettings, TrainSettings, read_settings, train_config
 
     chosen = read_settings(TrainSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
@@ -149,10 +149,10 @@ def run_evaluate(
     output: "OutputMode",
 ) -> None:
     """`virnuc evaluate`."""
-    from flows.settings import LaneSettings, PredictSettings, predict_config, read_settings
     from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import require_inputs, require_models_and_head
     from virnuc_cli.terminal import show, terminal
+    from virnuc_core.settings import LaneSettings, PredictSettings, predict_config, read_settings
 
     chosen = read_settings(PredictSettings, {name: v for name, v in values.items() if name not in _LABELLED})
     lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})

@@ -5,44 +5,40 @@
 docs/python-api.md shows them at work.
 """
 
+import inspect
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.json_records import record_of
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
-from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.results.export import export_embeddings
-from virnuc_core.results.text_table import NOT_AVAILABLE
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
 from virnuc_core.results.whole_run import embed_run, predict_run
+from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason
-from virnuc_core.specs import (
-    Alphabet,
-    AttentionChoice,
-    CompileMode,
-    EmbeddingsDtype,
-    Engine,
-    Precision,
+from virnuc_core.settings import (
+    EngineSettings,
     RunConfig,
+    ScoringSettings,
+    Settings,
+    embed_config,
+    read_settings,
 )
+from virnuc_core.specs import Alphabet
 
 __all__ = [
     "Embeddings",
-    "Options",
-    "PredictOptions",
     "Predictions",
     "embed",
     "export_embeddings",
@@ -50,54 +46,33 @@ __all__ = [
     "predict",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
 # What is a name or a word, though it may look like a number or like nothing.
 _TEXT_COLUMNS: Final = ("contig", "call", "tier", "status", "best_frame", "id", "file", "reason")
 
 
-class Options(TypedDict, total=False):
-    """How models compute; each is the flag of the command line with the same name.
+def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
+    """Shows the settings that a function takes as keywords in its signature, where notebooks and help() look for them."""
 
-    Attributes:
-        devices: "auto" (every GPU, or the CPU), "cpu", or GPU numbers such as "0,1".
-        precision: arithmetic of the models; "auto" is fp16 on a GPU and fp32 on the CPU.
-        repr_layer: layer of the representation, 0 to the number of layers; None is the last.
-        token_budget: most tokens in one packed batch; None is by model and device.
-        engine: "packed", or "reference": one sequence at a time, fp32, plain attention.
-        attention: attention backend.
-        compile_mode: how torch.compile treats the layers.
-        shard_seconds: estimated work in a shard, in seconds, which is what a killed run loses at most.
-    """
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *named, _ = signature.parameters.values()
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.rebuild_annotation(),
+            )
+            for name, field in kind.model_fields.items()
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        return function
 
-    devices: str
-    precision: Precision
-    repr_layer: int | None
-    token_budget: int | None
-    engine: Engine
-    attention: AttentionChoice
-    compile_mode: CompileMode
-    shard_seconds: float | None
-
-
-class PredictOptions(Options, total=False):
-    """What `predict` takes besides.
-
-    Attributes:
-        dna_head: head that scores chunks without an open frame by their DNA alone, "auto" for the bundled one of the
-            bundled models; None gives them no score.
-        dnabert_precision: arithmetic of DNABERT-S alone.
-        dnabert_engine: engine of DNABERT-S alone.
-        embeddings: how vectors are stored in `embeddings.h5`: "float32", "float16" or "none".
-        min_length: records of fewer bases are not used; `rejected` has them.
-        threshold: p_virus from which chunks and contigs are called virus.
-    """
-
-    dna_head: str | None
-    dnabert_precision: Precision | None
-    dnabert_engine: Engine | None
-    embeddings: EmbeddingsDtype
-    min_length: int
-    threshold: float
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +96,14 @@ class Predictions:
     folder: Path | None
 
 
-def embed(sequences: Sequence[str], model: str, **options: Unpack[Options]) -> npt.NDArray[np.float32]:
+@_takes_settings(EngineSettings)
+def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[np.float32]:
     """Embeds proteins or DNA: one mean vector a sequence.
 
     Args:
         sequences: letters, in any case; equal ones are computed once.
         model: `esm2:NAME|PATH` for proteins, `dnabert:NAME|PATH` for DNA, or a path alone.
-        **options: how to compute, see `Options`.
+        **options: how to compute: the settings of `virnuc_core.settings.EngineSettings`.
 
     Returns:
         float32 (n, D), in the order of the sequences.
@@ -138,10 +114,8 @@ def embed(sequences: Sequence[str], model: str, **options: Unpack[Options]) -> n
     """
     family, name = family_of(model)
     require_known_model(name, family)
-    is_protein = family == "esm2"
-    models = {"esm_model": name if is_protein else None, "dnabert_model": None if is_protein else name}
-    config = _config({"chunk_length": None, **models, **options})
-    _require_usable(sequences, "protein" if is_protein else "dna")
+    config = embed_config(family, name, read_settings(EngineSettings, options))
+    _require_usable(sequences, "protein" if family == "esm2" else "dna")
     if not sequences:
         return np.empty((0, read_spec(resolve_checkpoint(name, family)).embedding_dim), np.float32)
     with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
@@ -149,10 +123,11 @@ def embed(sequences: Sequence[str], model: str, **options: Unpack[Options]) -> n
         fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
         folder = RunFolder(root / "run")
         embed_run([fasta], folder.root, config)
-        with EmbeddingsFile(folder.embeddings) as file:
-            return file.rows(EMBED_VECTORS, 0, file.num_rows)
+        with Embeddings(folder.embeddings, own=True) as file:
+            return file.rows(EMBED_VECTORS, 0, len(file))
 
 
+@_takes_settings(ScoringSettings)
 def predict(
     source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]],
     *,
@@ -162,7 +137,7 @@ def predict(
     dnabert_model: str = "tiny",
     head: str | None = None,
     force: bool = False,
-    **options: Unpack[PredictOptions],
+    **options: Any,
 ) -> Predictions:
     """Calls contigs viral or not, as `virnuc predict` does.
 
@@ -175,7 +150,7 @@ def predict(
         dnabert_model: DNABERT-S: the same.
         head: classifier head that was trained on these models; None takes the bundled one of the bundled models.
         force: keep nothing of an earlier run in `out`.
-        **options: how to compute, see `PredictOptions`.
+        **options: how to compute: the other settings of `virnuc_core.settings.ScoringSettings`.
 
     Raises:
         InputError: a file cannot be read, or nothing in it can be used.
@@ -183,7 +158,8 @@ def predict(
         VirnucError: what else is wrong, and what to do.
     """
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
-    config = _config({"chunk_length": chunk_length, **names, **options})
+    settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
+    config = RunConfig(**settings.given)
     require_heads(config)  # reading the inputs takes its time
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
@@ -212,20 +188,6 @@ def open_embeddings(path: str | Path) -> Embeddings:
         CheckpointError: it is a torch file that holds more than tensors and names.
     """
     return Embeddings(path)
-
-
-def _config(values: Mapping[str, Any]) -> RunConfig:
-    """Checks plain values.
-
-    Raises:
-        UsageError: one is unknown, or of another type than it must be.
-    """
-    devices = str(values.get("devices", "auto"))
-    split = [part.strip() for part in devices.split(",")]
-    try:
-        return record_of(RunConfig, {**values, "devices": split})
-    except ValueError as error:
-        raise UsageError(f"this option cannot be used: {error}. See docs/python-api.md.") from error
 
 
 @contextmanager

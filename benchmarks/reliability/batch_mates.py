@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.reports import print_and_write
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.benchmark.made_sequences import random_tokens
 from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch
@@ -27,7 +27,8 @@ from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.loading import load_model
 from virnuc_core.run_plan import PlannedModel
-from virnuc_core.specs import Precision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Precision
 
 _SHORTEST, _LONGEST = 12, 340
 _FEW: Final = 10
@@ -41,13 +42,12 @@ def embed(
     model: ResidentModel, streams: HostStreams, tokens: TokenColumn, rows: Int64, planned: PlannedModel
 ) -> Float32:
     """fp32 (n, D): the vectors of n rows, packed in this order as a run does it."""
-    lengths, starts = tokens.num_tokens[rows], tokens.offsets[rows]
-    ids = np.concatenate([tokens.input_ids[s : s + n] for s, n in zip(starts, lengths, strict=True)])
-    column = TokenColumn(ids, np.concatenate(([0], np.cumsum(lengths))))
-    packing = pack(lengths, planned.token_budget, padded=planned.attention == "padded")
+    column = tokens.take(rows)
+    packing = pack(column.num_tokens, planned.token_budget, padded=planned.attention == "padded")
     at_places = torch.empty((len(rows), planned.spec.embedding_dim), device=streams.device)
     place = 0
-    for batch in iter_batches(column, packing):
+    for members in packing.batches:
+        batch = column.take(members)
         prepared = PreparedBatch(torch.from_numpy(batch.input_ids), batch.cu_seqlens, place)
         model.embed(prepared, at_places, str)
         place += len(prepared)

@@ -27,7 +27,7 @@ from benchmarks.reports import print_and_write
 
 # A record for people, of which only whole lines are read; and what nothing is written to.
 _RECORDS: Final = re.compile(r"lanes/.*|\.virnuc\.lock")
-_NUMBERS: Final = re.compile(r"(?<=shard_)\d+|(?<=\.sort-)\w+|\.[0-9a-f]{16}(?=\.tmp)")
+_NUMBERS: Final = re.compile(r"(?<=shard_)\d+|\.[0-9a-f]{16}(?=\.tmp)")
 _LOSSES: Final[dict[str, Callable[[Disk], None]]] = {
     "as it is": lambda disk: None,
     "content lost": Disk.lose_content,

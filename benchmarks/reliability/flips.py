@@ -24,13 +24,12 @@ import numpy as np
 from benchmarks.reliability.small_run import final_files, make_material, run
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
-from virnuc_core.inference.shards import identity_of
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.inference.shard import read_shard, shard_identity
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import read_shard
 
 _RECORDS: Final = 40
 
@@ -88,18 +87,18 @@ class Laboratory:
 
     def _read_shard(self, path: Path) -> Values:
         shard = self._plan.shards[int(path.stem.rpartition("_")[2])]
-        result = read_shard(path, identity_of(self._plan, shard))
+        result = read_shard(path, shard_identity(self._plan, shard))
         return {field.name: getattr(result, field.name) for field in fields(result)}
 
     def _verify(self, path: Path) -> Values:
-        with EmbeddingsFile(path) as file:
+        with Embeddings(path, own=True) as file:
             file.verify()
-            return dict(file.attributes)
+            return dict(file.attrs)
 
     def _read_rows(self, path: Path) -> Values:
-        with EmbeddingsFile(path) as file:
-            rows = {name: file.rows(name, 0, file.num_rows) for name in file.names}
-            return {**rows, "ids": file.ids(0, file.num_rows)}
+        with Embeddings(path, own=True) as file:
+            rows = {name: file.rows(name, 0, len(file)) for name in file.names}
+            return {**rows, "ids": file.read_ids(0, len(file))}
 
     def _make_tables(self, path: Path) -> Values:
         shutil.copy(path, self._tables.embeddings)

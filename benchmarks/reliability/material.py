@@ -29,7 +29,7 @@ from virnuc_core.inference.events import (
 )
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult, shard_identity, write_shard
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.key_mapping import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
 from virnuc_core.results.aggregate import aggregate
@@ -37,8 +37,8 @@ from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult, write_shard
-from virnuc_core.specs import ModelSpec, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import ModelSpec
 
 CHUNK_LENGTH: Final = 60
 _WIDTH: Final = 16
@@ -226,7 +226,7 @@ def make_run(root: Path, models_folder: Path) -> RunPlan:
             scores=np.stack([1 - virus, virus], axis=1),
             counters=_counters(plan, rows),
         )
-        write_shard(folder.shard(shard.index), result, identity_of(plan, shard))
+        write_shard(folder.shard(shard.index), result, shard_identity(plan, shard))
     aggregate(folder, plan, store)
     counts = write_tables(folder, store)
     folder.report.write_text(json.dumps({"schema_version": 2, "counts": asdict(counts), "out": "run"}))

@@ -10,24 +10,24 @@ from typing import Any, Final
 
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
-from pydantic import BaseModel
 
 from benchmarks.reliability.mutations import HOSTILE_VALUES
 from flows.embed import embed
 from flows.nightly import nightly
 from flows.predict import predict
-from flows.settings import (
-    EmbedSettings,
-    FramesSettings,
-    LaneSettings,
-    PredictSettings,
-    predict_config,
-    read_settings,
-)
 from virnuc_cli.main import main
 from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.settings import (
+    EmbedSettings,
+    FramesSettings,
+    LaneSettings,
+    PredictSettings,
+    Settings,
+    predict_config,
+    read_settings,
+)
 
 _TEXTS: Final = (
     *[value for value in HOSTILE_VALUES if isinstance(value, str)],
@@ -116,7 +116,7 @@ def read_parameters(path: Path) -> None:
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> None:
-    kinds: dict[str, type[BaseModel]] = {
+    kinds: dict[str, type[Settings]] = {
         "embed": EmbedSettings,
         "lanes": LaneSettings,
         "frames": FramesSettings,

@@ -5,24 +5,23 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.reliability import material
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, lane_report, raise_failure
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards, read_identity
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec
 from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.inspection import inspect_path
+from virnuc_core.results.integrity import inspect_path
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import read_identity
 from virnuc_core.specs import Alphabet
 
 _DNA: Final = ("ACGT" * 40, "ACGTNNNNACGT", "", "acgtRYKM", "A" * 300)
@@ -127,7 +126,7 @@ def read_store(path: Path) -> None:
     """A frame store: its ids, too, when its content is as its checksum says."""
     inspected = inspect_path(path.parent)
     store = FrameStore.open(path.parent)
-    if inspected.is_whole:
+    if inspected.is_complete:
         for begin in range(0, store.num_frames, _ROWS):
             store.frame_ids(begin, min(begin + _ROWS, store.num_frames))
 

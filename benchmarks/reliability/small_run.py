@@ -28,7 +28,7 @@ from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 CONTIGS: Final = "contigs.fa"
 # Small enough for several shards.

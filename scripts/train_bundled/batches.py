@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scripts.train_bundled.dataset import Genomes, TokenizedFrames
 from scripts.train_bundled.network import TinyPair, Tokens
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.training.sampling import sample_weights
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from scripts.train_bundled.recoding import recode
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.reader import iter_records

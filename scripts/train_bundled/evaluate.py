@@ -8,15 +8,14 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from scripts.train_bundled.dataset import Genomes, TokenizedFrames, tokenized_frames
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import DnabertTokenizer, TokenColumn
 from virnuc_core.inference.device import default_token_budget
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.pooling import mean_pool
-from virnuc_core.results.verdicts import call_chunks
+from virnuc_core.results.calls import call_chunks
 from virnuc_core.specs import Family
 
 
@@ -36,11 +35,12 @@ def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDAr
 def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> npt.NDArray[np.float32]:
     model, spec = load_model(resolve_checkpoint(str(folder), family), device, "fp32")
     vectors = np.empty((len(tokens), spec.embedding_dim), np.float32)
-    for batch in iter_batches(tokens, pack(tokens.num_tokens, default_token_budget(spec, "fp32", device))):
+    for rows in pack(tokens.num_tokens, default_token_budget(spec, "fp32", device)).batches:
+        batch = tokens.take(rows)
         layout = model.build_layout(batch.cu_seqlens, "sdpa")
         hidden_states = model(torch.from_numpy(batch.input_ids).to(device), layout)
         pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
-        vectors[batch.rows] = pooled.cpu().numpy()
+        vectors[rows] = pooled.cpu().numpy()
     return vectors
 
 
@@ -52,13 +52,13 @@ def evaluate(bundle: Path, chunk_length: int, genomes: Genomes, device: str) -> 
     head = load_classifier(bundle / "heads" / f"tiny_{chunk_length}.safetensors")
     scores = head.virus_probabilities(features).numpy()
     frame_numbers = np.zeros(len(scores), np.uint8)
-    verdicts = call_chunks(scores, frames.chunk, frame_numbers, frames.num_chunks)
+    calls = call_chunks(scores, frames.chunk, frame_numbers, frames.num_chunks)
     records = frames.record[np.unique(frames.chunk, return_index=True)[1]]
     viral, classes = genomes.is_viral[records], genomes.classes[records]
-    p_virus, called = (x[verdicts.is_scored] for x in (verdicts.p_virus, verdicts.is_virus))
+    p_virus, called = (x[calls.is_scored] for x in (calls.p_virus, calls.is_virus))
     return {
         "chunks": frames.num_chunks,
-        "share_with_open_frame": round(float(verdicts.is_scored.mean()), 4),
+        "share_with_open_frame": round(float(calls.is_scored.mean()), 4),
         "auroc": round(float(roc_auc_score(viral, p_virus)), 4),
         "average_precision": round(float(average_precision_score(viral, p_virus)), 4),
         "accuracy": round(float((called == viral).mean()), 4),

@@ -37,8 +37,7 @@ from scripts.train_bundled.network import (
     mask_tokens,
     masked_token_losses,
 )
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import MASK_ID as ESM2_MASK_ID
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 
 UNSEEN_CLASS = "invertebrate"
 AMINO_ACID_IDS = (4, 24)
@@ -75,7 +74,7 @@ def loss_of(
     """Weighted sum of the label, class and masked-token losses of one batch."""
     clean = frames.batch(rows, model)
     on_device = torch.from_numpy(rows).to(frames.labels.device)
-    protein, hidden_residues = mask_tokens(clean[0], ESM2_MASK_ID, AMINO_ACID_IDS)
+    protein, hidden_residues = mask_tokens(clean[0], Esm2Tokenizer.mask_id, AMINO_ACID_IDS)
     dna, hidden_pieces = mask_tokens(clean[1], DNABERT_MASK_ID, BPE_IDS)
     features, *states = model.features(protein, dna)
     logits = model.logits(features, frames.chunk_length).float()

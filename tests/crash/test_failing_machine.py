@@ -15,7 +15,7 @@ from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from virnuc_core.atomic_write import temporary_name
 from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 

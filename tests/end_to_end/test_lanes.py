@@ -21,10 +21,10 @@ from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.launcher import deal_shards
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -18,13 +18,13 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
-from flows.settings import PredictSettings
 from tasks.nightly import lock_results
 from tasks.pages.nightly_page import NightReport
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
 from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.settings import PredictSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
@@ -172,7 +172,7 @@ def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
     inbox.put("a.fa", "".join(records).encode())
     inbox.settings = inbox.settings.model_copy(update={"engine": "reference", "shard_seconds": 0.001})
     code = (
-        "from flows.nightly import nightly; from flows.settings import PredictSettings; "
+        "from flows.nightly import nightly; from virnuc_core.settings import PredictSettings; "
         f"settings = PredictSettings.model_validate_json({inbox.settings.model_dump_json()!r}); "
         f"nightly({str(inbox.folder)!r}, {str(inbox.out)!r}, settings)"
     )

@@ -29,7 +29,7 @@ from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.end_to_end.conftest import CommandLine
 from tests.made_plans import PLAN
 from tests.made_reports import island, many_contigs, write_run
-from virnuc_core.results.result_files import records_of
+from virnuc_core.results.run_json import records_of
 from virnuc_core.run_plan import write_plan
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import transformers
 
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoints import resolve_checkpoint

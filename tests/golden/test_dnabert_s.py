@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder

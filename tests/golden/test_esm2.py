@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import EsmConfig, EsmModel
 
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder

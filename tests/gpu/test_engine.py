@@ -15,6 +15,7 @@ from virnuc_core.inference import model_runner
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
@@ -23,8 +24,8 @@ from virnuc_core.models.weights import Checkpoint
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.store_meta import StoreMeta
-from virnuc_core.shard_file import ShardResult
-from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
 pytestmark = [
     pytest.mark.gpu,
@@ -228,7 +229,7 @@ def test_the_model_in_fp32_needs_no_room_beside_the_other(
     shards = plan_of(store, num_shards=2).shards
 
     def planned(precision: Precision) -> RunPlan:
-        plan = make_plan(replace(config, precision=precision), store, "embed", ("cuda:0",))
+        plan = make_plan(config.model_copy(update={"precision": precision}), store, "embed", ("cuda:0",))
         return replace(plan, shards=shards)
 
     expected = joined(run(store, planned("fp32")), "protein")

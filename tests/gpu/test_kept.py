@@ -1,6 +1,5 @@
 """A run that is moved to another head or model on a GPU is byte for byte the one made from nothing there."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, write_plan
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +36,7 @@ def test_it_is_the_run_from_nothing(what: str, models: MadeModels, tmp_path: Pat
     folder, fresh = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "fresh")
     folder.root.mkdir()
     store = build_frame_store([write_contigs(tmp_path / "in.fa")], folder.frames, 60)
-    first = replace(models.config(), shard_seconds=1e-4)
+    first = models.config().model_copy(update={"shard_seconds": 1e-4})
     compute(folder, open_plan(first, store, "predict", (DEVICE,), folder))
     folder.next.root.mkdir()
     folder.next.link_frames()

@@ -18,7 +18,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 pytestmark = [
     pytest.mark.gpu,

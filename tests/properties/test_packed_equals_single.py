@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import build_model
 from virnuc_core.models.pooling import mean_pool
@@ -43,11 +43,12 @@ def made_model(family: Family) -> Encoder:
 def embed(model: Encoder, tokens: TokenColumn, budget: int, backend: AttentionBackend) -> torch.Tensor:
     """One mean vector a sequence, in the order of the column."""
     vectors = torch.zeros(len(tokens), model.spec.embedding_dim)
-    for batch in iter_batches(tokens, pack(tokens.num_tokens, budget)):
+    for rows in pack(tokens.num_tokens, budget).batches:
+        batch = tokens.take(rows)
         layout = model.build_layout(batch.cu_seqlens, backend)
         hidden_states = model(torch.from_numpy(batch.input_ids), layout)
         pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
-        vectors[torch.from_numpy(batch.rows)] = pooled
+        vectors[torch.from_numpy(rows)] = pooled
     return vectors
 
 

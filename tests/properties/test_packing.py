@@ -1,11 +1,12 @@
-"""Packing: every sequence once, budgets kept, the same every time, and as full as plain first-fit-decreasing."""
+"""Packing: every sequence once, budgets kept, the same every time, as full as plain first-fit-decreasing; equal ones found."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import distinct_rows, pack
+from virnuc_core.batching.tokenizers import TokenColumn
+from virnuc_core.columns import ByteColumn
 
 lengths_and_budget = st.tuples(
     st.lists(st.integers(1, 60), max_size=80).map(lambda n: np.array(n, np.int64)), st.integers(1, 200)
@@ -26,52 +27,17 @@ def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
 
 
 @given(lengths_and_budget)
-def test_every_row_is_in_exactly_one_batch(case: tuple[np.ndarray, int]) -> None:
+def test_batches_are_those_of_first_fit_decreasing(case: tuple[np.ndarray, int]) -> None:
     num_tokens, budget = case
     packing = pack(num_tokens, budget)
-    assert sorted(packing.rows.tolist()) == list(range(len(num_tokens)))
-    assert packing.bounds[0] == 0
-    assert packing.bounds[-1] == len(num_tokens)
-    assert (np.diff(packing.bounds) > 0).all()
-
-
-@given(lengths_and_budget)
-def test_no_batch_of_several_sequences_is_over_the_budget(case: tuple[np.ndarray, int]) -> None:
-    num_tokens, budget = case
-    packing = pack(num_tokens, budget)
-    for b, total in enumerate(packing.batch_tokens):
-        rows = packing.rows[packing.bounds[b] : packing.bounds[b + 1]]
-        assert num_tokens[rows].sum() == total
-        assert total <= budget or len(rows) == 1
-
-
-@given(lengths_and_budget)
-def test_bins_are_those_of_first_fit_decreasing(case: tuple[np.ndarray, int]) -> None:
-    num_tokens, budget = case
-    packing = pack(num_tokens, budget)
-    bins = [
-        num_tokens[packing.rows[begin:end]].tolist()
-        for begin, end in zip(packing.bounds, packing.bounds[1:], strict=False)
-    ]
+    bins = [num_tokens[rows].tolist() for rows in packing.batches]
     assert bins == first_fit_decreasing(num_tokens.tolist(), budget)
-
-
-@given(lengths_and_budget)
-def test_efficiency_is_a_share_and_packing_is_deterministic(case: tuple[np.ndarray, int]) -> None:
-    num_tokens, budget = case
-    packing, again = pack(num_tokens, budget), pack(num_tokens, budget)
+    assert packing.batch_tokens.tolist() == [sum(lengths) for lengths in bins]
+    assert sorted(packing.rows.tolist()) == list(range(len(num_tokens)))
     assert 0 < packing.efficiency <= 1
-    np.testing.assert_array_equal(packing.rows, again.rows)
-    np.testing.assert_array_equal(packing.bounds, again.bounds)
-
-
-@given(lengths_and_budget)
-def test_equal_lengths_keep_their_row_order(case: tuple[np.ndarray, int]) -> None:
-    num_tokens, budget = case
-    rows = pack(num_tokens, budget).rows
     for length in set(num_tokens.tolist()):
-        of_length = rows[num_tokens[rows] == length]
-        assert (np.diff(of_length) > 0).all()
+        of_length = packing.rows[num_tokens[packing.rows] == length]
+        assert (np.diff(of_length) > 0).all(), "sequences of one length are in row order"
 
 
 @given(lengths_and_budget, st.integers(0, 5))
@@ -79,12 +45,21 @@ def test_batches_hold_the_tokens_of_their_rows(case: tuple[np.ndarray, int], ski
     num_tokens, budget = case
     offsets = np.concatenate([[0], np.cumsum(num_tokens)]).astype(np.int64) + skipped
     tokens = TokenColumn(np.arange(offsets[-1], dtype=np.int32), offsets)
-    for batch in iter_batches(tokens, pack(tokens.num_tokens, budget)):
-        assert batch.input_ids.dtype == np.int32
-        assert batch.cu_seqlens.dtype == np.int32
-        assert batch.cu_seqlens[-1] == batch.num_tokens
-        assert batch.max_seqlen == np.diff(batch.cu_seqlens).max()
-        for i, row in enumerate(batch.rows):
-            expected = tokens.input_ids[offsets[row] : offsets[row + 1]]
-            got = batch.input_ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-            np.testing.assert_array_equal(got, expected)
+    for rows in pack(tokens.num_tokens, budget).batches:
+        batch = tokens.take(rows)
+        assert (batch.input_ids.dtype, batch.cu_seqlens.dtype) == (np.int32, np.int32)
+        assert batch.cu_seqlens[-1] == len(batch.input_ids)
+        found = np.split(batch.input_ids, batch.cu_seqlens[1:-1])
+        for row, ids in zip(rows, found, strict=True):
+            np.testing.assert_array_equal(ids, tokens.input_ids[offsets[row] : offsets[row + 1]])
+
+
+@given(st.lists(st.text("AC\x00", max_size=20)), st.text("ACG", max_size=9))
+def test_equal_strings_are_found(strings: list[str], before: str) -> None:
+    column = ByteColumn.from_strings([before, *strings, "more"]).rows(1, 1 + len(strings))
+    first: dict[str, int] = {}
+    for row, string in enumerate(strings):
+        first.setdefault(string, row)
+    rows, equal_to = distinct_rows(column)
+    assert rows.tolist() == list(first.values())
+    assert rows[equal_to].tolist() == [first[string] for string in strings]

@@ -13,8 +13,8 @@ from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
 from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
-from virnuc_core.results.run_check import check_run
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
+from virnuc_core.results.integrity import check_run
 from virnuc_core.run_folder import RunFolder
 
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
@@ -62,8 +62,8 @@ def test_vectors_are_those_of_a_run_over_a_file(made_models: MadeModels, tmp_pat
     run = plan_run(tmp_path / "run", fasta, config, kind="embed")
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    with EmbeddingsFile(run.folder.embeddings) as file:
-        expected = file.rows(EMBED_VECTORS, 0, file.num_rows)
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        expected = file.rows(EMBED_VECTORS, 0, len(file))
     assert np.array_equal(embed(dna, f"dnabert:{made_models.dnabert}", devices="cpu"), expected)
 
 
@@ -87,10 +87,10 @@ def test_a_sequence_that_cannot_be_embedded_is_named(
 
 
 def test_wrong_options_are_refused(made_models: MadeModels) -> None:
-    with pytest.raises(UsageError, match="precision is 'fp17'"):
-        embed(["MKV"], "esm2:tiny", precision="fp17")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'speed' is not known"):
-        embed(["MKV"], "esm2:tiny", speed="high")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"precision: .*'fp17'"):
+        embed(["MKV"], "esm2:tiny", precision="fp17")
+    with pytest.raises(UsageError, match="speed: Extra inputs"):
+        embed(["MKV"], "esm2:tiny", speed="high")
     with pytest.raises(CheckpointError, match="no model"):
         embed(["MKV"], "esm2:none")
     with pytest.raises(UsageError, match="no head is bundled"):

@@ -1,27 +1,41 @@
-"""Which sequences run together: bins of at most `token_budget` tokens, filled longest first.
+"""Which sequences run together: equal ones once, in bins of at most `token_budget` tokens, filled longest first.
 
-First-fit-decreasing, done on the histogram of lengths: sequences of equal length are interchangeable, so
-the loop is over bins and the distinct lengths in each, never over sequences.
+First-fit-decreasing on the histogram of lengths: sequences of equal length are interchangeable, so the loop is over bins
+and the distinct lengths in each, never over sequences.
 """
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.batching.packed_batch import PackedBatch, TokenColumn
-from virnuc_core.columns import concatenated_ranges
+from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.errors import UsageError
 
-logger = logging.getLogger(__name__)
-
-EFFICIENCY_FLOOR: Final = 0.85
+_MIN_EFFICIENCY: Final = 0.85
 # With fewer batches the last one, which takes what is left, says little about the packing.
-_FEWEST_BATCHES: Final = 10
+_MIN_BATCHES: Final = 10
+
+_log = logging.getLogger(__name__)
+
+
+def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Finds equal strings among n.
+
+    Returns:
+        int64 (d,), the first row of each distinct string, ascending, and int64 (n,), which of these every row equals.
+    """
+    begin = int(column.offsets[0])
+    data = column.data[begin : column.offsets[-1]].tobytes()
+    numbers: dict[bytes, int] = {}
+    bounds = pairwise((column.offsets - begin).tolist())
+    number_of_row = [numbers.setdefault(data[a:b], len(numbers)) for a, b in bounds]
+    equal_to = np.array(number_of_row, np.int64)
+    return np.unique(equal_to, return_index=True)[1], equal_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +58,9 @@ class Packing:
     token_budget: int
 
     @property
-    def num_batches(self) -> int:
-        """Number of batches."""
-        return len(self.batch_tokens)
+    def batches(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of each batch."""
+        return [self.rows[begin:end] for begin, end in pairwise(self.bounds.tolist())]
 
     @property
     def num_tokens(self) -> int:
@@ -61,20 +75,17 @@ class Packing:
     @property
     def efficiency(self) -> float:
         """Packing efficiency: `num_tokens / capacity`, in (0, 1]; 1.0 for no sequences."""
-        return self.num_tokens / self.capacity if self.num_batches else 1.0
+        return self.num_tokens / self.capacity if len(self.rows) else 1.0
 
 
 def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool = False) -> Packing:
-    """Deals sequences to batches, the same way every time.
+    """Assigns every sequence to one batch, the same way every time.
 
     Args:
         num_tokens: int64 (n,), tokens of each sequence, at least 1.
         token_budget: most tokens in one batch; a sequence longer than that runs alone.
         padded: every sequence of a batch takes up as many slots as the longest one, so those of similar
             length run together.
-
-    Returns:
-        Every row in exactly one batch.
 
     Raises:
         UsageError: the budget is not positive.
@@ -85,29 +96,21 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool =
         raise ValueError("a sequence without tokens cannot be packed")
     by_length = np.argsort(-num_tokens, kind="stable")
     if padded:
-        rows, bounds = by_length, _rectangle_bounds(num_tokens[by_length], token_budget)
+        rows, bounds = by_length, _padded_bounds(num_tokens[by_length], token_budget)
     else:
-        rows, bounds = _first_fit(num_tokens, by_length, token_budget)
-    tokens_until = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(num_tokens[rows], out=tokens_until[1:])
+        lengths, counts = np.unique(num_tokens, return_counts=True)
+        starts = len(num_tokens) - np.cumsum(counts)  # where each length begins in by_length
+        runs, runs_until = _fill_bins(lengths.tolist(), counts.tolist(), starts.tolist(), token_budget)
+        run_start, run_length = np.array(runs, np.int64).reshape(-1, 2).T
+        order, rows_until = concatenated_ranges(run_start, run_length)
+        rows, bounds = by_length[order], rows_until[np.array(runs_until, np.int64)]
+    tokens_until = np.concatenate(([0], np.cumsum(num_tokens[rows])))
     batch_tokens = np.diff(tokens_until[bounds])
     batch_slots = num_tokens[rows[bounds[:-1]]] * np.diff(bounds) if padded else batch_tokens
     return Packing(rows, bounds, batch_tokens, batch_slots, token_budget)
 
 
-def _first_fit(
-    num_tokens: npt.NDArray[np.int64], by_length: npt.NDArray[np.int64], token_budget: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows and bounds of batches without padding."""
-    lengths, counts = np.unique(num_tokens, return_counts=True)
-    longer = len(num_tokens) - np.cumsum(counts)  # place in by_length where each length begins
-    pieces, pieces_until = _fill_bins(lengths.tolist(), counts.tolist(), longer.tolist(), token_budget)
-    first, taken = np.array(pieces, np.int64).reshape(-1, 2).T
-    places, rows_until = concatenated_ranges(first, taken)
-    return by_length[places], rows_until[np.array(pieces_until, np.int64)]
-
-
-def _rectangle_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
+def _padded_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
     """Bounds of padded batches of rows that are sorted by length, the longest first."""
     bounds = [0]
     while bounds[-1] < len(descending):
@@ -116,64 +119,47 @@ def _rectangle_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> n
     return np.array(bounds, np.int64)
 
 
-def iter_batches(tokens: TokenColumn, packing: Packing) -> Iterator[PackedBatch]:
-    """Yields the batches of a packing, each gathered from the column when it is asked for."""
-    starts, lengths = tokens.offsets[:-1], tokens.num_tokens
-    for begin, end in zip(packing.bounds, packing.bounds[1:], strict=False):
-        rows = packing.rows[begin:end]
-        source, offsets = concatenated_ranges(starts[rows], lengths[rows])
-        yield PackedBatch(tokens.input_ids[source], offsets.astype(np.int32), int(lengths[rows].max()), rows)
+def _fill_bins(
+    lengths: list[int], counts: list[int], starts: list[int], token_budget: int
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Fills one bin after another with the longest remaining lengths that fit; consumes its arguments.
+
+    Args:
+        lengths: distinct lengths, ascending.
+        counts: sequences of each length.
+        starts: where the sequences of each length begin in the order by length.
+        token_budget: most tokens of a bin of more than one sequence.
+
+    Returns:
+        The runs of equal length that fill the bins as (start, number of sequences), and the number of runs up to each
+        bin, 0 first.
+    """
+    runs: list[tuple[int, int]] = []
+    runs_until = [0]
+    while lengths:
+        room = max(token_budget, lengths[-1])
+        at = len(lengths) - 1
+        while at >= 0:
+            taken = min(counts[at], room // lengths[at])
+            runs.append((starts[at], taken))
+            room -= taken * lengths[at]
+            counts[at] -= taken
+            starts[at] += taken
+            if counts[at] == 0:
+                del lengths[at], counts[at], starts[at]
+            at = bisect_right(lengths, room, hi=at) - 1
+        runs_until.append(len(runs))
+    return runs, runs_until
 
 
 def warn_if_inefficient(model_name: str, efficiency: float, num_batches: int) -> None:
-    """Logs a warning when batches are emptier than `EFFICIENCY_FLOOR`.
-
-    A handful of batches is never warned of.
-
-    Args:
-        model_name: whose batches they are.
-        efficiency: packing efficiency over all of them.
-        num_batches: how many there were.
-    """
-    if num_batches >= _FEWEST_BATCHES and efficiency < EFFICIENCY_FLOOR:
-        logger.warning(
+    """Logs a warning when a model's batches are emptier than they should be; never of a handful of batches."""
+    if num_batches >= _MIN_BATCHES and efficiency < _MIN_EFFICIENCY:
+        _log.warning(
             "%s: packing efficiency is %.0f %% over %d batches, below %.0f %%. Raise the token budget when "
             "sequences are nearly as long as it, lower it when the sequences of a shard fill few batches.",
             model_name,
             100 * efficiency,
             num_batches,
-            100 * EFFICIENCY_FLOOR,
+            100 * _MIN_EFFICIENCY,
         )
-
-
-def _fill_bins(
-    lengths: list[int], counts: list[int], places: list[int], budget: int
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """Fills one bin after another with the longest remaining lengths that fit.
-
-    Args:
-        lengths: distinct lengths, ascending; consumed.
-        counts: sequences of each length; consumed.
-        places: where the sequences of each length begin in the order by length; consumed.
-        budget: most tokens of a bin of more than one sequence.
-
-    Returns:
-        The pieces of all bins as (place, number of sequences), and the number of pieces up to each bin,
-        0 first.
-    """
-    pieces: list[tuple[int, int]] = []
-    pieces_until = [0]
-    while lengths:
-        room = max(budget, lengths[-1])
-        at = len(lengths) - 1
-        while at >= 0:
-            taken = min(counts[at], room // lengths[at])
-            pieces.append((places[at], taken))
-            room -= taken * lengths[at]
-            counts[at] -= taken
-            places[at] += taken
-            if counts[at] == 0:
-                del lengths[at], counts[at], places[at]
-            at = bisect_right(lengths, room, hi=at) - 1
-        pieces_until.append(len(pieces))
-    return pieces, pieces_until

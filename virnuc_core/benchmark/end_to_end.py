@@ -18,12 +18,13 @@ from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.inference.events import LaneEvent, LaneReport, ModelsLoaded
 from virnuc_core.inference.launcher import deal_shards, run_lane
 from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.shard import sum_counters
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import sum_counters
-from virnuc_core.specs import Alphabet, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet
 
 # Enough that the end of a shard is part of what is measured, and that every lane gets the same number.
 _SHARDS_A_LANE: Final = 2
@@ -115,7 +116,7 @@ def _plan(config: RunConfig, store: FrameStore, folder: RunFolder, devices: Sequ
     whole = make_plan(config, store, "embed", tuple(devices))
     cost = sum(shard.cost for shard in whole.shards)
     share = cost / (_SHARDS_A_LANE * len(devices)) * _ROUNDING
-    plan = make_plan(replace(config, shard_seconds=share), store, "embed", tuple(devices))
+    plan = make_plan(config.model_copy(update={"shard_seconds": share}), store, "embed", tuple(devices))
     write_plan(folder.plan, plan)
     return plan
 

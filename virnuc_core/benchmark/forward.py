@@ -12,10 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import pack
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.benchmark.clock import rounds_per_second, synchronize
 from virnuc_core.benchmark.floor import GemmFloor
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences, random_tokens
@@ -72,8 +70,9 @@ class BatchSet:
         tokens, letters = _draw(planned, lengths)
         packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
         kept = packing.batch_slots >= _LEAST_FILL * planned.token_budget
-        packed = [batch for batch, keep in zip(iter_batches(tokens, packing), kept, strict=True) if keep]
-        rows = np.concatenate([batch.rows for batch in packed])
+        row_sets = [rows for rows, keep in zip(packing.batches, kept, strict=True) if keep]
+        packed = [tokens.take(rows) for rows in row_sets]
+        rows = np.concatenate(row_sets)
         return cls(
             lengths=lengths,
             batches=tuple(
@@ -83,7 +82,7 @@ class BatchSet:
                 )
                 for batch in packed
             ),
-            tokens=sum(batch.num_tokens for batch in packed),
+            tokens=sum(len(batch.input_ids) for batch in packed),
             sequences=len(rows),
             letters=None if letters is None else int(letters[rows].sum()),
             packing_efficiency=float(

@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.batching import esm2_tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.columns import ByteColumn
 from virnuc_core.specs import Family, ModelSpec
@@ -42,8 +41,8 @@ def random_tokens(
     """Sequences of random ids between the model's own first and last token."""
     offsets = np.concatenate(([0], np.cumsum(num_tokens)))
     if spec.family == "esm2":
-        first, last = esm2_tokenizer.BOS_ID, esm2_tokenizer.EOS_ID
-        low, high = esm2_tokenizer.FIRST_RESIDUE_ID, esm2_tokenizer.FIRST_RESIDUE_ID + len(_LETTERS["esm2"])
+        first, last = Esm2Tokenizer.bos_id, Esm2Tokenizer.eos_id
+        low, high = Esm2Tokenizer.first_residue_id, Esm2Tokenizer.first_residue_id + len(_LETTERS["esm2"])
     else:
         first, last, low, high = _CLS_ID, _SEP_ID, _FIRST_BASES_ID, spec.vocab_size
     input_ids = rng.integers(low, high, int(offsets[-1]), np.int32)

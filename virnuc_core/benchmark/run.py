@@ -17,7 +17,8 @@ from virnuc_core.inference.model_planning import plan_models
 from virnuc_core.models.checkpoints import family_of
 from virnuc_core.models.compilation import resolve_compile_mode
 from virnuc_core.run_plan import PlannedModel
-from virnuc_core.specs import Precision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Precision
 
 
 def run_benchmark(settings: BenchSettings, command: str) -> BenchResult:
@@ -63,7 +64,7 @@ def _plan(
     [planned] = plan_models(config, devices, None)
     mode = resolve_compile_mode(settings.compile_mode, planned.attention, math.inf)
     planned = replace(planned, compile_mode=mode)
-    return planned, replace(config, token_budget=planned.token_budget, compile_mode=mode)
+    return planned, config.model_copy(update={"token_budget": planned.token_budget, "compile_mode": mode})
 
 
 def _with_end_to_end(

@@ -14,11 +14,12 @@ from virnuc_core.errors import DeviceError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.plain_text import visible
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, EmbeddingsFile
+from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
 from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision
 
 # Eight pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
 _SEQUENCES: Final[dict[Family, Path]] = {
@@ -186,6 +187,6 @@ def _embed(
     with TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
         folder = RunFolder(Path(scratch) / "run")
         embed_run([str(fasta)], folder.root, config)
-        with EmbeddingsFile(folder.embeddings) as file:
-            vectors: npt.NDArray[np.float32] = file.rows(EMBED_VECTORS, 0, file.num_rows)
+        with Embeddings(folder.embeddings, own=True) as file:
+            vectors: npt.NDArray[np.float32] = file.rows(EMBED_VECTORS, 0, len(file))
     return vectors

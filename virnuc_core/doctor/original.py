@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceMemoryError, UsageError
 from virnuc_core.models.esm2 import MASK_TOKEN

@@ -15,12 +15,12 @@ from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.shard_file import read_shard
-from virnuc_core.specs import Engine, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Engine
 
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
@@ -95,7 +95,7 @@ def _run(folder: Path, device: str, engine: Engine) -> _Outcome:
         run_shards(run, shards, device, 0, lambda event: None)
     else:
         run_lane(run, shards, device)
-    results: list[Any] = [read_shard(run.shard(s.index), identity_of(plan, s)) for s in plan.shards]
+    results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
     return _Outcome(
         vectors=tuple(
             np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein")

@@ -17,10 +17,10 @@ from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard
 from virnuc_core.inference.resident import memory_for
 from virnuc_core.inference.scorer import Scorer, require_same_head
+from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult
 from virnuc_core.inference.streams import Download, HostStreams
 from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
-from virnuc_core.shard_file import ModelCounters, ShardCounters, ShardResult
 from virnuc_core.specs import EmbeddingsDtype, Family
 
 _STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {

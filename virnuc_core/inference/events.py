@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from virnuc_core.shard_file import ShardCounters
+from virnuc_core.inference.shard import ShardCounters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

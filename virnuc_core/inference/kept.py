@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import ModelCounters, read_shard, shard_identity
 from virnuc_core.plan_comparison import kept_families
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
-from virnuc_core.shard_file import ModelCounters, read_shard
 from virnuc_core.specs import Family
 
 _log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class KeptShards:
             return {}
         path = self._folder.shard(shard.index)
         try:
-            result = read_shard(path, identity_of(self._old, self._old.shards[shard.index]))
+            result = read_shard(path, shard_identity(self._old, self._old.shards[shard.index]))
         except (DamagedFileError, MismatchError) as error:
             _log.warning("nothing can be kept of shard %d, all of it is computed: %s", shard.index, error)
             return {}

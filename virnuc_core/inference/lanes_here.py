@@ -24,7 +24,7 @@ from virnuc_core.inference.launcher import (
     end_lane_processes,
     run_lane,
 )
-from virnuc_core.inference.shards import pending_shards, remove_shard_temporaries
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan

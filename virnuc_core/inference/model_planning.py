@@ -13,6 +13,7 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import validate_repr_layer
 from virnuc_core.models.weights import read_spec, weights_fingerprint
 from virnuc_core.run_plan import PlannedModel, RunPlan
+from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     AttentionBackend,
     AttentionChoice,
@@ -21,7 +22,6 @@ from virnuc_core.specs import (
     ModelSpec,
     Precision,
     ResolvedPrecision,
-    RunConfig,
 )
 
 _REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone

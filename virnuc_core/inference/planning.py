@@ -6,8 +6,8 @@ from dataclasses import replace
 from virnuc_core import __version__
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.model_planning import computes_alike, plan_models, switches_of
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
-from virnuc_core.inference.shards import pending_shards
 from virnuc_core.inference.speed_warnings import speed_warnings
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
@@ -16,7 +16,8 @@ from virnuc_core.plan_comparison import continue_plan, require_same_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import ResolvedCompileMode, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import ResolvedCompileMode
 from virnuc_core.versions import log_version_warnings
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ def open_plan(
         return plan
     existing = read_plan(folder.plan)
     if existing.switches != switches_of(config):
-        config = replace(config, shard_seconds=None)  # with other arithmetic, the same size has other bounds
+        config = config.model_copy(
+            update={"shard_seconds": None}
+        )  # with other arithmetic, the same size has other bounds
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
     if existing.threshold != wanted.threshold:
@@ -137,7 +140,7 @@ def make_plan(
         warnings=speed_warnings(models, devices),
         switches=switches_of(config),
         min_length=store.meta.min_length,
-        threshold=_threshold(config),
+        threshold=config.threshold,
     )
     for warning in plan.warnings:
         _log.warning("%s", warning)
@@ -145,14 +148,6 @@ def make_plan(
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
     return plan
-
-
-def _threshold(config: RunConfig) -> float:
-    if not 0 < config.threshold < 1:
-        raise UsageError(
-            f"--threshold {config.threshold} is not between 0 and 1: give a probability, such as 0.5."
-        )
-    return config.threshold
 
 
 def _plan_shards(

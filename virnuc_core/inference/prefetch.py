@@ -12,11 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from virnuc_core.batching.distinct import distinct_rows
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
-from virnuc_core.batching.packing import iter_batches, pack
+from virnuc_core.batching.packing import distinct_rows, pack
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.kept import KeptShards, KeptVectors
@@ -214,12 +211,13 @@ def _prepare_model(
     input_ids = streams.empty_on_host(packing.num_tokens, torch.int32)
     batches = []
     token, place = 0, 0
-    for batch in iter_batches(tokens, packing):
-        part = input_ids[token : token + batch.num_tokens]
+    for members in packing.batches:
+        batch = tokens.take(members)
+        part = input_ids[token : token + len(batch.input_ids)]
         part.numpy()[:] = batch.input_ids
         batches.append(PreparedBatch(part, batch.cu_seqlens, place))
-        token += batch.num_tokens
-        place += len(batch.rows)
+        token += len(part)
+        place += len(members)
     place_of = np.full(len(first_rows), len(rows))
     place_of[np.flatnonzero(is_given)[packing.rows]] = np.arange(len(rows))
     places = streams.empty_on_host(len(sequences), torch.int64)

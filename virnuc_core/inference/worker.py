@@ -17,12 +17,11 @@ from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.prefetch import Ahead, Preparer
-from virnuc_core.inference.shards import CommitGuard, identity_of
+from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
 from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import ShardCounters, sum_counters, write_shard
 
 # What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
 SHARDS_PREPARED_AHEAD: Final = 2
@@ -96,7 +95,7 @@ def _commit(
     result, shard = computed.result(), computed.shard
     begun = time.perf_counter()
     write_shard(
-        folder.shard(shard.index), result, identity_of(plan, shard), partial(guard.require_wanted, shard)
+        folder.shard(shard.index), result, shard_identity(plan, shard), partial(guard.require_planned, shard)
     )
     seconds = replace(computed.seconds, write=time.perf_counter() - begun)
     _log.info(

@@ -8,7 +8,8 @@ from typing import Final
 
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.head_facts import stated_chunk_length
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}

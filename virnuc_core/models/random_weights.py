@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from virnuc_core.batching import esm2_tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.models.catalogue import CatalogueEntry
 from virnuc_core.models.key_mapping import parameter_shapes
 from virnuc_core.specs import ModelSpec
@@ -34,7 +34,7 @@ def published_spec(entry: CatalogueEntry) -> ModelSpec:
         embedding_dim=entry.embedding_dim,
         num_heads=entry.num_heads,
         ffn_dim=_FFN_OVER_WIDTH * entry.embedding_dim,
-        vocab_size=esm2_tokenizer.VOCAB_SIZE if is_protein else _DNABERT_VOCABULARY,
+        vocab_size=Esm2Tokenizer.vocab_size if is_protein else _DNABERT_VOCABULARY,
         layer_norm_eps=_LAYER_NORM_EPS[entry.family],
         token_dropout=is_protein,
     )

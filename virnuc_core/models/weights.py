@@ -9,8 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from virnuc_core.batching import esm2_tokenizer
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
 from virnuc_core.json_records import parse_object
 from virnuc_core.models.key_mapping import (
@@ -302,7 +301,7 @@ def _check_spec(checkpoint: Checkpoint, spec: ModelSpec) -> None:
         problem = f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads"
     elif spec.family == "esm2" and spec.head_dim % 2:
         problem = f"rotary positions need heads of even width, not {spec.head_dim}"
-    elif spec.family == "esm2" and spec.vocab_size < esm2_tokenizer.VOCAB_SIZE:
+    elif spec.family == "esm2" and spec.vocab_size < Esm2Tokenizer.vocab_size:
         problem = f"its vocabulary of {spec.vocab_size} is smaller than the ESM-2 alphabet"
     elif (path := checkpoint.tokenizer) and (size := DnabertTokenizer(path).vocab_size) > spec.vocab_size:
         problem = f"its tokenizer has {size} entries and its embedding {spec.vocab_size}"

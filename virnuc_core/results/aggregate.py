@@ -1,49 +1,47 @@
-"""All shards of a run in one file, in input order, a shard at a time."""
+"""All shards of a run merged into one embeddings file, in input order, a shard at a time."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.atomic_write import atomic_path
-from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, new_hdf5, write_attributes
+from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, SCHEMA_VERSION, ArrayDigest, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.shards import iter_shard_results
-from virnuc_core.results.embeddings_file import (
-    IDS,
-    LENGTHS,
-    SCORES,
-    EmbeddingsColumn,
-    attributes_of,
-    vectors_name,
-)
+from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
+from virnuc_core.results.embeddings import EMBED_VECTORS, IDS, LENGTHS, SCORES, VECTORS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
-from virnuc_core.shard_file import ShardCounters, ShardResult, sum_counters
+from virnuc_core.specs import Family
+
+_POOLING: Final[dict[Family, str]] = {
+    "dnabert_s": "mean over all tokens, [CLS] and [SEP] included",
+    "esm2": "mean over residues, BOS and EOS excluded",
+}
+_HDF5_CHUNK_BYTES: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
 
 def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Merges the shards of a run; memory is bounded by the largest shard.
+    """Validates and merges the shards of a run in one pass; memory is bounded by the largest shard.
 
     Args:
         folder: the run's folder.
         plan: its plan.
         store: its frame store, for the ids.
-        out: where the file shall be; None is the run's `embeddings.h5`.
+        out: the file to write; None is the run's `embeddings.h5`.
 
     Returns:
         The work of all shards together.
 
     Raises:
-        DamagedFileError: a shard is missing or not whole.
+        DamagedFileError: a shard is missing, incomplete or altered.
         MismatchError: a shard or the store is of another run.
     """
     if (store.meta.content_sha256, store.num_frames) != (plan.input_digest, plan.num_rows):
@@ -52,37 +50,17 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
             "Start over with --force."
         )
     path = folder.embeddings if out is None else out
+    counters: list[ShardCounters] = []
     with atomic_path(path) as temporary, new_hdf5(temporary) as file:
-        columns = _create_columns(file, plan, store)
-        total = sum_counters(_copy_shards(folder, plan, store, columns))
-        checksums = {name + CHECKSUM_SUFFIX: column.checksum for name, column in columns.items()}
-        write_attributes(file, {**attributes_of(plan), **checksums})
+        datasets = _create_datasets(file, plan, store)
+        for shard, result in iter_shard_results(folder, plan):
+            for name, values in shard_columns(plan, store, shard, result).items():
+                datasets[name].append(values)
+            counters.append(result.counters)
+        checksums = {name + CHECKSUM_SUFFIX: dataset.checksum for name, dataset in datasets.items()}
+        write_attributes(file, {**file_attributes(plan), **checksums})
     _log.info("wrote %s: %d rows from %d shards", path, plan.num_rows, len(plan.shards))
-    return total
-
-
-def _create_columns(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[str, EmbeddingsColumn]:
-    ids_dtype = h5py.string_dtype("utf-8", _id_bytes(store))
-    columns: list[tuple[str, int, Any]] = [(IDS[plan.kind], 0, ids_dtype)]
-    if plan.embeddings != "none":
-        for model in plan.models:
-            name = vectors_name(plan, model.family)
-            columns.append((name, model.spec.embedding_dim, np.dtype(plan.embeddings)))
-    if plan.head is not None:
-        columns.append((SCORES, 2, np.dtype(np.float32)))
-    if plan.kind == "embed":
-        columns.append((LENGTHS, 0, np.dtype(np.int64)))
-    return {name: EmbeddingsColumn(file, name, plan.num_rows, width, dtype) for name, width, dtype in columns}
-
-
-def _copy_shards(
-    folder: RunFolder, plan: RunPlan, store: FrameStore, columns: dict[str, EmbeddingsColumn]
-) -> Iterator[ShardCounters]:
-    """Copies every shard to its rows, and yields its counters."""
-    for shard, result in iter_shard_results(folder, plan):
-        for name, values in shard_columns(plan, store, shard, result).items():
-            columns[name].append(values)
-        yield result.counters
+    return sum_counters(counters)
 
 
 def shard_columns(
@@ -92,14 +70,95 @@ def shard_columns(
     ids = store.frame_ids(shard.begin, shard.end)
     columns: dict[str, npt.NDArray[Any]] = {IDS[plan.kind]: np.array([name.encode() for name in ids])}
     if result.dna is not None:
-        columns[vectors_name(plan, "dnabert_s")] = result.dna
+        columns[_vectors_name(plan, "dnabert_s")] = result.dna
     if result.protein is not None:
-        columns[vectors_name(plan, "esm2")] = result.protein
+        columns[_vectors_name(plan, "esm2")] = result.protein
     if result.scores is not None:
         columns[SCORES] = result.scores
     if plan.kind == "embed":
         columns[LENGTHS] = store.record_length[shard.begin : shard.end]
     return columns
+
+
+def file_attributes(plan: RunPlan) -> dict[str, str | int]:
+    """What the embeddings file of a run says about how its numbers were made."""
+    attributes: dict[str, str | int] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": plan.kind,
+        "plan_fingerprint": plan.fingerprint,
+        "chunk_length": plan.chunk_length or 0,
+        "dtype": plan.embeddings,
+        "virnuc_version": plan.virnuc_version,
+    }
+    for prefix, head in (("head", plan.head), ("dna_head", plan.dna_head)):
+        if head is not None:
+            attributes |= {f"{prefix}_name": head.name, f"{prefix}_fingerprint": head.fingerprint}
+    for model in plan.models:
+        described: dict[str, str | int] = {
+            "model_name": model.name,
+            "model_family": model.family,
+            "weights_fingerprint": model.weights_fingerprint,
+            "num_layers": model.spec.num_layers,
+            "repr_layer": model.repr_layer,
+            "embedding_dim": model.spec.embedding_dim,
+            "precision": model.precision,
+            "engine": model.engine,
+            "token_budget": model.token_budget,
+            "pooling": _POOLING[model.family],
+        }
+        prefix = f"{VECTORS[model.family]}_" if plan.kind == "predict" else ""
+        attributes |= {prefix + name: value for name, value in described.items()}
+    return attributes
+
+
+class _GrowingDataset:
+    """A dataset that is filled from its first row to its last, in HDF5 chunks of about 1 MB with checksums.
+
+    Args:
+        file: the file to make it in.
+        name: of the dataset.
+        num_rows: how many it is to have.
+        width: of a row; 0 makes it one-dimensional.
+        dtype: of the values.
+    """
+
+    def __init__(self, file: h5py.File, name: str, num_rows: int, width: int, dtype: Any) -> None:
+        shape = (num_rows, width) if width else (num_rows,)
+        row_bytes = max(1, width) * np.dtype(dtype).itemsize
+        chunks = (min(num_rows, max(1, _HDF5_CHUNK_BYTES // row_bytes)), *shape[1:])
+        compression = "gzip" if np.dtype(dtype).kind == "S" else None
+        options = {"chunks": chunks, "fletcher32": True, "compression": compression} if num_rows else {}
+        self._dataset = file.create_dataset(name, shape, dtype, **options)
+        self._digest = ArrayDigest(dtype, shape)
+        self._num_rows = 0
+
+    @property
+    def checksum(self) -> str:
+        """Over type, shape and all values."""
+        return self._digest.value
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        rows = np.asarray(values, self._dataset.dtype)
+        end = self._num_rows + len(rows)
+        self._dataset[self._num_rows : end] = rows
+        self._digest.add(rows)
+        self._num_rows = end
+
+
+def _create_datasets(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[str, _GrowingDataset]:
+    forms: dict[str, tuple[int, Any]] = {IDS[plan.kind]: (0, h5py.string_dtype("utf-8", _id_bytes(store)))}
+    if plan.embeddings != "none":
+        for model in plan.models:
+            forms[_vectors_name(plan, model.family)] = model.spec.embedding_dim, np.dtype(plan.embeddings)
+    if plan.head is not None:
+        forms[SCORES] = 2, np.dtype(np.float32)
+    if plan.kind == "embed":
+        forms[LENGTHS] = 0, np.dtype(np.int64)
+    return {name: _GrowingDataset(file, name, plan.num_rows, *form) for name, form in forms.items()}
+
+
+def _vectors_name(plan: RunPlan, family: Family) -> str:
+    return VECTORS[family] if plan.kind == "predict" else EMBED_VECTORS
 
 
 def _id_bytes(store: FrameStore) -> int:

@@ -1,23 +1,277 @@
-"""Embeddings for people: ids, vectors that are read when they are asked for, scores, and a table of the rows."""
+"""Embeddings files: the HDF5 that virnuc writes, what other programs wrote, and export to their formats.
 
+docs/formats.md describes each format.
+"""
+
+import json
+import logging
+import os
 import re
-from collections.abc import Sequence
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, NamedTuple, Self
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from virnuc_core.errors import UsageError
-from virnuc_core.results.embeddings_file import EMBED_VECTORS, FEATURES, LENGTHS, SCORES, VECTORS
-from virnuc_core.results.embeddings_reader import EmbeddingsReader, open_reader
+from virnuc_core.atomic_write import atomic_path
+from virnuc_core.checked_hdf5 import (
+    CHECKSUM_SUFFIX,
+    HDF5_ERRORS,
+    ArrayDigest,
+    has_checksums,
+    plain_attributes,
+    read_attributes,
+    recognise_hdf5,
+    stored_dataset,
+)
+from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.plain_text import cell_text
 from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.specs import Family
 
+IDS: Final = {"predict": "frame_ids", "embed": "ids"}
+VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
+EMBED_VECTORS: Final = "embeddings"
+FEATURES: Final = "vectors"  # of both models side by side, in files of other programs
+LENGTHS: Final = "lengths"
+SCORES: Final = "scores"
+MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
+
+_DATASETS: Final = (*MATRICES, LENGTHS, SCORES)
+# Kinds of dtype and number of dimensions of the datasets that are not matrices of floats.
+_FORMS: Final = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1)}
+_BLOCK_ROWS: Final = 4096
+_READ_BYTES: Final = 1 << 20
+# A compressed array may take this many bytes in memory, or this many times its size in the file.
+_MAX_UNPACKED_BYTES: Final = 1 << 30
+_MAX_COMPRESSION: Final = 20
+_MAX_PICKLE_BYTES: Final = 1 << 26  # about a million names: torch.save puts them all into one pickle
+_NPY_HEADERS: Final[dict[tuple[int, int], Callable[[IO[bytes]], Any]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_LOCAL_HEADER: Final = struct.Struct("<26x2H")  # lengths of the name and of the extra field
+_READ_ERRORS: Final = (*HDF5_ERRORS, EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error)
+_RUN_AGAIN: Final = "run the command that made it again"
+_EXPECTED: Final = (
+    "give the embeddings.h5 of a predict run, the file of an embed run, an .npz with ids and vectors, or the "
+    "*_merged.pt of VirNucPro"
+)
 _FRAME_ID: Final = re.compile(
     rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(ROW_NAMES)})", re.DOTALL
 )
+_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal arrays are equal files
+
+_log = logging.getLogger(__name__)
+
+
+class Embeddings:
+    """An embeddings file that is open for reading; close it, or use it in a `with` block.
+
+    Attributes:
+        path: the file.
+        attrs: its metadata: models, precision, pooling, checksums.
+        kind: "predict" if its rows are frames, "embed" if they are sequences.
+    """
+
+    def __init__(self, path: str | Path, *, own: bool = False) -> None:
+        """Opens the file; a warning says so if it has no checksums.
+
+        Args:
+            path: the file.
+            own: accept only what virnuc itself wrote, as it wrote it.
+
+        Raises:
+            InputError: there is no such file.
+            DamagedFileError: it is no embeddings file, or incomplete.
+            CheckpointError: it is a torch file that holds more than tensors and names.
+        """
+        self.path = Path(path)
+        read = _read_own_hdf5 if own else _reader_of(self.path)
+        is_own = read is _read_own_hdf5
+        self._advice = _RUN_AGAIN if is_own else _EXPECTED
+        with self._reading():
+            self._file, self._datasets, self.attrs = read(self.path)
+            kind = self.attrs.get("kind")
+            if is_own or kind in IDS:
+                self.kind: str = self.attrs["kind"]
+            else:
+                self.kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
+            own_ids = [IDS[self.kind]] if is_own else IDS.values()
+            self._ids = next(name for name in own_ids if name in self._datasets)
+            self._num_rows = len(self._datasets[self._ids])
+            for name, values in self._datasets.items():
+                _require_form(name, values, self._num_rows)
+        if not is_own:
+            _log.warning(
+                "%s carries no checksums of virnuc: if its numbers were altered, nothing here would notice.",
+                path,
+            )
+        elif not own and not all(data.fletcher32 or not data.size for data in self._datasets.values()):
+            self.verify()  # another program wrote it again, without the checksums that HDF5 checks when it reads
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._datasets
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} embeddings, {len(self)} rows of {', '.join(self.datasets)}: {self.path}>"
+
+    def close(self) -> None:
+        """Closes the file; what was read before stays."""
+        if self._file is not None:
+            self._file.close()
+        self._datasets = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All datasets of the file, ids and scores included."""
+        return tuple(self._datasets)
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run.
+
+        `vectors` is what other programs wrote as one matrix for both models.
+        """
+        return tuple(name for name in MATRICES if name in self)
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """One id a row: `CONTIG_chunk_NFRAME` in a predict run, the name of the sequence in an embed run."""
+        return self.read_ids(0, len(self))
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """int64 (N,), residues or bases of each sequence; None for a predict run."""
+        return self.rows(LENGTHS, 0, len(self)) if LENGTHS in self else None
+
+    @cached_property
+    def scores(self) -> npt.NDArray[np.float32] | None:
+        """float32 (N, 2), P(other) and P(virus); None where the file has none, as that of an embed run."""
+        return self.rows(SCORES, 0, len(self)) if SCORES in self else None
+
+    @property
+    def vectors(self) -> "Rows":
+        """All vectors of a row side by side, (N, D): DNA before protein, as a classifier head takes them.
+
+        Raises:
+            UsageError: the run has kept no vectors.
+        """
+        return self.matrix()
+
+    def matrix(self, name: str | None = None) -> "Rows":
+        """One matrix of vectors, (N, D).
+
+        Args:
+            name: one of `datasets`; None puts all of them side by side.
+
+        Raises:
+            UsageError: there is no such matrix.
+        """
+        names = self.datasets if name is None else (name,)
+        if not names or not set(names) <= set(self.datasets):
+            there = f"only {' and '.join(self.datasets)}" if self.datasets else "none, only scores"
+            raise UsageError(
+                f"{self.path} holds no {name or ''} vectors ({there}): make the run again with them, or name others."
+            )
+        dtypes = [self._datasets[part].dtype for part in names]
+        width = sum(self._datasets[part].shape[1] for part in names)
+        return Rows(self, names, (len(self), width), np.result_type(*dtypes))
+
+    def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
+        """A table with one row an id.
+
+        Args:
+            vectors: add a column for each number of the vectors: `dna_0`, ..., `protein_0`, ...
+
+        Returns:
+            Indexed by `id`; `contig`, `chunk`, `frame`, `p_other`, `p_virus` of a predict run, `length` of an embed run.
+        """
+        columns: dict[str, Any] = {}
+        if self.kind == "embed":
+            columns |= {} if self.lengths is None else {"length": self.lengths}
+        else:
+            parts = [_FRAME_ID.fullmatch(name) for name in self.ids]
+            columns["contig"] = [p["contig"] if p else name for p, name in zip(parts, self.ids, strict=True)]
+            columns["chunk"] = [int(part["chunk"]) if part else 0 for part in parts]
+            columns["frame"] = [part["frame"] if part else "" for part in parts]
+            if self.scores is not None:
+                columns |= {"p_other": self.scores[:, 0], "p_virus": self.scores[:, 1]}
+        table = pd.DataFrame(columns, index=pd.Index(self.ids, name="id"))
+        if not vectors:
+            return table
+        numbers = pd.DataFrame(self.vectors[:], index=table.index, columns=self.vector_names())
+        return pd.concat([table, numbers], axis=1)
+
+    def vector_names(self, name: str | None = None) -> list[str]:
+        """A name for each column of a matrix: the matrix and the number in it."""
+        widths = {part: self._datasets[part].shape[1] for part in self.matrix(name).names}
+        return [f"{part}_{column}" for part, width in widths.items() for column in range(width)]
+
+    def read_ids(self, begin: int, end: int) -> list[str]:
+        """The ids of the rows begin..end-1.
+
+        Raises:
+            DamagedFileError: they cannot be read.
+        """
+        names = self.rows(self._ids, begin, end).tolist()
+        with self._reading():
+            return [cell_text(name.decode() if isinstance(name, bytes) else name) for name in names]
+
+    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """The rows begin..end-1 of a dataset.
+
+        Raises:
+            DamagedFileError: they cannot be read, or there is no such dataset.
+        """
+        with self._reading():
+            return np.asarray(self._datasets[name][begin:end])
+
+    def pick(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows of a dataset, in any order and as often as they are named.
+
+        Raises:
+            DamagedFileError: they cannot be read, or there is no such dataset.
+        """
+        distinct, inverse = np.unique(rows, return_inverse=True)  # HDF5 takes them ascending, each once
+        with self._reading():
+            return np.asarray(self._datasets[name][distinct][inverse])
+
+    def verify(self) -> None:
+        """Reads every value and compares each dataset with its checksum.
+
+        Raises:
+            DamagedFileError: one cannot be read, or is not as it was written.
+        """
+        for name, dataset in self._datasets.items():
+            digest = ArrayDigest(dataset.dtype, dataset.shape)
+            for begin in range(0, len(self), _BLOCK_ROWS):
+                digest.add(self.rows(name, begin, begin + _BLOCK_ROWS))
+            if self.attrs.get(name + CHECKSUM_SUFFIX) != digest.value:
+                raise DamagedFileError(
+                    f"embeddings file {self.path}: the checksum of {name!r} is wrong: {_RUN_AGAIN}."
+                )
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return _reading(self.path, self._advice)
 
 
 class Rows:
@@ -32,11 +286,12 @@ class Rows:
         dtype: of the values.
     """
 
-    def __init__(self, file: EmbeddingsReader, names: Sequence[str]) -> None:
-        forms = [file.form(name) for name in names]
+    def __init__(
+        self, file: Embeddings, names: Sequence[str], shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
         self.names = tuple(names)
-        self.shape = (file.num_rows, sum(shape[1] for shape, _ in forms))
-        self.dtype = np.result_type(*(dtype for _, dtype in forms))
+        self.shape = shape
+        self.dtype = dtype
         self._file = file
 
     def __len__(self) -> int:
@@ -52,12 +307,12 @@ class Rows:
         if isinstance(key, int | np.integer):
             vector: npt.NDArray[Any] = self[[int(key)]][0]
             return vector
-        if isinstance(key, slice):
-            wanted = range(len(self))[key]
-            if wanted.step == 1:
-                return self._beside([self._file.rows(name, wanted.start, wanted.stop) for name in self.names])
-            return self._picked(np.asarray(wanted, np.int64))
-        return self._picked(_row_numbers(key, len(self)))
+        rows = range(len(self))[key] if isinstance(key, slice) else _row_numbers(key, len(self))
+        if isinstance(rows, range) and rows.step == 1:
+            parts = [self._file.rows(name, rows.start, rows.stop) for name in self.names]
+        else:
+            parts = [self._file.pick(name, np.asarray(rows, np.int64)) for name in self.names]
+        return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self[:].astype(dtype or self.dtype, copy=False)
@@ -65,132 +320,240 @@ class Rows:
     def __repr__(self) -> str:
         return f"<{' and '.join(self.names)}: {self.shape[0]} x {self.shape[1]} {self.dtype}, in {self._file.path}>"
 
-    def _picked(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        return self._beside([self._file.pick(name, rows) for name in self.names])
 
-    def _beside(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return parts[0] if len(parts) == 1 else np.hstack(parts)
+def export_embeddings(embeddings: str | Path, to: str | Path, *, vectors: str | None = None) -> int:
+    """Writes an embeddings file in another format, which the suffix of `to` names.
 
+    `.npy` is the matrix of vectors alone, `.npz` also has ids, scores and attributes; both are written a block of rows at
+    a time. `.h5ad` is an AnnData with `X` the vectors, `obs` the ids and scores, and `uns` the attributes; it is put together
+    in memory, and needs the package `anndata`.
 
-class Embeddings:
-    """An embeddings file that is open for reading; close it, or use it in a `with` block.
+    Args:
+        embeddings: the `embeddings.h5` of a predict run, the file of an embed run, or what else `open_embeddings` reads.
+        to: the new file; an older one is replaced.
+        vectors: `dna` or `protein`, for one model of a predict run; None takes both side by side.
 
-    Attributes:
-        attrs: what the file says of itself: models, precision, pooling, checksums.
+    Returns:
+        Number of rows.
+
+    Raises:
+        UsageError: the suffix is another one, the file has no such vectors, or `anndata` is not installed.
+        InputError: there is no embeddings file.
+        DamagedFileError: it is incomplete or damaged.
     """
+    path = Path(to)
+    writers = {".npz": _write_npz, ".npy": _write_npy, ".h5ad": _write_h5ad}
+    if path.suffix not in writers:
+        raise UsageError(f"{path} has none of the suffixes {', '.join(writers)}, which say what to write.")
+    with Embeddings(embeddings) as source:
+        rows = source.matrix(vectors)
+        with atomic_path(path) as temporary:
+            writers[path.suffix](temporary, source, rows)
+        return len(source)
 
-    def __init__(self, path: str | Path) -> None:
-        """Opens the file.
 
-        Raises:
-            InputError: there is no such file.
-            DamagedFileError: it is no embeddings file, or not whole.
-            CheckpointError: it is a torch file that holds more than tensors and names.
-        """
-        self._file = open_reader(Path(path))
-        self.attrs: dict[str, Any] = dict(self._file.attributes)
+def _write_npy(path: Path, source: Embeddings, rows: Rows) -> None:
+    with path.open("wb") as file:
+        _write_rows(file, rows)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
+    """As `numpy.savez`, but without all vectors in memory at once."""
+    columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
+    columns |= {SCORES: source.scores} if source.scores is not None else {}
+    columns |= {LENGTHS: source.lengths} if source.lengths is not None else {}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("vectors", *columns):
+            with archive.open(zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH), "w", force_zip64=True) as member:
+                if name in columns:
+                    np.lib.format.write_array(member, columns[name], allow_pickle=False)
+                else:
+                    _write_rows(member, rows)
 
-    def __len__(self) -> int:
-        return self._file.num_rows
 
-    def __repr__(self) -> str:
-        return f"<{self._file.kind} embeddings, {len(self)} rows of {', '.join(self.datasets)}: {self._file.path}>"
+def _write_rows(file: IO[bytes], rows: Rows) -> None:
+    """A matrix in NumPy's format, a block of rows at a time."""
+    descr = np.lib.format.dtype_to_descr(rows.dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": rows.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for begin in range(0, len(rows), _BLOCK_ROWS):
+        file.write(np.ascontiguousarray(rows[begin : begin + _BLOCK_ROWS], rows.dtype).tobytes())
 
-    def close(self) -> None:
-        """Closes the file; what was read before stays."""
-        self._file.__exit__()
 
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run.
+def _write_h5ad(path: Path, source: Embeddings, rows: Rows) -> None:
+    try:
+        import anndata
+    except ImportError as error:
+        raise UsageError(
+            "writing .h5ad needs the package anndata: pip install 'virnuc[anndata]', or choose .npz."
+        ) from error
+    names = [name for part in rows.names for name in source.vector_names(part)]
+    data = anndata.AnnData(
+        X=rows[:],
+        obs=_with_plain_strings(source.as_dataframe()),
+        var=_with_plain_strings(pd.DataFrame(index=names)),
+        uns=dict(source.attrs),
+    )
+    data.write_h5ad(path, convert_strings_to_categoricals=False)
 
-        `vectors` is what other programs wrote as one matrix for both models.
-        """
-        return tuple(name for name in (*VECTORS.values(), EMBED_VECTORS, FEATURES) if name in self._file)
 
-    @cached_property
-    def ids(self) -> list[str]:
-        """One id a row: `CONTIG_chunk_NFRAME` in a predict run, the name of the sequence in an embed run."""
-        return self._file.ids(0, len(self))
+def _with_plain_strings(table: pd.DataFrame) -> pd.DataFrame:
+    """Strings as Python has them: not every anndata writes those of every pandas."""
+    plain = table.astype({name: object for name in table.columns if table[name].dtype.kind not in "iuf"})
+    return plain.set_index(table.index.astype(object))
 
-    @cached_property
-    def lengths(self) -> npt.NDArray[np.int64] | None:
-        """int64 (N,), letters of each sequence; None for a predict run."""
-        return self._file.rows(LENGTHS, 0, len(self)) if LENGTHS in self._file else None
 
-    @property
-    def vectors(self) -> Rows:
-        """All vectors of a row side by side, (N, D): DNA before protein, as a classifier head takes them.
+class _Content(NamedTuple):
+    """What was found in a file: datasets by name, ids among them, that are read when they are sliced; and metadata."""
 
-        Raises:
-            UsageError: the run has kept no vectors.
-        """
-        return self.matrix()
+    file: h5py.File | None
+    datasets: dict[str, Any]
+    attributes: dict[str, Any]
 
-    def matrix(self, name: str | None = None) -> Rows:
-        """One matrix of vectors, (N, D).
 
-        Args:
-            name: one of `datasets`; None puts all of them side by side.
+@contextmanager
+def _reading(path: Path, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except _READ_ERRORS as error:
+        raise DamagedFileError(f"embeddings file {path} cannot be read ({error}): {advice}.") from error
 
-        Raises:
-            UsageError: there is no such matrix.
-        """
-        names = self.datasets if name is None else (name,)
-        if not names or not set(names) <= set(self.datasets):
-            there = f"only {' and '.join(self.datasets)}" if self.datasets else "none, only scores"
-            raise UsageError(
-                f"{self._file.path} holds no {name or ''} vectors ({there}): make the run again with them, or name others."
+
+def _reader_of(path: Path) -> Callable[[Path], _Content]:
+    """What reads a file, by its content."""
+    if not os.path.exists(path):
+        raise InputError(f"embeddings file {path} does not exist: {_EXPECTED}.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: {_EXPECTED}.")
+    found = "file of another format than HDF5, .npz and torch"
+    if h5py.is_hdf5(path):
+        found = recognise_hdf5(path)
+        if found not in ("shard", "damaged HDF5 file"):
+            if has_checksums(path):
+                return _read_own_hdf5
+            with _reading(path, _EXPECTED), h5py.File(path, "r") as file:
+                names = set(file)
+            if names & set(IDS.values()) and names & set(MATRICES):
+                return _read_foreign_hdf5
+    elif zipfile.is_zipfile(path):
+        with _reading(path, _EXPECTED), zipfile.ZipFile(path) as archive:
+            is_npz = all(name.endswith(".npy") for name in archive.namelist())
+        return _read_npz if is_npz else _read_virnucpro
+    else:
+        with path.open("rb") as file:
+            if file.read(1) == b"\x80":
+                return _read_virnucpro
+    raise DamagedFileError(f"{path} is a {found}, not a whole embeddings file: {_EXPECTED}.")
+
+
+def _read_own_hdf5(path: Path) -> _Content:
+    file = h5py.File(path, "r")
+    attributes = read_attributes(file)
+    return _Content(file, {name: stored_dataset(file, name) for name in file}, attributes)
+
+
+def _read_foreign_hdf5(path: Path) -> _Content:
+    """Another program's: ids may be text of any length, and unknown datasets are ignored."""
+    file = h5py.File(path, "r")
+    ids = next(name for name in IDS.values() if name in file)
+    names = [name for name in file if name == ids or name in _DATASETS]
+    datasets = {name: stored_dataset(file, name, text=name == ids) for name in names}
+    return _Content(file, datasets, plain_attributes(file))
+
+
+def _read_npz(path: Path) -> _Content:
+    """An archive of `numpy.savez`, or one that `virnuc export` wrote."""
+    with zipfile.ZipFile(path) as archive:
+        wanted = {*IDS.values(), *_DATASETS, "attributes"}
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        arrays = {name: _npy_array(path, archive, members[name]) for name in members if name in wanted}
+    if not arrays.keys() & set(IDS.values()):
+        raise ValueError("it has no ids")
+    attributes = json.loads(str(arrays.pop("attributes", "{}")))
+    vectors = arrays.get(FEATURES)
+    if vectors is not None and attributes.get("kind") == "embed":
+        arrays[EMBED_VECTORS] = arrays.pop(FEATURES)
+    elif vectors is not None and vectors.ndim == 2:
+        widths = [attributes.get(f"{name}_embedding_dim", 0) for name in VECTORS.values()]
+        if sum(widths) == vectors.shape[1]:
+            del arrays[FEATURES]
+            arrays |= zip(VECTORS.values(), np.split(vectors, widths[:1], axis=1), strict=True)
+    if not arrays.keys() & set(MATRICES):
+        raise ValueError("it has no vectors")
+    return _Content(None, arrays, attributes)
+
+
+def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """An array of the archive: mapped into memory, or unpacked where it is compressed.
+
+    Raises:
+        ValueError: it holds Python objects, or is not what it declares.
+    """
+    with archive.open(member) as file:
+        shape, is_fortran, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
+        if dtype.hasobject:
+            raise ValueError(
+                f"{member.filename} holds Python objects, which could run code: save text and numbers"
             )
-        return Rows(self._file, names)
+        begin = file.tell()
+        if prod(shape) * dtype.itemsize != member.file_size - begin:
+            raise ValueError(f"{member.filename} declares another size than it has")
+        if member.compress_type != zipfile.ZIP_STORED:
+            if member.file_size > max(_MAX_UNPACKED_BYTES, _MAX_COMPRESSION * member.compress_size):
+                raise ValueError(f"{member.filename} is much larger in memory than in the file")
+            values = np.frombuffer(file.read(), dtype)
+            return values.reshape(shape, order="F" if is_fortran else "C")
+        while file.read(_READ_BYTES):  # the end of a member is where zipfile compares its CRC
+            pass
+    if not prod(shape):
+        return np.empty(shape, dtype)
+    with path.open("rb") as raw:
+        raw.seek(member.header_offset)
+        begin += raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
+    return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
 
-    @cached_property
-    def scores(self) -> npt.NDArray[np.float32] | None:
-        """float32 (N, 2), P(other) and P(virus); None where the file has none, as that of an embed run."""
-        return self._file.rows(SCORES, 0, len(self)) if SCORES in self._file else None
 
-    def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
-        """A table with one row an id.
+def _read_virnucpro(path: Path) -> _Content:
+    """Features of VirNucPro, one row a frame, DNA before protein.
 
-        Args:
-            vectors: add a column for each number of the vectors: `dna_0`, ..., `protein_0`, ...
+    Source: `merge_data` in VirNucPro's units.py, which saves {"ids": list of str, "data": tensor}, and "labels" for
+    training.
+    """
+    import torch
 
-        Returns:
-            Indexed by `id`; `contig`, `chunk`, `frame`, `p_other`, `p_virus` of a predict run, `length` of an embed run.
-        """
-        table = pd.DataFrame(self._columns(), index=pd.Index(self.ids, name="id"))
-        if not vectors:
-            return table
-        numbers = pd.DataFrame(self.vectors[:], index=table.index, columns=self.vector_names())
-        return pd.concat([table, numbers], axis=1)
+    from virnuc_core.models.tensor_files import read_pickle, require_backed
 
-    def vector_names(self, name: str | None = None) -> list[str]:
-        """A name for each column of a matrix, by the matrix and the number in it."""
-        matrices = [self.matrix(part) for part in self.matrix(name).names]
-        return [f"{matrix.names[0]}_{column}" for matrix in matrices for column in range(matrix.shape[1])]
+    content = read_pickle(path, max_pickle_bytes=_MAX_PICKLE_BYTES)
+    if not isinstance(content, dict) or not {"ids", "data"} <= content.keys():
+        raise ValueError("it holds neither ids nor data of merged features")
+    ids, data = content["ids"], content["data"]
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+        raise ValueError("ids is no list of names")
+    if not isinstance(data, torch.Tensor) or data.ndim != 2 or not data.is_floating_point():
+        raise ValueError("data is no matrix of numbers")
+    if len(ids) != len(data):
+        # VirNucPro keeps the ids of frames with incomplete features there, but not their rows.
+        raise ValueError(f"it has {len(ids)} ids and {len(data)} rows, so nobody knows which belong together")
+    require_backed(path, [data])
+    has_numpy_type = data.dtype in (torch.float16, torch.float32, torch.float64)
+    matrix = (data if has_numpy_type else data.float()).detach().numpy()
+    return _Content(None, {IDS["predict"]: np.array(ids, object), FEATURES: matrix}, {})
 
-    def _columns(self) -> dict[str, Any]:
-        if self._file.kind == "embed":
-            return {} if self.lengths is None else {"length": self.lengths}
-        parts = [_FRAME_ID.fullmatch(name) for name in self.ids]
-        columns: dict[str, Any] = {
-            "contig": [part["contig"] if part else name for part, name in zip(parts, self.ids, strict=True)],
-            "chunk": [int(part["chunk"]) if part else 0 for part in parts],
-            "frame": [part["frame"] if part else "" for part in parts],
-        }
-        if self.scores is not None:
-            columns |= {"p_other": self.scores[:, 0], "p_virus": self.scores[:, 1]}
-        return columns
+
+def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: int) -> None:
+    """Refuses a dataset with other rows, dimensions or values than one of its name has.
+
+    Raises:
+        ValueError: it is such a one.
+    """
+    kinds, dimensions = _FORMS.get(name, ("f", 2))
+    is_of_form = values.ndim == dimensions and len(values) == num_rows and values.dtype.kind in kinds
+    if not is_of_form or (name == SCORES and values.shape[1] != 2):
+        raise ValueError(f"{name!r} has another form than it must have")
 
 
 def _row_numbers(key: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Numbers of rows from what NumPy takes for an index: numbers, also from the end, or a mask."""
+    """Row numbers from what NumPy takes for an index: numbers, also from the end, or a mask."""
     numbers = np.asarray(key)
     if numbers.dtype == np.bool_ and numbers.shape != (count,):
         raise IndexError(f"a mask of {numbers.shape} does not fit {count} rows")

@@ -1,37 +1,63 @@
-"""Viral regions of contigs, from the p_virus of their chunks: a hidden Markov model of levels.
+"""Viral regions of contigs, from the p_virus of their chunks, and their files: tables, BED, GFF3 and FASTA.
 
-Along a contig the log-odds of its chunks keep to a level, which changes where a viral stretch begins or ends, while the
-score of a single chunk is often wrong and often not there. The model says so: a hidden level, one of LEVELS, that is
-drawn anew at change points, and chunks whose log-odds scatter around it. Levels above zero are viral. What is wanted is
-the posterior probability, given all chunks of a contig, that the level of a chunk is viral; a region is a run of chunks
-in which it is above one half.
+The model is a hidden Markov model. Along a contig the log-odds of chunks keep to a level, which changes where a viral stretch
+begins or ends, while the score of a single chunk is often wrong or missing. The hidden state is one of LEVELS; it is resampled
+at change points, and the log-odds of chunks are normally distributed around it. Levels above zero are viral. A region is a run
+of chunks whose posterior probability of a viral level, given all chunks of the contig, is above one half.
 
-Several levels and not two: viruses differ in how well they score, and the border of one that scores moderately is
-where its level ends, not where single chunks fall below one half. No score is taken at its word, since scores are not
-calibrated and chunks of one gene or one repeat are wrong together: they scatter widely, log-odds are bounded, and some
-chunks say nothing. A chunk without a score is one of those. It goes with its neighbours; where they disagree the border
-comes to lie midway between them, and where no neighbour is near there is no region.
+There are several levels and not two: viruses differ in how well they score, and the border of one that scores moderately is
+where its level ends, not where single chunks fall below one half. Scores are not calibrated, and chunks of one gene or one
+repeat are wrong together: so the standard deviation is large, log-odds are bounded, and any chunk may be an outlier. A chunk
+without a score is uninformative: it follows its neighbours, the border lies midway where they disagree, and where no scored
+chunk is near there is no region.
 
-The parameters are given, not fitted to the input, so that a contig's regions depend on nothing but its own scores.
-Libraries for hidden Markov models fit emissions; these are given, and what is left is the recursion in `_expected`.
-docs/regions.md compares the model with others, and says where the parameters are from.
+The parameters are constants, not fitted to the input, so a contig's regions depend on its own scores alone. Libraries for
+hidden Markov models fit emissions; here only the recursion in `_expected` is needed. docs/regions.md compares the model with
+others, and says where the parameters are from.
 """
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from virnuc_core.results.verdicts import DEFAULT_THRESHOLD, Tier
+from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
+from virnuc_core.results.writers import ResultWriter, fasta_record, header_line, six_decimals
+from virnuc_core.run_folder import RunFolder
 
-# Log-odds of virus that a stretch may keep to, the lower half of them not viral, and the largest ones that are told apart.
+# Log-odds of virus, the lower half not viral, and the bounds within which log-odds are told apart.
 LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
-LARGEST_LOG_ODDS: Final = 4.0
-LEAST_LOG_ODDS: Final = 1e-9
-# Least score of a region of each tier but the last, in decibans. One chunk gives 16 at most.
+MAX_LOG_ODDS: Final = 4.0
+MIN_LOG_ODDS: Final = 1e-9
+# Least score of a region of each tier but the last, in decibans. One chunk gives at most 16.
 CONFIDENT_SCORE: Final = 60.0
 LIKELY_SCORE: Final = 20.0
+
+REGION_SCHEMA: Final = pa.schema(
+    [
+        ("contig", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("length", pa.int64()),
+        ("chunks", pa.int64()),
+        ("score", pa.float64()),
+        ("mean_p", pa.float64()),
+        ("tier", pa.string()),
+        ("dna_alone_chunks", pa.int64()),
+    ]
+)
+# Besides letters and digits, what the first column of GFF3 may hold unescaped.
+_GFF3_PLAIN: Final = ".:^*$@!+_?-|"
+# Readers of BED take lines that begin so for headers.
+_BED_SPECIAL: Final = ("#", "track", "browser")
+_MAX_BED_SCORE: Final = 1000
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -39,19 +65,19 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionModel:
-    """What is taken for granted about contigs and scores.
+    """Parameters of the model.
 
     Attributes:
         change_every: mean distance in bp between change points.
-        scatter: standard deviation of a chunk's log-odds around the level, in nats.
-        doubt: weight of a chunk that says nothing, beside the height 1 of the normal curve.
-        reach: bp; a chunk without a score is in a region only if a scored one begins no farther from it.
+        emission_sd: standard deviation of a chunk's log-odds around the level, in nats.
+        outlier_weight: weight of a chunk that is uninformative, beside the height 1 of the normal curve.
+        max_gap: bp; a chunk without a score is in a region only if a scored one begins no farther away.
     """
 
     change_every: float = 30_000.0
-    scatter: float = 1.2
-    doubt: float = 0.01
-    reach: float = 2_500.0
+    emission_sd: float = 1.2
+    outlier_weight: float = 0.01
+    max_gap: float = 2_500.0
 
 
 DEFAULT_MODEL: Final = RegionModel()
@@ -59,14 +85,14 @@ DEFAULT_MODEL: Final = RegionModel()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkScores:
-    """The C chunks of some whole contigs, in order of contig and place.
+    """All C chunks of some contigs, in order of contig and position.
 
     Attributes:
         contig: int64 (C,), number of the contig, ascending.
         start: int64 (C,), first base in the contig, 0-based.
         end: int64 (C,), one past the last base.
         p_virus: float64 (C,), NaN where the chunk is not scored.
-        is_dna_alone: bool (C,), whether the score is of the DNA alone.
+        is_dna_alone: bool (C,), whether the score is DNA-only.
     """
 
     contig: Int64
@@ -78,16 +104,16 @@ class ChunkScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """A stretch of a contig that is taken to be viral.
+    """A viral region.
 
     Attributes:
         contig: number of the contig.
         start: first base, 0-based.
         end: one past the last base.
-        chunks: chunks that it consists of, with those that are not scored.
-        dna_alone_chunks: those of them whose score is of the DNA alone.
-        score: how many times likelier the scores of its chunks are, each by itself, at viral levels than at the
-            others, as 10 times the decimal logarithm (decibans); from 0.5, whatever the threshold.
+        chunks: chunks in it, scored or not.
+        dna_alone_chunks: those of them with a DNA-only score.
+        score: likelihood ratio of viral and other levels, multiplied over its chunks, as 10 times the decimal logarithm
+            (decibans); relative to 0.5, whatever the threshold.
         mean_p: mean p_virus of its scored chunks.
     """
 
@@ -101,7 +127,7 @@ class Region:
 
     @property
     def tier(self) -> Tier:
-        """How sure it is, by its score."""
+        """Confidence, by its score."""
         if self.score >= CONFIDENT_SCORE:
             return "confident"
         return "likely" if self.score >= LIKELY_SCORE else "unsure"
@@ -110,7 +136,7 @@ class Region:
 def find_regions(
     chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
 ) -> list[Region]:
-    """Calls the regions of some contigs, in order of contig and place; those of a contig do not touch or overlap.
+    """The regions of some contigs, in order of contig and position; those of a contig do not touch or overlap.
 
     Args:
         chunks: all chunks of these contigs.
@@ -119,16 +145,16 @@ def find_regions(
     """
     if not len(chunks.contig):
         return []
-    likelihood = level_evidence(chunks.p_virus, model, threshold)
-    is_viral = (posterior(chunks, likelihood, model) > 0.5) & _is_near_score(chunks, model.reach)
-    evidence = level_evidence(chunks.p_virus, model)
+    likelihood = level_likelihood(chunks.p_virus, model, threshold)
+    is_viral = (posterior(chunks, likelihood, model) > 0.5) & _is_near_score(chunks, model.max_gap)
+    evidence = level_likelihood(chunks.p_virus, model)
     num_other = len(LEVELS) // 2
     ratio = evidence[:, num_other:].sum(axis=1) / evidence[:, :num_other].sum(axis=1)
     return regions_of(chunks, is_viral, 10 * np.log10(ratio))
 
 
 def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
-    """The runs of viral chunks that have a score among them.
+    """The runs of viral chunks with at least one score.
 
     Args:
         chunks: all chunks of some contigs.
@@ -140,84 +166,69 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
     ends = np.flatnonzero(is_viral & (np.roll(is_first, -1) | ~np.roll(is_viral, -1))) + 1
     has_score = _sums(~np.isnan(chunks.p_virus), begins, ends) > 0
     begins, ends = begins[has_score], ends[has_score]
-    columns = (
-        chunks.contig[begins],
-        chunks.start[begins],
-        chunks.end[ends - 1],
-        ends - begins,
-        _sums(chunks.is_dna_alone, begins, ends).astype(np.int64),
-        _sums(scores, begins, ends),
-        _sums(np.nan_to_num(chunks.p_virus), begins, ends) / _sums(~np.isnan(chunks.p_virus), begins, ends),
-    )
-    return [
-        Region(
-            contig=contig,
-            start=start,
-            end=end,
-            chunks=number,
-            dna_alone_chunks=dna_alone,
-            score=score,
-            mean_p=mean_p,
-        )
-        for contig, start, end, number, dna_alone, score, mean_p in zip(
-            *(column.tolist() for column in columns), strict=True
-        )
-    ]
+    columns = {
+        "contig": chunks.contig[begins],
+        "start": chunks.start[begins],
+        "end": chunks.end[ends - 1],
+        "chunks": ends - begins,
+        "dna_alone_chunks": _sums(chunks.is_dna_alone, begins, ends).astype(np.int64),
+        "score": _sums(scores, begins, ends),
+        "mean_p": _sums(np.nan_to_num(chunks.p_virus), begins, ends)
+        / _sums(~np.isnan(chunks.p_virus), begins, ends),
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [Region(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C,): in nats above those of the threshold, bounded by LARGEST_LOG_ODDS; NaN stays.
+    """float64 (C,): in nats relative to those of the threshold, bounded by MAX_LOG_ODDS; NaN stays.
 
-    None is zero: a chunk at the threshold is called virus, so it speaks for a virus here too.
+    None is zero: a chunk at the threshold is called virus, so it is evidence for a virus here too.
     """
     zero = np.log(threshold / (1 - threshold))
-    least, rest = (1 / (1 + np.exp(LARGEST_LOG_ODDS + shift)) for shift in (-zero, zero))
+    least, rest = (1 / (1 + np.exp(MAX_LOG_ODDS + shift)) for shift in (-zero, zero))
     p = np.clip(p_virus, least, 1 - rest)
     distance = np.abs(np.log(p / (1 - p)) - zero)
     return np.asarray(
-        np.copysign(np.maximum(distance, LEAST_LOG_ODDS), np.where(p_virus >= threshold, 1.0, -1.0))
+        np.copysign(np.maximum(distance, MIN_LOG_ODDS), np.where(p_virus >= threshold, 1.0, -1.0))
     )
 
 
-def level_evidence(p_virus: Float64, model: RegionModel, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C, number of levels): how likely each score is at each level, but for a common factor; 1 for NaN.
-
-    Log-odds count from those of the threshold.
-    """
-    distance = (log_odds(p_virus, threshold)[:, None] - LEVELS) / model.scatter
-    return np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + model.doubt)
+def level_likelihood(p_virus: Float64, model: RegionModel, threshold: float = DEFAULT_THRESHOLD) -> Float64:
+    """float64 (C, number of levels): likelihood of each level, up to a common factor; 1 for NaN."""
+    distance = (log_odds(p_virus, threshold)[:, None] - LEVELS) / model.emission_sd
+    return np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + model.outlier_weight)
 
 
-def posterior(chunks: ChunkScores, evidence: Float64, model: RegionModel) -> Float64:
+def posterior(chunks: ChunkScores, likelihood: Float64, model: RegionModel) -> Float64:
     """float64 (C,): probability that each chunk is viral, given all chunks of its contig (forward-backward algorithm).
 
     Args:
         chunks: all chunks of some contigs.
-        evidence: float64 (C, number of levels), see `level_evidence`.
+        likelihood: float64 (C, number of levels), see `level_likelihood`.
         model: its parameters.
     """
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     distance = np.where(is_first, np.inf, np.diff(chunks.start, prepend=0))
     change = -np.expm1(-distance / model.change_every)
     counts = np.diff(np.flatnonzero(np.append(is_first, True)))
-    before = _expected(evidence, change, counts)
-    after = _expected(evidence[::-1], np.roll(change, -1)[::-1], counts[::-1])[::-1]
-    joint = before * evidence * after
+    before = _expected(likelihood, change, counts)
+    after = _expected(likelihood[::-1], np.roll(change, -1)[::-1], counts[::-1])[::-1]
+    joint = before * likelihood * after
     return np.asarray(joint[:, len(LEVELS) // 2 :].sum(axis=1) / joint.sum(axis=1))
 
 
-def _expected(evidence: Float64, change: Float64, counts: Int64) -> Float64:
+def _expected(likelihood: Float64, change: Float64, counts: Int64) -> Float64:
     """float64 (C, number of levels): probability of each level at each chunk, from the chunks before it alone.
 
-    Contigs are independent, so all of them are gone through side by side, the longest first; there is one step for each
-    chunk of that.
+    Contigs are independent, so they advance side by side, the longest first, one chunk a step.
 
     Args:
-        evidence: float64 (C, number of levels).
+        likelihood: float64 (C, number of levels).
         change: float64 (C,), probability of a change point before each chunk; 1 for the first of a contig.
         counts: int64 (R,), chunks of each contig.
     """
-    expected = np.empty_like(evidence)
+    expected = np.empty_like(likelihood)
     order = np.argsort(-counts, kind="stable")
     starts = (np.cumsum(counts) - counts)[order]
     num_longer = np.searchsorted(-counts[order], -np.arange(counts.max()))
@@ -227,22 +238,113 @@ def _expected(evidence: Float64, change: Float64, counts: Int64) -> Float64:
         changed = change[rows, None]
         level = (1 - changed) * known[:number] + changed / len(LEVELS)
         expected[rows] = level
-        level *= evidence[rows]
+        level *= likelihood[rows]
         known[:number] = level / level.sum(axis=1, keepdims=True)
     return expected
 
 
-def _is_near_score(chunks: ChunkScores, reach: float) -> npt.NDArray[np.bool_]:
-    """Whether a scored chunk of the same contig begins at most `reach` bp before or after each chunk; bool (C,)."""
+def _is_near_score(chunks: ChunkScores, max_gap: float) -> npt.NDArray[np.bool_]:
+    """Whether a scored chunk of the same contig begins at most `max_gap` bp before or after each chunk; bool (C,)."""
     is_scored = ~np.isnan(chunks.p_virus)
     # Contigs are laid out on one line, too far from each other to be near.
-    place = chunks.start + chunks.contig * (chunks.end.max() + 2 * reach)
-    before = np.maximum.accumulate(np.where(is_scored, place, -np.inf))
-    after = np.minimum.accumulate(np.where(is_scored, place, np.inf)[::-1])[::-1]
-    return np.asarray((place - before <= reach) | (after - place <= reach))
+    position = chunks.start + chunks.contig * (chunks.end.max() + 2 * max_gap)
+    before = np.maximum.accumulate(np.where(is_scored, position, -np.inf))
+    after = np.minimum.accumulate(np.where(is_scored, position, np.inf)[::-1])[::-1]
+    return np.asarray((position - before <= max_gap) | (after - position <= max_gap))
 
 
 def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:
     """float64 (n,): sums of values[begins[i] : ends[i]], for ranges that are not empty."""
     bounds = np.stack((begins, ends), axis=1).ravel()
     return np.asarray(np.add.reduceat(np.append(values, 0.0), bounds)[::2])
+
+
+class RegionFiles:
+    """Writes regions in every format.
+
+    Names of contigs are safe in tables already (`virnuc_core.plain_text`); what has a meaning in one of the other formats is
+    escaped as that format says, or else as `%XX`.
+
+    Args:
+        folder: the run's folder.
+        writer: opens its files.
+        stack: closes them.
+        threshold: p_virus from which chunks are called virus.
+    """
+
+    def __init__(self, folder: RunFolder, writer: ResultWriter, stack: ExitStack, threshold: float) -> None:
+        self._threshold = threshold
+        enter = stack.enter_context
+        self._write_table = enter(writer.stream(folder.regions))
+        self._write_bed = enter(writer.stream(folder.regions_bed))
+        self._write_gff3 = enter(writer.stream(folder.regions_gff3))
+        self._append = enter(writer.parquet(folder.regions_parquet, REGION_SCHEMA))
+        self._write_fasta = enter(writer.stream(folder.regions_fasta, compress=True))
+        self._write_table(header_line(REGION_SCHEMA.names))
+        self._write_gff3(b"##gff-version 3\n")
+
+    def extend(
+        self,
+        regions: Iterable[Region],
+        names: Sequence[str],
+        lengths: Sequence[int],
+        sequence_of: Callable[[int], bytes],
+    ) -> None:
+        """Writes the regions of the next contigs.
+
+        Args:
+            regions: in order of contig and position.
+            names: of the contigs, by their number.
+            lengths: of the contigs in bp, by their number.
+            sequence_of: gives the bases of a contig by its number.
+        """
+        rows = []
+        for contig, own in groupby(regions, key=attrgetter("contig")):
+            sequence = sequence_of(contig)
+            gff3_name = _gff3_name(names[contig])
+            self._write_gff3(f"##sequence-region {gff3_name} 1 {lengths[contig]}\n".encode())
+            for number, region in enumerate(own, 1):
+                rows.append(_table_row(names[contig], region))
+                score, mean_p = f"{region.score:.2f}", six_decimals(region.mean_p, self._threshold)
+                cells = {**rows[-1], "score": score, "mean_p": mean_p}.values()
+                self._write_table(("\t".join(map(str, cells)) + "\n").encode())
+                self._write_bed(_bed_line(names[contig], number, region).encode())
+                columns = f"virnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{score}\t.\t.\t"
+                attributes = f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p}"
+                attributes += f";tier={region.tier};dna_alone_chunks={region.dna_alone_chunks}"
+                self._write_gff3(f"{gff3_name}\t{columns}{attributes}\n".encode())
+                header = f"{names[contig]}:{region.start + 1}-{region.end}"
+                header += f" score={score} mean_p={mean_p} tier={region.tier}"
+                self._write_fasta(fasta_record(header, sequence[region.start : region.end]))
+        self._append(pa.Table.from_pylist(rows, REGION_SCHEMA))
+
+
+def _table_row(contig: str, region: Region) -> dict[str, str | int | float]:
+    """A row of regions.parquet; start and end are 1-based and inclusive."""
+    return {
+        "contig": contig,
+        "start": region.start + 1,
+        "end": region.end,
+        "length": region.end - region.start,
+        "chunks": region.chunks,
+        "score": region.score,
+        "mean_p": region.mean_p,
+        "tier": region.tier,
+        "dna_alone_chunks": region.dna_alone_chunks,
+    }
+
+
+def _bed_line(contig: str, number: int, region: Region) -> str:
+    """A line of BED with six columns: 0-based, half-open; ten times the score, from 0 to 1000."""
+    if contig.startswith(_BED_SPECIAL):
+        contig = f"%{ord(contig[0]):02X}{contig[1:]}"
+    score = min(max(round(10 * region.score), 0), _MAX_BED_SCORE)
+    return f"{contig}\t{region.start}\t{region.end}\tregion_{number}_{region.tier}\t{score}\t.\n"
+
+
+def _gff3_name(name: str) -> str:
+    """A name for the first column: what GFF3 does not allow becomes `%XX`, one for each byte of its UTF-8.
+
+    Source: the specification of GFF3 1.26.
+    """
+    return quote(name, safe=_GFF3_PLAIN).replace("~", "%7E")

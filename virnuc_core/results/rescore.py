@@ -9,10 +9,9 @@ import numpy.typing as npt
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.models.catalogue import resolve_head
-from virnuc_core.results.chunk_tables import FRAME_COLUMNS, frame_rows
-from virnuc_core.results.embeddings_file import FEATURES, VECTORS
-from virnuc_core.results.embeddings_reader import EmbeddingsReader, open_reader
-from virnuc_core.results.text_table import open_table
+from virnuc_core.results.embeddings import FEATURES, VECTORS, Embeddings
+from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines
+from virnuc_core.results.writers import ResultWriter, header_line
 
 _BLOCK_ROWS: Final = 2048
 
@@ -23,52 +22,49 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
     Scores of float16 vectors differ a little from those of the run, which are made before rounding.
 
     Args:
-        embeddings: the `embeddings.h5` of a predict run, or one of the other formats of `open_reader`.
+        embeddings: the `embeddings.h5` of a predict run, or one of the other formats of `Embeddings`.
         head: name of a bundled head, or path of one.
         out: the table.
-        dna_head: the same as `head`, for chunks without an open frame; None leaves them out.
+        dna_head: the same as `head`, for chunks without a stop-free frame; None leaves them out.
 
     Returns:
         Number of rows of the table.
 
     Raises:
         CheckpointError: a head cannot be used, or a torch file holds more than tensors and names.
-        DamagedFileError: the embeddings file is not whole, or is another kind of file.
+        DamagedFileError: the embeddings file is damaged, or is another kind of file.
         InputError: there is no such file.
         MismatchError: a head takes features of another width, or was trained for chunks of another length.
         UsageError: the file does not hold the vectors of both models.
     """
-    with open_reader(embeddings) as file:
-        matrices = _matrices(file)
+    with Embeddings(embeddings) as file:
+        matrices = _matrices_of_both_models(file)
         if dna_head is not None and len(matrices) == 1:
             raise UsageError(
                 f"{embeddings} does not say where its DNA vectors end, so --dna-head cannot be used: leave it out, or "
                 "give the vectors as dna and protein."
             )
-        chunk_length = file.attributes.get("chunk_length") or None
+        chunk_length = file.attrs.get("chunk_length") or None
         dna_path = None if dna_head is None else resolve_head(dna_head, chunk_length)
         scorer = Scorer(resolve_head(head, chunk_length), "cpu", dna_path)
         num_rows = 0
-        with open_table(out, FRAME_COLUMNS) as table:
-            for begin in range(0, file.num_rows, _BLOCK_ROWS):
-                end = min(begin + _BLOCK_ROWS, file.num_rows)
+        with ResultWriter().stream(out) as write:
+            write(header_line(FRAME_COLUMNS))
+            for begin in range(0, len(file), _BLOCK_ROWS):
+                end = min(begin + _BLOCK_ROWS, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
-                names = file.ids(begin, end)
+                names = file.read_ids(begin, end)
                 if len(parts) == 2 and dna_head is None:
                     scored = np.flatnonzero(parts[1].any(axis=1))
                     parts = [part[scored] for part in parts]
                     names = [names[row] for row in scored.tolist()]
-                table.writelines(frame_rows(names, scorer.score(*parts)))
+                write(frame_lines(names, scorer.score(*parts)))
                 num_rows += len(names)
         return num_rows
 
 
-def _matrices(file: EmbeddingsReader) -> tuple[str, ...]:
-    """The datasets that are the features of both models: one for each, or one for both.
-
-    Raises:
-        UsageError: there are none.
-    """
+def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
+    """One dataset for each model, or one for both."""
     missing = [name for name in VECTORS.values() if name not in file]
     if missing and FEATURES in file:
         return (FEATURES,)
@@ -80,12 +76,7 @@ def _matrices(file: EmbeddingsReader) -> tuple[str, ...]:
     return tuple(VECTORS.values())
 
 
-def _finite_rows(file: EmbeddingsReader, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-    """The rows begin..end-1 of a matrix.
-
-    Raises:
-        DamagedFileError: they hold NaN or infinities, or cannot be read.
-    """
+def _finite_rows(file: Embeddings, name: str, begin: int, end: int) -> npt.NDArray[Any]:
     values = file.rows(name, begin, end)
     is_finite = np.isfinite(values).all(axis=1)
     if not is_finite.all():

@@ -1,25 +1,27 @@
-"""What a run was, what it found, how fast and with what: `run.json`, flat figures, and a few lines."""
+"""The record of a run, `run.json`: what it was, what it found, how fast and with what, and its result files."""
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from virnuc_core.atomic_write import write_text
+from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.inference.shard import ShardCounters, sum_counters
+from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.results.asked_with import settings_from
 from virnuc_core.results.report.html import write_report_page
-from virnuc_core.results.result_files import records_of
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import RunPlan
-from virnuc_core.shard_file import ShardCounters, sum_counters
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
@@ -46,6 +48,7 @@ class RunReport:
         lanes: the lanes of this attempt; none when every shard was there.
         seconds: wall time of each stage of this attempt.
         links: where else to find this run.
+        settings_from: flag, variable, or file and section, by setting; None for a run that no command line has started.
     """
 
     plan: RunPlan
@@ -55,6 +58,7 @@ class RunReport:
     lanes: Sequence[LaneReport]
     seconds: Mapping[str, float]
     links: Mapping[str, str]
+    settings_from: Mapping[str, str] | None = field(default_factory=settings_from)
 
     @property
     def num_computed(self) -> int:
@@ -80,18 +84,17 @@ class RunReport:
         # Lanes run side by side or, where there are more lanes than devices, one after another.
         begin = min((lane.started + lane.load_seconds for lane in self.lanes), default=0.0)
         end = max((lane.started + lane.seconds for lane in self.lanes), default=0.0)
-        return speeds(
-            sum_counters(shard.counters for lane in self.lanes for shard in lane.shards), end - begin
-        )
+        work = sum_counters(shard.counters for lane in self.lanes for shard in lane.shards)
+        return speeds(work, end - begin)
 
     @property
     def packing_efficiency(self) -> dict[str, float]:
-        """Real tokens over the room in the batches, by model family, over all shards."""
+        """Real tokens over the capacity of the batches, by model family, over all shards."""
         return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
 
     @property
     def figures(self) -> dict[str, float]:
-        """Every figure of the run, flat, so that runs can be compared one by one."""
+        """Every number of the run, flat, so that runs can be compared one by one."""
         efficiency = self.packing_efficiency.items()
         return {
             **(asdict(self.counts) if self.counts else {}),
@@ -119,6 +122,10 @@ class RunReport:
         """The content of run.json; `plan.json` has the shards one by one."""
         plan = asdict(self.plan)
         del plan["shards"], plan["schema_version"]
+        versions = {"virnuc": self.plan.virnuc_version, "python": platform.python_version()}
+        for package in REPORTED_PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
         return {
             "schema_version": SCHEMA_VERSION,
             "plan_fingerprint": self.plan.fingerprint,
@@ -133,61 +140,30 @@ class RunReport:
             "packing_efficiency": self.packing_efficiency,
             "notes": list(self.notes),
             "links": dict(self.links),
-            "settings_from": settings_from(),
-            "versions": {
-                "virnuc": self.plan.virnuc_version,
-                "python": platform.python_version(),
-                **_installed_versions(REPORTED_PACKAGES),
-            },
+            "settings_from": self.settings_from,
+            "versions": versions,
         }
 
     @property
     def summary(self) -> str:
-        """A few lines for a person."""
+        """A few lines of text."""
+        lines = []
+        if c := self.counts:
+            by_dna = f"; {c.dna_alone_chunks} scored by their DNA alone" if c.dna_alone_chunks else ""
+            lines += [
+                f"{c.records} contigs: {c.contigs_virus} virus, {c.contigs_other} other, "
+                f"{c.contigs_unscored} without a score; {c.rejected} records rejected",
+                f"{c.chunks} chunks: {c.viral_chunks} virus, {c.scored_chunks - c.viral_chunks} other, "
+                f"{c.chunks - c.scored_chunks} without a score{by_dna}",
+            ]
         num_kept = len(self.plan.shards) - self.num_computed
         speed = self.throughput
-        lines = _counts_in_words(self.counts) if self.counts else []
         lines.append(
             f"{self.work.frames} sequences embedded ({num_kept} of {len(self.plan.shards)} shards kept from "
             f"before), {speed['sequences_per_second']:.0f} sequences/s, "
             f"{speed['residues_per_second']:.0f} residues/s"
         )
         return "\n".join([*lines, f"results: {self.out}", *(f"note: {note}" for note in self.notes)])
-
-
-def write_report(path: Path, report: RunReport) -> None:
-    """Writes run.json atomically, with what identifies each of the result files; report.html before it, of a predict run."""
-    document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
-    if report.counts:
-        write_report_page(RunFolder(path.parent), document)
-    results = RunFolder(path.parent).results if report.counts else (Path(report.out),)
-    written = [result for result in results if result != path and result.exists()]
-    write_document(path, {**document, "files": records_of(written)})
-
-
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes the content of run.json."""
-    write_text(path, json.dumps(document, indent=1) + "\n")
-
-
-def _installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of those packages that are there."""
-    found = {}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
-
-
-def _counts_in_words(counts: TableCounts) -> list[str]:
-    return [
-        f"{counts.records} contigs: {counts.contigs_virus} virus, {counts.contigs_other} other, "
-        f"{counts.contigs_unscored} without a score; {counts.rejected} records rejected",
-        f"{counts.chunks} chunks: {counts.viral_chunks} virus, "
-        f"{counts.scored_chunks - counts.viral_chunks} other, "
-        f"{counts.chunks - counts.scored_chunks} without a score"
-        + (f"; {counts.dna_alone_chunks} scored by their DNA alone" if counts.dna_alone_chunks else ""),
-    ]
 
 
 def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:
@@ -216,3 +192,77 @@ def lane_row(lane: LaneReport) -> dict[str, str | float]:
         "load_seconds": round(lane.load_seconds, 3),
         **{f"{part}_seconds": round(spent, 3) for part, spent in parts.items()},
     }
+
+
+def write_report(path: Path, report: RunReport) -> None:
+    """Writes run.json atomically, with size and SHA-256 of the result files; before it report.html, of a predict run."""
+    document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    folder = RunFolder(path.parent)
+    if report.counts:
+        write_report_page(folder, document)
+    results = folder.results if report.counts else (Path(report.out),)
+    written = [result for result in results if result != path and result.exists()]
+    write_document(path, {**document, "files": records_of(written)})
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes the content of run.json."""
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRecord:
+    """A result file as run.json has it: its size in bytes, and the SHA-256 of its content."""
+
+    name: str
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileRecord":
+        """Reads a file."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(name=path.name, size=file.tell(), sha256=digest)
+
+
+def records_of(paths: Sequence[Path]) -> list[dict[str, str | int]]:
+    """What run.json says of files."""
+    return [asdict(FileRecord.of(path)) for path in paths]
+
+
+def read_records(report: Path) -> dict[str, FileRecord]:
+    """What a run.json says of the result files, by their names.
+
+    Raises:
+        DamagedFileError: it cannot be read, or does not say.
+    """
+    try:
+        files = parse_object(report.read_bytes())["files"]
+        if not isinstance(files, list):
+            raise ValueError("files is no list")
+        records = [record_of(FileRecord, file, f"files[{i}].") for i, file in enumerate(files)]
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedFileError(
+            f"{report} does not say what the result files of the run are ({error!r}): run the same command again."
+        ) from error
+    return {record.name: record for record in records}
+
+
+def require_unchanged(report: Path, apart_from: Path) -> None:
+    """Compares the result files beside a run.json with what it says of them; one that was deleted is ignored.
+
+    Args:
+        report: the run.json.
+        apart_from: a result file that is about to be written again.
+
+    Raises:
+        DamagedFileError: run.json does not say what they are, or some were changed; names each.
+    """
+    records = {report.parent / name: record for name, record in read_records(report).items()}
+    existing = [path for path in records if path != apart_from and path.exists()]
+    if changed := [str(path) for path in existing if FileRecord.of(path) != records[path]]:
+        raise DamagedFileError(
+            f"not as when {report.name} was written: {', '.join(changed)}. Run the command that made the run again: "
+            "it writes the result files from the shards."
+        )

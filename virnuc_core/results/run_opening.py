@@ -1,26 +1,33 @@
-"""Who works in a run's folder, and what of an earlier run is thrown away."""
+"""Opening a run's folder: one run at a time, what is left of earlier runs, and the move of a run to new settings.
+
+A run that is reprocessed has the new run in its own folder `next` (see `RunFolder`). When that is complete, it is put in
+the place of the old one.
+"""
 
 import fcntl
+import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from virnuc_core.atomic_write import remove_temporaries, temporary_name
+from virnuc_core.atomic_write import remove_temporaries, sync_folder, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.results.next_run import drop_next, remove_discarded, take_in
-from virnuc_core.results.sorted_lines import SORTING_PREFIX
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.store_meta import StoreMeta
 
 LOCK_NAME = ".virnuc.lock"
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
 def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
     """Makes the folder where needed and keeps every other run out of it.
 
-    What a killed run has left half-done is finished (the move to a new run, see `next_run`) or removed.
+    What a killed run has left half-done is finished (the move to a new run) or removed.
 
     Args:
         root: the run's folder.
@@ -49,11 +56,94 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
             raise UsageError(f"another run works in {root}: wait for it, or choose another --out.") from error
         folder = RunFolder(root)
         _require_own_frames(folder)
-        take_in(folder)
+        _take_in(folder)
         if force:
             _empty(folder)
-        _clear_up(folder)
+        _remove_leftovers(folder)
         yield folder
+
+
+def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
+    """The folder of the run that this one is moved to: the one that was begun, or a new one.
+
+    Args:
+        folder: an open run.
+        force: throw away what was begun.
+
+    Raises:
+        DamagedFileError: there is no intact plan to begin from.
+        UsageError: it is no predict run, or something else has the name of a folder that is needed.
+    """
+    if read_plan(folder.plan).kind != "predict":
+        raise UsageError(
+            f"{folder.root} holds an embed run, with one model: nothing of it could be kept. Run `virnuc embed` "
+            "with another --out, or with --force."
+        )
+    for found in (folder.next, folder.incoming):
+        if found.root.exists() and found.previous is None and any(found.root.iterdir()):
+            raise UsageError(f"{found.root} is in the way: it is not of virnuc. Move it or rename it.")
+    if force:
+        drop_next(folder)
+    folder.next.root.mkdir(exist_ok=True)
+    if folder.next.previous is None:
+        folder.next.link_frames()
+        sync_folder(folder.next.root)
+    # Files are moved by renaming, which cannot stop half-way.
+    device = folder.next.root.stat().st_dev
+    for target in (folder.root, folder.shards, folder.lanes):
+        if target.exists() and target.stat().st_dev != device:
+            raise UsageError(
+                f"{target} lies on another file system than {folder.root}, so a new run cannot be put in its place. "
+                "Move it there, or run `virnuc predict` into another folder."
+            )
+    return folder.next
+
+
+def drop_next(folder: RunFolder) -> None:
+    """Throws away a run that was begun to be moved to; not a folder that only has its name."""
+    if folder.next.previous is not None:
+        _discard(folder.next)
+
+
+def put_in_place(folder: RunFolder) -> None:
+    """Puts a complete next run in the place of the one around it; the old one is gone then.
+
+    The first rename decides: whoever opens the folder after it goes on with the others.
+    """
+    if folder.next.previous is not None:
+        sync_folder(folder.next.root)
+        folder.next.root.rename(folder.incoming.root)
+        sync_folder(folder.root)
+    _take_in(folder)
+
+
+def _take_in(folder: RunFolder) -> None:
+    """Moves the files of a complete run over those of the run around it, or what is left of them after a kill."""
+    incoming = folder.incoming
+    if incoming.previous is None:
+        return
+    for stale in (folder.report, folder.page):
+        stale.unlink(missing_ok=True)
+    shards, lanes = sorted(incoming.shards.glob("shard_*.h5")), sorted(incoming.lanes.glob("*.jsonl"))
+    for source in (incoming.plan, *shards, *lanes, *incoming.results):
+        if source.exists():
+            target = folder.root / source.relative_to(incoming.root)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(source, target)
+    for changed in (folder.shards, folder.lanes, folder.root):
+        if changed.is_dir():
+            sync_folder(changed)
+    _discard(incoming)
+    sync_folder(folder.root)
+    _log.info("%s holds the new run now", folder.root)
+
+
+def _discard(folder: RunFolder) -> None:
+    """Removes a folder; to others it vanishes all at once."""
+    temporary = temporary_name(folder.root)
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.root.rename(temporary)
+    shutil.rmtree(temporary)
 
 
 def _require_own_frames(folder: RunFolder) -> None:
@@ -94,9 +184,8 @@ def _empty(folder: RunFolder) -> None:
         folder.plan.unlink()
 
 
-def _clear_up(folder: RunFolder) -> None:
+def _remove_leftovers(folder: RunFolder) -> None:
     """Removes what killed runs have left of files that only the holder of the lock writes."""
     remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
-    remove_discarded(folder)
-    for pieces in folder.root.glob(f"{SORTING_PREFIX}*"):
-        shutil.rmtree(pieces)
+    for discarded in (folder.next, folder.incoming):
+        shutil.rmtree(temporary_name(discarded.root), ignore_errors=True)

@@ -1,56 +1,82 @@
 """The tables of a run, written from its frame store and embeddings file, some whole contigs at a time."""
 
 import logging
-import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from virnuc_core.errors import MismatchError
-from virnuc_core.results.chunk_tables import (
-    FRAME_COLUMNS,
-    HIGHEST_SCORE_COLUMNS,
-    PREDICTION_COLUMNS,
-    PREDICTION_SCHEMA,
-    frame_rows,
-    highest_score_rows,
-    prediction_table,
+from virnuc_core.results.calls import (
+    DEFAULT_THRESHOLD,
+    OTHER,
+    UNSCORED,
+    VIRUS,
+    ChunkCalls,
+    ContigCalls,
+    call_chunks,
+    call_contigs,
 )
-from virnuc_core.results.contig_tables import CONTIG_COLUMNS, CONTIG_SCHEMA, contig_table, viral_records
-from virnuc_core.results.embeddings_file import SCORES, EmbeddingsFile
-from virnuc_core.results.region_files import RegionFiles
-from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.result_sinks import ResultSinks, WritingSinks
-from virnuc_core.results.text_table import header_line, text_lines
-from virnuc_core.results.verdicts import DEFAULT_THRESHOLD, ChunkVerdicts, call_chunks, sum_contigs
+from virnuc_core.results.embeddings import SCORES, Embeddings
+from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
+from virnuc_core.results.writers import (
+    ResultComparison,
+    ResultWriter,
+    fasta_record,
+    header_line,
+    six_decimals,
+    table_lines,
+)
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE
+from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
 
-_BLOCK_CHUNKS: Final = 1 << 16
-
-_WRITING: Final = WritingSinks()
-_COUNTED: Final = (
-    "scored_chunks",
-    "dna_alone_chunks",
-    "viral_chunks",
-    "contigs_virus",
-    "contigs_other",
-    "contigs_unscored",
-    "regions",
+PREDICTION_SCHEMA: Final = pa.schema(
+    [
+        ("contig", pa.string()),
+        ("chunk", pa.int64()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("best_frame", pa.string()),
+        ("p_virus", pa.float64()),
+        ("call", pa.string()),
+        ("status", pa.string()),
+    ]
 )
+CONTIG_SCHEMA: Final = pa.schema(
+    [
+        ("contig", pa.string()),
+        ("record", pa.int64()),
+        ("length", pa.int64()),
+        ("chunks", pa.int64()),
+        ("scored_chunks", pa.int64()),
+        ("viral_chunks", pa.int64()),
+        ("share_viral", pa.float64()),
+        ("mean_p", pa.float64()),
+        ("call", pa.string()),
+        ("tier", pa.string()),
+        ("dna_alone_chunks", pa.int64()),
+    ]
+)
+# Status of a chunk without a stop-free frame that has a DNA-only score.
+DNA_ALONE_STATUS: Final = "dna_alone"
+FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
+_HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
+_BLOCK_CHUNKS: Final = 1 << 16
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """How many of what a run has found; scored chunks are those with an open frame and those by their DNA alone."""
+    """Counts of a run; scored chunks are those with a stop-free frame and those with a DNA-only score."""
 
     records: int
     rejected: int
@@ -65,89 +91,75 @@ class TableCounts:
     regions: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
-    """The chunks begin..end-1, which are all those of some contigs, with their calls and the scores of their frames.
-
-    Attributes:
-        begin: first chunk.
-        end: one past the last.
-        first_record: row of the first contig.
-        num_records: contigs.
-        verdicts: on the chunks.
-        frame_ids: ids of the n open frames.
-        scores: fp32 (n, 2), of these.
-    """
-
-    begin: int
-    end: int
-    first_record: int
-    num_records: int
-    verdicts: ChunkVerdicts
-    frame_ids: list[str]
-    scores: npt.NDArray[np.float32]
-
-
 def write_tables(
     folder: RunFolder,
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
-    sinks: ResultSinks = _WRITING,
+    writer: ResultWriter | None = None,
 ) -> TableCounts:
-    """Writes the tables of a predict run; each is whole or absent.
+    """Writes the tables of a predict run; each is complete or absent.
 
     Args:
         folder: the run's folder, with its embeddings file.
         store: the run's frame store.
         threshold: p_virus from which chunks and contigs are called virus.
-        sinks: where the tables go; by default into their files.
+        writer: None writes the files.
 
     Raises:
-        DamagedFileError: the embeddings file is missing or not whole.
+        DamagedFileError: the embeddings file is missing or corrupt.
         MismatchError: it has other rows than the store.
     """
+    writer = writer or ResultWriter()
     with ExitStack() as stack:
-        embeddings = stack.enter_context(EmbeddingsFile(folder.embeddings))
-        if embeddings.num_rows != store.num_frames:
+        embeddings = stack.enter_context(Embeddings(folder.embeddings, own=True))
+        if len(embeddings) != store.num_frames:
             raise MismatchError(
-                f"{folder.embeddings} has {embeddings.num_rows} rows and {store.folder} {store.num_frames}, "
+                f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, threshold, sinks, stack)
-        for block in _blocks(store, embeddings, threshold):
-            tables.add(block)
-        with store.rejected_path.open(encoding="utf-8", newline="\n") as rejected:
-            shutil.copyfileobj(rejected, stack.enter_context(sinks.text(folder.rejected)))
-    _log.info("made the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
+        tables = _Tables(folder, store, threshold, writer, stack)
+        for begin, end in _blocks(store):
+            first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+            tables.add(begin, end, first, embeddings.rows(SCORES, first, last))
+        write_rejected = stack.enter_context(writer.stream(folder.rejected))
+        with store.rejected_path.open("rb") as rejected:
+            for line in rejected:
+                write_rejected(line)
+    _log.info("wrote the tables of %d chunks and %d contigs", store.num_chunks, store.num_records)
     return TableCounts(
         records=store.num_records,
         rejected=store.meta.num_rejected,
         chunks=store.num_chunks,
         frames=store.num_frames - store.meta.num_closed,
-        **tables.counts,
+        scored_chunks=tables.counts["scored_chunks"],
+        dna_alone_chunks=tables.counts["dna_alone_chunks"],
+        viral_chunks=tables.counts["viral_chunks"],
+        contigs_virus=tables.counts[VIRUS],
+        contigs_other=tables.counts[OTHER],
+        contigs_unscored=tables.counts[UNSCORED],
+        regions=tables.counts["regions"],
     )
 
 
-def _blocks(store: FrameStore, embeddings: EmbeddingsFile, threshold: float) -> Iterator[_Block]:
-    """All chunks, in blocks that end where a contig does."""
+def differing_tables(folder: RunFolder, store: FrameStore, threshold: float) -> set[Path]:
+    """The tables of a predict run that exist and are not what `write_tables` would write; nothing is written.
+
+    Raises:
+        DamagedFileError: the embeddings file is missing or corrupt.
+        MismatchError: it has other rows than the store.
+    """
+    comparison = ResultComparison()
+    write_tables(folder, store, threshold, comparison)
+    return comparison.differing
+
+
+def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
+    """First chunk, and one past the last, of blocks that end where a contig does."""
     begin = 0
     while begin < store.num_chunks:
-        first_record = int(store.chunk_record[begin])
-        last_record = int(store.chunk_record[min(begin + _BLOCK_CHUNKS, store.num_chunks) - 1])
+        last_record = store.chunk_record[min(begin + _BLOCK_CHUNKS, store.num_chunks) - 1]
         end = int(np.searchsorted(store.chunk_record, last_record, side="right"))
-        first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
-        scores = embeddings.rows(SCORES, first, last)
-        chunks, numbers = store.frame_chunk[first:last] - begin, store.frame_number[first:last]
-        is_frame = numbers != DNA_ALONE
-        yield _Block(
-            begin=begin,
-            end=end,
-            first_record=first_record,
-            num_records=last_record + 1 - first_record,
-            verdicts=call_chunks(scores, chunks, numbers, end - begin, threshold),
-            frame_ids=list(compress(store.frame_ids(first, last), is_frame)),
-            scores=scores[is_frame],
-        )
+        yield begin, end
         begin = end
 
 
@@ -158,67 +170,153 @@ class _Tables:
         folder: the run's folder.
         store: the run's frame store.
         threshold: p_virus from which chunks and contigs are called virus.
-        sinks: open the files.
+        writer: opens the files.
         stack: closes them.
 
     Attributes:
-        counts: what was found, by the names of `TableCounts`.
+        counts: contigs by call, and what else is counted by the names of `TableCounts`.
     """
 
     def __init__(
-        self, folder: RunFolder, store: FrameStore, threshold: float, sinks: ResultSinks, stack: ExitStack
+        self, folder: RunFolder, store: FrameStore, threshold: float, writer: ResultWriter, stack: ExitStack
     ) -> None:
-        self.counts = dict.fromkeys(_COUNTED, 0)
+        self.counts: Counter[str] = Counter()
         self._store = store
         self._threshold = threshold
         enter = stack.enter_context
-        self._chunks = enter(sinks.text(folder.predictions))
-        self._chunks_parquet = enter(sinks.parquet(folder.predictions_parquet, PREDICTION_SCHEMA))
-        self._contigs = enter(sinks.text(folder.contigs))
-        self._contigs_parquet = enter(sinks.parquet(folder.contigs_parquet, CONTIG_SCHEMA))
-        self._viral = enter(sinks.gzip(folder.viral_contigs))
-        self._regions = RegionFiles(folder, sinks, stack, threshold)
-        self._frames = enter(sinks.text(folder.prediction_results))
-        self._highest = enter(sinks.sorted_text(folder.highest_score, header_line(HIGHEST_SCORE_COLUMNS)))
-        self._chunks.write(header_line(PREDICTION_COLUMNS))
-        self._contigs.write(header_line(CONTIG_COLUMNS))
-        self._frames.write(header_line(FRAME_COLUMNS))
+        self._write_chunks = enter(writer.stream(folder.predictions))
+        self._append_chunks = enter(writer.parquet(folder.predictions_parquet, PREDICTION_SCHEMA))
+        self._write_contigs = enter(writer.stream(folder.contigs))
+        self._append_contigs = enter(writer.parquet(folder.contigs_parquet, CONTIG_SCHEMA))
+        self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
+        self._regions = RegionFiles(folder, writer, stack, threshold)
+        self._write_frames = enter(writer.stream(folder.prediction_results))
+        highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
+        self._add_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
+        self._write_chunks(header_line(PREDICTION_SCHEMA.names))
+        self._write_contigs(header_line(CONTIG_SCHEMA.names))
+        self._write_frames(header_line(FRAME_COLUMNS))
 
-    def add(self, block: _Block) -> None:
-        """Writes the rows of the next chunks, and of the contigs that they make up."""
-        chunks = prediction_table(self._store, block.begin, block.end, block.verdicts)
-        self._chunks.writelines(text_lines(chunks, self._threshold))
-        self._chunks_parquet.append(chunks)
-        self._frames.writelines(frame_rows(block.frame_ids, block.scores))
-        self._highest.extend(highest_score_rows(self._store, block.begin, block.end, block.verdicts))
-        self.counts["scored_chunks"] += int(block.verdicts.is_scored.sum())
-        self.counts["dna_alone_chunks"] += int(block.verdicts.is_dna_alone.sum())
-        self.counts["viral_chunks"] += int(block.verdicts.is_virus.sum())
-        self._add_contigs(block)
+    def add(self, begin: int, end: int, first_frame: int, scores: npt.NDArray[np.float32]) -> None:
+        """Writes the rows of the chunks begin..end-1, which are all those of some contigs.
 
-    def _add_contigs(self, block: _Block) -> None:
-        chunks = slice(block.begin, block.end)
-        contig = self._store.chunk_record[chunks] - block.first_record
-        totals = sum_contigs(block.verdicts, contig, block.num_records)
-        contigs = contig_table(self._store, block.first_record, totals, self._threshold)
-        self._contigs.writelines(text_lines(contigs, self._threshold))
-        self._contigs_parquet.append(contigs)
-        for record in viral_records(self._store, block.first_record, contigs, self._threshold):
-            self._viral.write(record)
-        for call in contigs["call"].to_pylist():
-            self.counts[f"contigs_{call}"] += 1
+        Args:
+            begin: first chunk.
+            end: one past the last.
+            first_frame: their first row in the frame store.
+            scores: fp32 (n, 2), of their frames.
+        """
+        store = self._store
+        rows = slice(first_frame, first_frame + len(scores))
+        frame_numbers = store.frame_number[rows]
+        is_frame = frame_numbers != DNA_ALONE
+        frame_ids = compress(store.frame_ids(rows.start, rows.stop), is_frame)
+        self._write_frames(frame_lines(frame_ids, scores[is_frame]))
+        chunks = store.frame_chunk[rows] - begin
+        calls = call_chunks(scores, chunks, frame_numbers, end - begin, self._threshold)
+        table = _prediction_table(store, begin, end, calls)
+        self._write_chunks(table_lines(table, self._threshold))
+        self._append_chunks(table)
+        self._add_highest(_highest_score_lines(store.chunk_ids(begin, end), calls))
+        self.counts["scored_chunks"] += int(calls.is_scored.sum())
+        self.counts["dna_alone_chunks"] += int(calls.is_dna_alone.sum())
+        self.counts["viral_chunks"] += int(calls.is_virus.sum())
+        self._add_contigs(slice(begin, end), calls)
+
+    def _add_contigs(self, chunks: slice, calls: ChunkCalls) -> None:
+        store = self._store
+        first = int(store.chunk_record[chunks.start])
+        contig_of_chunk = store.chunk_record[chunks] - first
+        contig_calls = call_contigs(calls, contig_of_chunk, int(contig_of_chunk[-1]) + 1, self._threshold)
+        table = _contig_table(store, first, contig_calls)
+        self._write_contigs(table_lines(table, self._threshold))
+        self._append_contigs(table)
+        self.counts.update(table["call"].to_pylist())
+        names = table["contig"].to_pylist()
+        for row in np.flatnonzero(contig_calls.is_virus).tolist():
+            mean_p = six_decimals(contig_calls.mean_p[row], self._threshold)
+            header = f"{names[row]} mean_p={mean_p} tier={contig_calls.tiers[row]}"
+            self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
-            contig=contig,
-            start=self._store.chunk_start[chunks],
-            end=self._store.chunk_end[chunks],
-            p_virus=block.verdicts.p_virus,
-            is_dna_alone=block.verdicts.is_dna_alone,
+            contig=contig_of_chunk,
+            start=store.chunk_start[chunks],
+            end=store.chunk_end[chunks],
+            p_virus=calls.p_virus,
+            is_dna_alone=calls.is_dna_alone,
         )
         regions = find_regions(scores, threshold=self._threshold)
-        self._regions.extend(
-            regions,
-            contigs["contig"].to_pylist(),
-            contigs["length"].to_pylist(),
-            lambda row: self._store.sequence(block.first_record + row),
-        )
+        lengths = table["length"].to_pylist()
+        self._regions.extend(regions, names, lengths, lambda row: store.sequence(first + row))
         self.counts["regions"] += len(regions)
+
+
+def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls) -> pa.Table:
+    """The rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
+    records = store.chunk_record[begin:end]
+    first = int(records[0])
+    names = pa.array(store.record_names(first, int(records[-1]) + 1), pa.string())
+    is_scored = calls.is_scored
+    columns = (
+        names.take(pa.array(records - first)),
+        store.chunk_index[begin:end] + 1,
+        store.chunk_start[begin:end] + 1,
+        store.chunk_end[begin:end],
+        pa.array(ROW_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
+        pa.array(calls.p_virus, mask=~is_scored),
+        _call_names(is_scored, calls.is_virus),
+        np.select((calls.is_dna_alone, is_scored), (DNA_ALONE_STATUS, "scored"), "no_open_frame"),
+    )
+    return pa.table(dict(zip(PREDICTION_SCHEMA.names, columns, strict=True)), PREDICTION_SCHEMA)
+
+
+def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table:
+    """The rows of contigs.tsv for the contigs from row `first` of the store on."""
+    rows = slice(first, first + len(calls.chunks))
+    is_scored = calls.scored_chunks > 0
+    columns = (
+        store.record_names(rows.start, rows.stop),
+        store.record_number[rows],
+        store.record_length[rows],
+        calls.chunks,
+        calls.scored_chunks,
+        calls.viral_chunks,
+        pa.array(calls.viral_chunks / np.maximum(calls.scored_chunks, 1), mask=~is_scored),
+        pa.array(calls.mean_p, mask=~is_scored),
+        _call_names(is_scored, calls.is_virus),
+        calls.tiers,
+        calls.dna_alone_chunks,
+    )
+    return pa.table(dict(zip(CONTIG_SCHEMA.names, columns, strict=True)), CONTIG_SCHEMA)
+
+
+def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_]) -> npt.NDArray[np.str_]:
+    return np.select((~is_scored, is_virus), (UNSCORED, VIRUS), OTHER)
+
+
+def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[bytes]:
+    """Lines of prediction_results_highestscore.csv, unsorted: one for each chunk with a stop-free frame.
+
+    The call is that at 0.5, whatever the run's own threshold.
+
+    Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
+    """
+    for row in np.flatnonzero(calls.is_scored & ~calls.is_dna_alone).tolist():
+        yield f"{chunk_ids[row]}\t{bool(calls.p_virus[row] >= 0.5)}\n".encode()
+
+
+def frame_lines(ids: Iterable[str], scores: npt.NDArray[np.float32]) -> bytes:
+    """Lines of `prediction_results.txt`: the shortest digits that give the fp32 value again.
+
+    Args:
+        ids: of n frames.
+        scores: fp32 (n, 2).
+
+    Source: `make_predictdata` in VirNucPro's prediction.py, which writes `str` of each fp32 score and takes the first of two
+    equal scores as the label.
+    """
+    labels = np.where(scores[:, 1] > scores[:, 0], "virus", "others").tolist()
+    lines = (
+        f"{name}\t{label}\t{other!s}\t{virus!s}\n"
+        for name, label, (other, virus) in zip(ids, labels, scores, strict=True)
+    )
+    return "".join(lines).encode()

@@ -11,7 +11,7 @@ from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.inference.lanes_here import compute_missing, require_main_process
 from virnuc_core.inference.planning import open_plan
-from virnuc_core.inference.shards import remove_shard_temporaries, require_all_shards
+from virnuc_core.inference.shard import remove_shard_temporaries, require_all_shards
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
@@ -19,7 +19,8 @@ from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_plan import Kind
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.specs import Alphabet, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Alphabet
 
 _log = logging.getLogger(__name__)
 

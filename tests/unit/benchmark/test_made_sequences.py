@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virnuc_core.batching.dnabert_tokenizer import DnabertTokenizer
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences, random_tokens, write_fasta
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.models.checkpoints import resolve_checkpoint

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name, reprocess_name, run_name
-from flows.settings import PredictSettings
+from virnuc_core.settings import PredictSettings
 
 
 @pytest.fixture

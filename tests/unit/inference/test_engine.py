@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.made_models import MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import StageSeconds
@@ -20,6 +20,7 @@ from virnuc_core.inference.model_runner import ModelRunner
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.resident import ResidentModel
+from virnuc_core.inference.shard import ShardResult
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
@@ -27,7 +28,6 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.shard_file import ShardResult
 from virnuc_core.specs import AttentionBackend
 
 

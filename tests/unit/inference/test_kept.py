@@ -21,11 +21,11 @@ from tests.made_models import (
 from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.kept import KeptShards
-from virnuc_core.inference.shards import identity_of
+from virnuc_core.inference.shard import ShardResult, read_shard, shard_identity
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan
-from virnuc_core.shard_file import ShardResult, read_shard
-from virnuc_core.specs import Family, RunConfig
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def run(models: MadeModels, tmp_path: Path) -> MadeRun:
 
 
 def results(run: MadeRun) -> list[ShardResult]:
-    return [read_shard(run.folder.shard(s.index), identity_of(run.plan, s)) for s in run.plan.shards]
+    return [read_shard(run.folder.shard(s.index), shard_identity(run.plan, s)) for s in run.plan.shards]
 
 
 def break_weights(models: MadeModels) -> None:

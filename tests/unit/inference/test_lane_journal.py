@@ -25,7 +25,7 @@ from virnuc_core.inference.lane_journal import (
     lane_report,
     raise_failure,
 )
-from virnuc_core.shard_file import ModelCounters, ShardCounters
+from virnuc_core.inference.shard import ModelCounters, ShardCounters
 
 MODEL = ModelCounters(name="tiny", family="esm2", sequences=3, tokens=90, batches=1, capacity=100)
 COUNTERS = ShardCounters(frames=3, residues=80, bases=240, models=(MODEL,))

@@ -17,7 +17,7 @@ from virnuc_core.errors import CheckpointError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import deal_shards, run_lane
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.run_plan import RunPlan, Shard
 
 

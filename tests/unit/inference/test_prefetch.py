@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.made_models import MadeRun
-from virnuc_core.batching.esm2_tokenizer import EOS_ID, Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.prefetch import Ahead, PreparedBatch, Preparer
 from virnuc_core.inference.streams import HostStreams
@@ -118,7 +118,7 @@ def test_a_prepared_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun
     for row, place in enumerate(model.places.tolist()):
         ids = tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]]
         assert by_place[place] == ids.tolist()
-        assert by_place[place][-1] == EOS_ID
+        assert by_place[place][-1] == Esm2Tokenizer.eos_id
     assert model.frame_id(int(model.places[7])) == store.frame_ids(17, 18)[0]
 
 

@@ -12,11 +12,11 @@ from virnuc_core.env_config import reload
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.kept import KeptShards
 from virnuc_core.inference.planning import make_plan, open_plan
-from virnuc_core.inference.shards import pending_shards
-from virnuc_core.results.next_run import drop_next
-from virnuc_core.results.run_check import check_run
+from virnuc_core.inference.shard import pending_shards
+from virnuc_core.results.integrity import check_run
+from virnuc_core.results.run_opening import drop_next
 from virnuc_core.run_plan import read_plan
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 PADDED = ("VIRNUC_DISABLE_PACKING",)
 REFERENCE = ("VIRNUC_V1_ATTENTION",)

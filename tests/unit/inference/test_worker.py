@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.batching.esm2_tokenizer import Esm2Tokenizer
-from virnuc_core.batching.packed_batch import TokenColumn
+from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DamagedFileError, DeviceError, MismatchError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
-from virnuc_core.inference.shards import pending_shards
+from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder

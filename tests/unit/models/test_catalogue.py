@@ -20,7 +20,7 @@ from virnuc_core.models.catalogue import (
     resolve_head,
 )
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
-from virnuc_core.specs import RunConfig
+from virnuc_core.settings import RunConfig
 
 PUBLISHED = {entry.name: entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)}
 

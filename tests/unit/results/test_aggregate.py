@@ -9,9 +9,9 @@ import pytest
 
 from tests.made_models import WIDTH, MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.inference.shards import iter_shard_results
+from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings_file import EmbeddingsFile
+from virnuc_core.results.embeddings import Embeddings
 
 
 def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun) -> None:
@@ -29,8 +29,8 @@ def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun) -> N
 
 def test_it_says_how_it_was_made(finished_run: MadeRun) -> None:
     plan = finished_run.plan
-    with EmbeddingsFile(finished_run.folder.embeddings) as file:
-        found = file.attributes
+    with Embeddings(finished_run.folder.embeddings, own=True) as file:
+        found = file.attrs
     assert found["schema_version"] == 2
     assert found["plan_fingerprint"] == plan.fingerprint
     assert found["dna_model_name"] == "dnabert"
@@ -68,7 +68,7 @@ def test_scores_alone(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     run = plan_run(tmp_path, contigs, made_models.config(embeddings="none"))
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    with EmbeddingsFile(run.folder.embeddings) as file:
+    with Embeddings(run.folder.embeddings, own=True) as file:
         assert file.names == ("frame_ids", "scores")
 
 
@@ -78,9 +78,9 @@ def test_no_open_frame_at_all_is_an_empty_file(tmp_path: Path, made_models: Made
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     assert run.plan.shards == ()
     aggregate(run.folder, run.plan, run.store)
-    with EmbeddingsFile(run.folder.embeddings) as file:
-        assert file.num_rows == 0
-        assert file.ids(0, 10) == []
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        assert len(file) == 0
+        assert file.read_ids(0, 10) == []
         assert file.rows("dna", 0, 0).shape == (0, WIDTH)
 
 
@@ -106,8 +106,8 @@ def test_long_and_foreign_ids(tmp_path: Path, made_models: MadeModels) -> None:
     run = plan_run(tmp_path / "run", fasta, made_models.config())
     run.compute()
     aggregate(run.folder, run.plan, run.store)
-    with EmbeddingsFile(run.folder.embeddings) as file:
-        found = file.ids(0, file.num_rows)
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        found = file.read_ids(0, len(file))
     assert found == run.store.frame_ids(0, run.store.num_frames)
     assert found[0].startswith("x" * 500 + "_chunk_1F")
 
@@ -115,17 +115,17 @@ def test_long_and_foreign_ids(tmp_path: Path, made_models: MadeModels) -> None:
 def test_no_flipped_byte_changes_a_value(finished_run: MadeRun, tmp_path: Path) -> None:
     content = finished_run.folder.embeddings.read_bytes()
     path = tmp_path / "flipped.h5"
-    with EmbeddingsFile(finished_run.folder.embeddings) as whole:
-        expected = {name: whole.rows(name, 0, whole.num_rows) for name in whole.names}
-        attributes = whole.attributes
+    with Embeddings(finished_run.folder.embeddings, own=True) as whole:
+        expected = {name: whole.rows(name, 0, len(whole)) for name in whole.names}
+        attributes = whole.attrs
     for position in np.random.default_rng(2).choice(len(content), 200, replace=False).tolist():
         flipped = bytearray(content)
         flipped[position] ^= 0x12
         path.write_bytes(flipped)
         try:
-            with EmbeddingsFile(path) as file:
-                found = {name: file.rows(name, 0, file.num_rows) for name in file.names}
-                assert file.attributes == attributes
+            with Embeddings(path, own=True) as file:
+                found = {name: file.rows(name, 0, len(file)) for name in file.names}
+                assert file.attrs == attributes
         except DamagedFileError:
             continue
         assert list(found) == list(expected)
@@ -142,28 +142,13 @@ def test_half_a_plan_is_not_merged(finished_run: MadeRun, tmp_path: Path) -> Non
 def test_each_dataset_has_a_checksum_over_all_its_values(finished_run: MadeRun, tmp_path: Path) -> None:
     path = tmp_path / "embeddings.h5"
     path.write_bytes(finished_run.folder.embeddings.read_bytes())
-    with EmbeddingsFile(path) as embeddings:
+    with Embeddings(path, own=True) as embeddings:
         embeddings.verify()
-        assert all(f"{name}_sha256" in embeddings.attributes for name in embeddings.names)
+        assert all(f"{name}_sha256" in embeddings.attrs for name in embeddings.names)
     with h5py.File(path, "r+") as file:  # with checksums of its pieces that are right
         file["dna"][7] = file["dna"][8]
     with (
-        EmbeddingsFile(path) as embeddings,
+        Embeddings(path, own=True) as embeddings,
         pytest.raises(DamagedFileError, match="the checksum of 'dna' is wrong"),
     ):
         embeddings.verify()
-
-
-def test_it_is_compared_with_a_plan(finished_run: MadeRun) -> None:
-    plan = finished_run.plan
-    with EmbeddingsFile(finished_run.folder.embeddings) as embeddings:
-        embeddings.require_plan(plan)
-        other = replace(
-            plan, models=(plan.models[0], replace(plan.models[1], precision="fp16", token_budget=7))
-        )
-        with pytest.raises(
-            MismatchError, match=r"protein_precision is fp32 in the file and fp16 in the plan; protein_token"
-        ):
-            embeddings.require_plan(other)
-        with pytest.raises(MismatchError, match="plan_fingerprint is"):
-            embeddings.require_plan(replace(plan, shards=plan.shards[:-1]))

@@ -19,8 +19,7 @@ from benchmarks.reliability.malicious_pickles import CONTAINERS, malicious_files
 from tests.made_models import GOLDEN, MadeModels, MadeRun, plan_run
 from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError, VirnucError
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.export import export_embeddings
+from virnuc_core.results.embeddings import Embeddings, export_embeddings
 from virnuc_core.results.rescore import score_embeddings
 
 CLASSIFIER = GOLDEN / "classifier"

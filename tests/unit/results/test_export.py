@@ -11,8 +11,7 @@ import pytest
 
 from tests.made_models import MadeRun
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.export import export_embeddings
+from virnuc_core.results.embeddings import Embeddings, export_embeddings
 
 
 def test_npz_has_all_of_it(finished_run: MadeRun, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_another_suffix_is_refused(finished_run: MadeRun, tmp_path: Path, name: 
 def test_without_anndata_the_message_says_what_to_install(finished_run: MadeRun, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['anndata'] = None\n"
-        "from virnuc_core.results.export import export_embeddings\n"
+        "from virnuc_core.results.embeddings import export_embeddings\n"
         f"export_embeddings({str(finished_run.folder.embeddings)!r}, {str(tmp_path / 'x.h5ad')!r})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

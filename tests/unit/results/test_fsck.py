@@ -17,11 +17,10 @@ from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
 from tests.made_moves import begin_move
 from virnuc_core.checked_hdf5 import write_attributes
 from virnuc_core.errors import InputError
-from virnuc_core.results import sorted_lines
+from virnuc_core.results import writers
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.fsck import check_path
-from virnuc_core.results.result_files import records_of
-from virnuc_core.results.run_check import Finding
+from virnuc_core.results.integrity import Finding, inspect_path
+from virnuc_core.results.run_json import records_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.run_plan import read_plan, write_plan
@@ -43,7 +42,7 @@ def write_records(folder: RunFolder) -> None:
 
 
 def bad(path: Path) -> list[Finding]:
-    return [found for found in check_path(path).findings if found.state != "whole"]
+    return [found for found in inspect_path(path, thorough=True).findings if found.state != "whole"]
 
 
 def flip(path: Path, position: int) -> None:
@@ -67,8 +66,8 @@ def replace_rows(path: Path, name: str, change: Callable[[np.ndarray], None]) ->
 
 
 def test_a_whole_run(folder: RunFolder) -> None:
-    check = check_path(folder.root)
-    assert check.is_whole
+    check = inspect_path(folder.root, thorough=True)
+    assert check.is_complete
     assert {found.state for found in check.findings} == {"whole"}
     names = {found.path.name for found in check.findings}
     assert {path.name for path in (folder.plan, folder.frames, *folder.results)} < names
@@ -151,10 +150,10 @@ def test_tables_are_compared_with_what_the_shards_give(folder: RunFolder) -> Non
 
 
 def test_nothing_is_written(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_lines, "_LINES_AT_ONCE", 5)
+    monkeypatch.setattr(writers, "_SORTED_IN_MEMORY", 5)
     monkeypatch.setattr(tempfile, "tempdir", str(folder.root / "absent"))
     before = {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))}
-    assert check_path(folder.root).is_whole
+    assert inspect_path(folder.root, thorough=True).is_complete
     assert {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))} == before
 
 
@@ -179,7 +178,7 @@ def test_tables_are_those_of_the_threshold_of_the_run(folder: RunFolder, finishe
     assert folder.contigs in {one.path for one in bad(folder.root)}
     write_tables(folder, finished_run.store, 0.503)
     write_records(folder)
-    assert check_path(folder.root).is_whole
+    assert inspect_path(folder.root, thorough=True).is_complete
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_other_versions_of_the_compressors_are_no_damage(folder: RunFolder) -> N
     table = pq.read_table(folder.contigs_parquet)
     pq.write_table(table, folder.contigs_parquet, compression="snappy")
     write_records(folder)
-    assert check_path(folder.root).is_whole
+    assert inspect_path(folder.root, thorough=True).is_complete
 
 
 def test_what_is_of_another_run_is_foreign(
@@ -224,8 +223,8 @@ def test_what_is_of_another_run_is_foreign(
     assert "esm2.repr_layer is 2 in the file and 4 in the plan" in states[folder.shard(0)].message
     assert "protein_repr_layer is 2 in the file and 4 in the plan" in states[folder.embeddings].message
     for path in (folder.shard(0), folder.embeddings):
-        assert [one.state for one in check_path(path).findings] == ["foreign"]
-        assert check_path(other.folder.root / path.relative_to(folder.root)).is_whole
+        assert [one.state for one in inspect_path(path, thorough=True).findings] == ["foreign"]
+        assert inspect_path(other.folder.root / path.relative_to(folder.root), thorough=True).is_complete
 
 
 def test_what_is_left_over_does_no_harm(folder: RunFolder, made_models: MadeModels) -> None:
@@ -236,8 +235,8 @@ def test_what_is_left_over_does_no_harm(folder: RunFolder, made_models: MadeMode
     ]
     for path in left:
         path.touch()
-    check = check_path(folder.root)
-    assert check.is_whole
+    check = inspect_path(folder.root, thorough=True)
+    assert check.is_complete
     assert [one.path for one in check.findings if one.state == "left over"] == left
 
 
@@ -248,22 +247,22 @@ def test_a_run_that_is_being_moved(
     copy = MadeRun(folder, finished_run.store, finished_run.plan)
     moved = begin_move(copy, made_models.config(head=str(head)))
     moved.compute([0])
-    check = check_path(folder.root)
-    assert check.is_whole
+    check = inspect_path(folder.root, thorough=True)
+    assert check.is_complete
     assert "the beginning of a `virnuc reprocess`: 1 of" in check.summary
     folder.next.root.rename(folder.incoming.root)
-    check = check_path(folder.root)
-    assert not check.is_whole
+    check = inspect_path(folder.root, thorough=True)
+    assert not check.is_complete
     assert "is being put in the place of this one" in check.summary
 
 
 def test_one_file(folder: RunFolder, made_models: MadeModels) -> None:
     for path in (folder.embeddings, folder.shard(0), made_models.head, folder.frames):
-        assert check_path(path).is_whole
+        assert inspect_path(path, thorough=True).is_complete
     flip(folder.shard(0), folder.shard(0).stat().st_size // 2)
-    assert not check_path(folder.shard(0)).is_whole
+    assert not inspect_path(folder.shard(0), thorough=True).is_complete
     with pytest.raises(InputError):
-        check_path(folder.root / "absent")
+        inspect_path(folder.root / "absent", thorough=True)
 
 
 def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
@@ -272,12 +271,27 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     run.compute()
     aggregate(run.folder, run.plan, run.store, tmp_path / "vectors.h5")
     run.folder.report.write_text(json.dumps({"files": records_of([tmp_path / "vectors.h5"])}))
-    assert check_path(run.folder.root).is_whole
-    assert check_path(tmp_path / "vectors.h5").is_whole
+    assert inspect_path(run.folder.root, thorough=True).is_complete
+    assert inspect_path(tmp_path / "vectors.h5", thorough=True).is_complete
 
     def change(values: np.ndarray) -> None:
         values[5] = 0
 
     replace_rows(tmp_path / "vectors.h5", "embeddings", change)
-    assert not check_path(run.folder.root).is_whole
-    assert check_path(tmp_path / "vectors.h5").is_whole, "alone, it cannot be told"
+    assert not inspect_path(run.folder.root, thorough=True).is_complete
+    assert inspect_path(tmp_path / "vectors.h5", thorough=True).is_complete, "alone, it cannot be told"
+
+
+def test_each_difference_from_the_plan_is_named(folder: RunFolder) -> None:
+    plan = read_plan(folder.plan)
+    models = (plan.models[0], replace(plan.models[1], precision="fp16", token_budget=7))
+    for other, message in (
+        (
+            replace(plan, models=models),
+            "protein_precision is fp32 in the file and fp16 in the plan; protein_token",
+        ),
+        (replace(plan, input_digest="0" * 64), "plan_fingerprint is"),
+    ):
+        write_plan(folder.plan, other)
+        [found] = inspect_path(folder.embeddings, thorough=True).findings
+        assert (found.state, message in found.message) == ("foreign", True)

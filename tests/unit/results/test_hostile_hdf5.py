@@ -12,13 +12,12 @@ import pytest
 from benchmarks.reliability.child import limit_memory
 from benchmarks.reliability.crafted import hdf5_files
 from tests.made_models import MadeModels, MadeRun
-from virnuc_core.checked_hdf5 import array_sha256
+from virnuc_core.checked_hdf5 import array_sha256, write_attributes
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.inference.shards import identity_of
-from virnuc_core.results.embeddings_file import EmbeddingsFile
-from virnuc_core.results.inspection import inspect_path
+from virnuc_core.inference.shard import read_shard, shard_identity
+from virnuc_core.results.embeddings import Embeddings
+from virnuc_core.results.integrity import inspect_path
 from virnuc_core.results.rescore import score_embeddings
-from virnuc_core.shard_file import read_shard, write_attributes
 
 Edit = Callable[[h5py.File], object]
 
@@ -91,8 +90,8 @@ def test_a_shard_of_another_form(name: str, finished_run: MadeRun, tmp_path: Pat
     path = tmp_path / "shard.h5"
     path.write_bytes(edited(finished_run.folder.shard(shard.index), EDITS[name]))
     with pytest.raises(DamagedFileError, match="is not whole"):
-        read_shard(path, identity_of(finished_run.plan, shard))
-    assert not inspect_path(path).is_whole
+        read_shard(path, shard_identity(finished_run.plan, shard))
+    assert not inspect_path(path).is_complete
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -104,7 +103,7 @@ def test_embeddings_of_another_form(
     with pytest.raises(DamagedFileError, match="cannot be read"):
         score_embeddings(path, str(made_models.head), tmp_path / "scores.tsv")
     assert not (tmp_path / "scores.tsv").exists()
-    assert not inspect_path(path).is_whole
+    assert not inspect_path(path).is_complete
 
 
 @pytest.mark.usefixtures("two_gigabytes")
@@ -114,7 +113,7 @@ def test_declared_sizes(finished_run: MadeRun, made_models: MadeModels, tmp_path
         path.write_bytes(content)
         with pytest.raises(DamagedFileError):
             score_embeddings(path, str(made_models.head), tmp_path / "scores.tsv")
-        assert not inspect_path(path).is_whole
+        assert not inspect_path(path).is_complete
 
 
 def test_ids_cannot_tear_the_table(finished_run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
@@ -132,5 +131,5 @@ def test_ids_cannot_tear_the_table(finished_run: MadeRun, made_models: MadeModel
     lines = table.read_text().splitlines()
     assert len(lines) == rows + 1
     assert {line.split("\t")[0] for line in lines[1:]} == {"%3D1%091%0A%1B[2J"}
-    with EmbeddingsFile(path) as file:
-        assert file.ids(0, 1) == ["%3D1%091%0A%1B[2J"]
+    with Embeddings(path, own=True) as file:
+        assert file.read_ids(0, 1) == ["%3D1%091%0A%1B[2J"]

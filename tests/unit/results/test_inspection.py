@@ -10,8 +10,8 @@ import pytest
 
 from tests.made_models import ESM2, MadeModels, MadeRun
 from virnuc_core.errors import InputError
-from virnuc_core.results.inspection import inspect_path
-from virnuc_core.results.result_files import records_of
+from virnuc_core.results.integrity import inspect_path
+from virnuc_core.results.run_json import records_of
 from virnuc_core.run_folder import RunFolder
 
 
@@ -38,7 +38,7 @@ def test_whole_things(folder: RunFolder, made_models: MadeModels) -> None:
     }
     for path, kind in kinds.items():
         found = inspect_path(path)
-        assert (found.kind, found.is_whole, found.problems) == (kind, True, ())
+        assert (found.kind, found.is_complete, found.problems) == (kind, True, ())
         assert found.facts
         assert found.document["whole"] is True
         assert found.summary.startswith(f"{path}: {kind}, whole\n")
@@ -48,7 +48,7 @@ def test_an_unfinished_run(folder: RunFolder) -> None:
     folder.shard(1).unlink()
     folder.contigs.unlink()
     found = inspect_path(folder.root)
-    assert not found.is_whole
+    assert not found.is_complete
     total = len(list(folder.shards.iterdir())) + 1
     assert ("shards", f"{total - 1} of {total} whole") in found.facts
     assert [problem for problem in found.problems if "contigs.tsv is missing" in problem]
@@ -63,17 +63,17 @@ def test_a_damaged_part_of_a_run(folder: RunFolder, name: str) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
-    assert not inspect_path(folder.root).is_whole
+    assert not inspect_path(folder.root).is_complete
 
 
 def test_a_damaged_shard(folder: RunFolder) -> None:
     path = folder.shard(0)
     path.write_bytes(path.read_bytes()[:-1])
-    assert not inspect_path(path).is_whole
+    assert not inspect_path(path).is_complete
 
 
 def test_what_virnuc_does_not_know(tmp_path: Path) -> None:
-    assert not inspect_path(tmp_path).is_whole
+    assert not inspect_path(tmp_path).is_complete
     with pytest.raises(InputError, match="nothing at"):
         inspect_path(tmp_path / "nowhere")
 
@@ -90,7 +90,7 @@ def test_files_of_other_kinds_are_not_called_checkpoints(folder: RunFolder, tmp_
     np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
     for name in (*contents, "arrays.npz"):
         found = inspect_path(tmp_path / name)
-        assert (found.kind, found.is_whole) == ("unknown file", False)
+        assert (found.kind, found.is_complete) == ("unknown file", False)
         assert "is no shard, embeddings file, model checkpoint or classifier head" in found.problems[0]
 
 
@@ -98,18 +98,18 @@ def test_a_damaged_checkpoint_is_still_one(tmp_path: Path) -> None:
     for name, content in (("cut.pt", ESM2.read_bytes()[:1000]), ("without_suffix", b"\x80\x02}")):
         (tmp_path / name).write_bytes(content)
         found = inspect_path(tmp_path / name)
-        assert (found.kind, found.is_whole) == ("checkpoint", False)
+        assert (found.kind, found.is_complete) == ("checkpoint", False)
 
 
 def test_hdf5_files_of_others_and_damaged_ones(folder: RunFolder, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["dna"] = np.zeros(3)
     foreign = inspect_path(tmp_path / "foreign.h5")
-    assert (foreign.kind, foreign.is_whole) == ("HDF5 file that virnuc did not write", False)
+    assert (foreign.kind, foreign.is_complete) == ("HDF5 file that virnuc did not write", False)
     path = folder.embeddings
     path.write_bytes(path.read_bytes()[:-1])
     cut = inspect_path(path)
-    assert (cut.kind, cut.is_whole) == ("damaged HDF5 file", False)
+    assert (cut.kind, cut.is_complete) == ("damaged HDF5 file", False)
 
 
 @pytest.mark.parametrize(

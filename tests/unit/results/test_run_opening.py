@@ -95,7 +95,7 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     ]
     for name in names:
         (tmp_path / name).touch()
-    for name in (".sort-abc", ".next.tmp", ".incoming.tmp"):
+    for name in (".next.tmp", ".incoming.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0").touch()
     with open_run_folder(tmp_path, force=False):

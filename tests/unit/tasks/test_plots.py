@@ -8,7 +8,7 @@ from PIL import Image
 
 from tasks import plots
 from tasks.plots import p_virus_figure, throughput_figure
-from virnuc_core.results.chunk_tables import PREDICTION_COLUMNS
+from virnuc_core.results.tables import PREDICTION_SCHEMA
 
 
 def drawn_size(figure: Figure) -> tuple[int, int]:
@@ -18,7 +18,7 @@ def drawn_size(figure: Figure) -> tuple[int, int]:
 
 
 def predictions(path: Path, values: Iterable[str]) -> Path:
-    rows = [PREDICTION_COLUMNS]
+    rows = [PREDICTION_SCHEMA.names]
     rows += [("name", "1", "1", "500", "F1", value, "virus", "scored") for value in values]
     path.write_text("".join("\t".join(row) + "\n" for row in rows))
     return path

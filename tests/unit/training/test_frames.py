@@ -6,8 +6,8 @@ import pytest
 from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.scorer import Scorer
-from virnuc_core.inference.shards import iter_shard_results
-from virnuc_core.results.run_check import check_run
+from virnuc_core.inference.shard import iter_shard_results
+from virnuc_core.results.integrity import check_run
 from virnuc_core.training.frames import (
     count_parts,
     draw_frames,
@@ -95,6 +95,6 @@ def test_frames_are_drawn_from_their_part_and_counted(run: MadeRun) -> None:
 
 
 def test_a_run_to_train_is_checked_as_any_other(run: MadeRun) -> None:
-    findings = list(check_run(run.folder, thorough=True))
+    findings = check_run(run.folder, thorough=True)
     missing = {found.path.name for found in findings if found.is_bad}
     assert missing == {"run.json", "head.safetensors"}, "only what the fit makes is not there"

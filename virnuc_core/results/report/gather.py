@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.plain_text import visible
+from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.report.labels import UNLABELLED
 from virnuc_core.results.report.rows import Contig, Region, damaged, iter_contigs, iter_rows
 from virnuc_core.results.report.run_facts import RunFacts
 from virnuc_core.results.report.summary import WHOLE_SHARE, ContigSummary, Totals, summarise
 from virnuc_core.results.report.tracks import MIN_CHUNKS, Tracks, choose_tracks, read_tracks
-from virnuc_core.results.text_table import NOT_AVAILABLE
-from virnuc_core.results.verdicts import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 
 # By these a document names calls and tiers with a number.

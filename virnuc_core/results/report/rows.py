@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.results.text_table import NOT_AVAILABLE
+from virnuc_core.results.writers import NOT_AVAILABLE
 
 _BLOCK_ROWS: Final = 1 << 13
 

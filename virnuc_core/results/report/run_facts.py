@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, TypeVar
 
+from virnuc_core.inference.shard import ModelCounters, ShardCounters
 from virnuc_core.json_records import record_of
-from virnuc_core.results.verdicts import DEFAULT_THRESHOLD
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
 from virnuc_core.run_plan import PlannedHead, PlannedModel
-from virnuc_core.shard_file import ModelCounters, ShardCounters
 from virnuc_core.specs import InputFile
 
 Part = TypeVar("Part", "CountFacts", "LaneFacts")

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.report.labels import UNLABELLED
 from virnuc_core.results.report.rows import Contig
 from virnuc_core.results.report.tracks import BINS
-from virnuc_core.results.verdicts import VIRUS
 
 # A region that leaves more than this of its contig out is an island in it, as a prophage is.
 WHOLE_SHARE: Final = 0.8

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.results.report.rows import Contig, damaged, iter_blocks
-from virnuc_core.results.text_table import NOT_AVAILABLE
+from virnuc_core.results.writers import NOT_AVAILABLE
 
 BINS: Final = 50
 LEVELS: Final = 254

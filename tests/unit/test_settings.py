@@ -2,20 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from flows.settings import (
+from tests.made_plans import PLAN, model
+from virnuc_core.errors import UsageError
+from virnuc_core.pipeline import reprocess_config
+from virnuc_core.settings import (
     EmbedSettings,
     EngineSettings,
     LaneSettings,
     PredictSettings,
     ReprocessSettings,
+    RunConfig,
     embed_config,
     predict_config,
     read_settings,
-    reprocess_config,
 )
-from tests.made_plans import PLAN, model
-from virnuc_core.errors import UsageError
-from virnuc_core.specs import RunConfig
 
 
 def test_defaults_are_those_of_the_core() -> None:
@@ -57,6 +57,8 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         ({"shard_seconds": "inf"}, "shard_seconds"),
         ({"dnabert_precision": "fp4"}, "dnabert_precision"),
         ({"compile_mode": "fast"}, "compile_mode"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
         ({"colour": "red"}, "colour"),
     ],
 )

@@ -1,0 +1,124 @@
+"""ESM-2 token ids against fair-esm and by hand; the DNABERT-S tokenizer on a small vocabulary."""
+
+import json
+from pathlib import Path
+
+import esm
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from benchmarks.reliability.binary_edits import hostile_json
+from benchmarks.reliability.crafted import tokenizers as crafted_tokenizers
+from virnuc_core.batching import tokenizers
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
+from virnuc_core.columns import ByteColumn
+from virnuc_core.errors import CheckpointError
+
+VOCABULARY = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "A": 3, "C": 4, "G": 5, "T": 6, "AC": 7, "ACAC": 8}
+USABLE = ("plain", "ids with holes", "endless merges", "no letter")
+HOSTILE = {
+    "empty": b"",
+    "not JSON": b"{",
+    "not text": b"\xff\xfe",
+    "no vocabulary": json.dumps({"model": {}}).encode(),
+    **{name: content for name, content in crafted_tokenizers().items() if name not in USABLE},
+    **hostile_json("model"),
+}
+
+
+def rows_of(tokens: TokenColumn) -> list[list[int]]:
+    assert tokens.input_ids.dtype == np.int32
+    return [row.tolist() for row in np.split(tokens.input_ids, tokens.offsets[1:-1])][: len(tokens)]
+
+
+def esm2(*proteins: str) -> list[list[int]]:
+    return rows_of(Esm2Tokenizer().encode(ByteColumn.from_strings(proteins)))
+
+
+def test_esm2_ids_are_those_of_fair_esm() -> None:
+    alphabet = esm.Alphabet.from_architecture("ESM-1b")
+    symbols = [token for token in alphabet.all_toks if len(token) == 1]
+    assert len(symbols) == 27
+    ids = [alphabet.get_idx(symbol) for symbol in symbols]
+    assert esm2("".join(symbols)) == [[alphabet.cls_idx, *ids, alphabet.eos_idx]]
+    ours = (Esm2Tokenizer.unk_id, Esm2Tokenizer.mask_id, Esm2Tokenizer.vocab_size)
+    assert ours == (alphabet.unk_idx, alphabet.mask_idx, len(alphabet))
+
+
+def test_unknown_bytes_and_empty_proteins() -> None:
+    assert esm2("AJ*a A") == [[0, 5, 3, 3, 3, 3, 5, 2]]
+    assert esm2("", "M", "") == [[0, 2], [0, 20, 2], [0, 2]]
+    assert esm2() == []
+
+
+def test_a_view_of_some_proteins_is_tokenized_alone() -> None:
+    tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(["AAAA", "LAG", "", "V"]).rows(1, 4))
+    assert rows_of(tokens) == [[0, 4, 5, 6, 2], [0, 2], [0, 7, 2]]
+    assert tokens.num_tokens.tolist() == [5, 2, 3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make_tokenizer(tmp_path / "tokenizer.json")
+
+
+def make_tokenizer(path: Path, *, special_tokens: bool = True) -> Path:
+    model = models.BPE(vocab=VOCABULARY, merges=[("A", "C"), ("AC", "AC")], unk_token="[UNK]")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    if special_tokens:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        )
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=12)
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("block_bases", [8, 1 << 18])
+def test_dnabert_ids(path: Path, block_bases: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truncation and padding of the file are off; other letters are one [UNK] each; blocks change nothing."""
+    monkeypatch.setattr(tokenizers, "_BLOCK_BASES", block_bases)
+    strings = ["TTT", "ACACAC", "", "A", "GTGTGTGT", "ANNac", "AC" * 9]
+    column = ByteColumn.from_strings(strings)
+    tokenizer = DnabertTokenizer(path)
+    assert rows_of(tokenizer.encode(column.rows(1, 7))) == [
+        [1, 8, 7, 2],
+        [1, 2],
+        [1, 3, 2],
+        [1, 5, 6, 5, 6, 5, 6, 5, 6, 2],
+        [1, 3, 0, 0, 0, 0, 2],
+        [1, 8, 8, 8, 8, 7, 2],
+    ]
+    assert rows_of(tokenizer.encode(column.rows(0, 0))) == []
+    assert tokenizer.vocab_size == len(VOCABULARY)
+
+
+def test_the_size_of_a_vocabulary_with_holes_is_that_of_the_highest_id(path: Path) -> None:
+    path.write_bytes(crafted_tokenizers()["ids with holes"])
+    assert DnabertTokenizer(path).vocab_size == 5001
+    path.write_bytes(crafted_tokenizers()["plain"])
+    assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["ACGTN"]))) == [
+        [1, 3, 4, 5, 6, 0, 2]
+    ]
+
+
+def test_a_tokenizer_without_cls_and_sep_is_refused(path: Path) -> None:
+    make_tokenizer(path, special_tokens=False)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json does not put \[CLS\]"):
+        DnabertTokenizer(path)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_damaged_or_hostile_file_is_refused(name: str, path: Path) -> None:
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(CheckpointError, match=r"tokenizer .*tokenizer\.json (cannot be read|is damaged)"):
+        DnabertTokenizer(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        DnabertTokenizer(tmp_path / "absent.json")

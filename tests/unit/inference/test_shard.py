@@ -1,0 +1,195 @@
+"""A shard is written whole, no change of it goes unnoticed, and only intact ones of this run are kept."""
+
+import logging
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.made_models import MadeModels, MadeRun, plan_run
+from tests.made_plans import PLAN, model
+from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.shard import (
+    ModelCounters,
+    ShardCounters,
+    ShardResult,
+    iter_shard_results,
+    missing_shards,
+    pending_shards,
+    quarantine_file,
+    read_identity,
+    read_shard,
+    require_all_shards,
+    shard_identity,
+    sum_counters,
+    write_shard,
+)
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_plan import RunPlan
+
+IDENTITY = shard_identity(PLAN, PLAN.shards[1])
+WORK = ModelCounters(
+    name="tiny", family="esm2", sequences=3, tokens=48, batches=2, capacity=64, fp32_batches=1
+)
+COUNTERS = ShardCounters(frames=2, residues=40, bases=120, models=(WORK,))
+RANDOM = np.random.default_rng(0)
+RESULT = ShardResult(
+    dna=RANDOM.standard_normal((2, 8), np.float32),
+    protein=RANDOM.standard_normal((2, 8), np.float32),
+    scores=RANDOM.random((2, 2), np.float32),
+    counters=COUNTERS,
+)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "shard_00001.h5"
+    write_shard(path, RESULT, IDENTITY)
+    return path
+
+
+def assert_equal(left: ShardResult, right: ShardResult) -> None:
+    for name in ("dna", "protein", "scores"):
+        a, b = getattr(left, name), getattr(right, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    assert left.counters == right.counters
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dna": None}, {"protein": None}, {"scores": None}, {"dna": RESULT.dna.astype(np.float16)}],
+    ids=["all", "no DNA", "no protein", "no scores", "float16"],
+)
+def test_it_reads_back_equal(tmp_path: Path, changes: dict[str, np.ndarray | None]) -> None:
+    result = replace(RESULT, **changes)
+    write_shard(tmp_path / "shard.h5", result, IDENTITY)
+    assert_equal(read_shard(tmp_path / "shard.h5", IDENTITY), result)
+    assert read_identity(tmp_path / "shard.h5") == IDENTITY
+
+
+def test_the_same_shard_is_the_same_file(shard: Path, tmp_path: Path) -> None:
+    time.sleep(1.1)  # longer than the resolution of times in HDF5
+    write_shard(tmp_path / "again.h5", RESULT, IDENTITY)
+    assert shard.read_bytes() == (tmp_path / "again.h5").read_bytes()
+
+
+def test_no_flipped_byte_goes_unnoticed(shard: Path) -> None:
+    content = shard.read_bytes()
+    for position in np.random.default_rng(1).choice(len(content), 300, replace=False).tolist():
+        flipped = bytearray(content)
+        flipped[position] ^= 0x41
+        shard.write_bytes(flipped)
+        try:
+            result = read_shard(shard, IDENTITY)
+        except (DamagedFileError, MismatchError):
+            continue
+        assert_equal(result, RESULT)  # a byte that holds nothing
+
+
+@pytest.mark.parametrize("size", [None, 0, 100, 1000, -1])
+def test_a_truncated_or_missing_file_is_damaged(shard: Path, size: int | None) -> None:
+    content = shard.read_bytes()
+    shard.unlink()
+    if size is not None:
+        shard.write_bytes(content[:size])
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is not whole"):
+        read_shard(shard, IDENTITY)
+    with pytest.raises(DamagedFileError):
+        read_identity(shard)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (replace(PLAN, virnuc_version="2.0"), "virnuc_version is 1.0 in the file and 2.0 in the plan"),
+        (
+            replace(PLAN, models=(model("dnabert_s"), model("esm2", precision="fp16"))),
+            "esm2.precision is fp32 in the file and fp16 in the plan",
+        ),
+        (replace(PLAN, models=(model("dnabert_s"),)), "esm2.name is tiny in the file and None in the plan"),
+        (replace(PLAN, chunk_length=300), f"plan_fingerprint is {PLAN.fingerprint} in the file"),
+        (
+            replace(PLAN, shards=(PLAN.shards[0], replace(PLAN.shards[1], begin=6))),
+            "begin is 7 in the file and 6",
+        ),
+    ],
+)
+def test_a_shard_of_another_run_is_refused(shard: Path, plan: RunPlan, message: str) -> None:
+    with pytest.raises(MismatchError, match=f"of another run: .*{message}.*--force"):
+        read_shard(shard, shard_identity(plan, plan.shards[1]))
+
+
+def test_the_shard_of_another_place_is_refused(shard: Path) -> None:
+    with pytest.raises(MismatchError, match="index is 1 in the file and 0 in the plan"):
+        read_shard(shard, shard_identity(PLAN, PLAN.shards[0]))
+
+
+def test_quarantine_never_overwrites(shard: Path) -> None:
+    names = [quarantine_file(shard).name]
+    shard.touch()
+    names.append(quarantine_file(shard).name)
+    assert names == ["shard_00001.h5.damaged-1", "shard_00001.h5.damaged-2"]
+    assert not shard.exists()
+
+
+def test_sum_counters() -> None:
+    total = sum_counters([COUNTERS, COUNTERS])
+    assert (total.frames, total.residues, total.bases) == (4, 80, 240)
+    doubled = replace(WORK, sequences=6, tokens=96, batches=4, capacity=128, fp32_batches=2)
+    assert total.models == (doubled,)
+    assert doubled.packing_efficiency == 0.75
+    assert sum_counters([]) == ShardCounters(frames=0, residues=0, bases=0, models=())
+
+
+@pytest.fixture
+def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
+    made = plan_run(tmp_path / "run", contigs, made_models.config())
+    made.compute([0, 2])
+    return made
+
+
+def test_missing_shards_are_pending(run: MadeRun, tmp_path: Path) -> None:
+    assert pending_shards(run.folder, run.plan) == (1, *range(3, len(run.plan.shards)))
+    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is missing: run the same command again"):
+        require_all_shards(run.folder, run.plan)
+    assert missing_shards(run.folder, (0, 1, 2, 4)) == (1, 4)
+    assert missing_shards(RunFolder(tmp_path / "nowhere"), (3, 1)) == (3, 1)
+
+
+def test_a_damaged_shard_is_set_aside_and_comes_out_the_same(
+    run: MadeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run.folder.shard(2)
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    with caplog.at_level(logging.WARNING):
+        assert 2 in pending_shards(run.folder, run.plan)
+    assert "Set aside as shard_00002.h5.damaged-1" in caplog.text
+    assert not path.exists()
+    run.compute([2])
+    assert path.read_bytes() == content
+
+
+def test_a_foreign_shard_is_set_aside(
+    run: MadeRun, tmp_path: Path, contigs: Path, made_models: MadeModels
+) -> None:
+    other = plan_run(tmp_path / "other", contigs, made_models.config(token_budget=99))
+    other.compute([0])
+    shutil.copy(other.folder.shard(0), run.folder.shard(0))
+    with pytest.raises(MismatchError, match="shard_00000"):
+        read_shard(run.folder.shard(0), shard_identity(run.plan, run.plan.shards[0]))
+    assert 0 in pending_shards(run.folder, run.plan)
+    assert run.folder.shard(0).with_name("shard_00000.h5.damaged-1").exists()
+
+
+def test_a_finished_run_has_all(finished_run: MadeRun) -> None:
+    require_all_shards(finished_run.folder, finished_run.plan)
+    assert pending_shards(finished_run.folder, finished_run.plan) == ()
+    found = [shard for shard, _ in iter_shard_results(finished_run.folder, finished_run.plan)]
+    assert found == list(finished_run.plan.shards)

@@ -1,0 +1,130 @@
+"""Calls of chunks and contigs, against the rules written out one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnuc_core.results.calls import NO_FRAME, ChunkCalls, ContigCalls, call_chunks, call_contigs
+from virnuc_core.sequences.translation import DNA_ALONE
+
+PROBABILITY = st.floats(0, 1, width=32)
+
+
+def call(frames: list[list[tuple[int, float]]], threshold: float = 0.5) -> ChunkCalls:
+    """Calls chunks given as lists of (frame number, P(virus))."""
+    rows = [(chunk, frame, p) for chunk, several in enumerate(frames) for frame, p in several]
+    scores = np.array([(1 - p, p) for _, _, p in rows], np.float32).reshape(-1, 2)
+    chunks = np.array([row[0] for row in rows], np.int64)
+    numbers = np.array([row[1] for row in rows], np.uint8)
+    return call_chunks(scores, chunks, numbers, len(frames), threshold)
+
+
+def contig(p_virus: list[float], dna_alone: int = 0, threshold: float = 0.5) -> ContigCalls:
+    """Calls one contig from the scores of its chunks, the first of which are DNA-only."""
+    frames = [[(DNA_ALONE if i < dna_alone else 0, p)] for i, p in enumerate(p_virus)]
+    return call_contigs(call(frames, threshold), np.zeros(len(p_virus), np.int64), 1, threshold)
+
+
+def test_the_highest_scores_decide() -> None:
+    calls = call([[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [(5, 0.3)]])
+    assert calls.is_virus.tolist() == [True, False, False]
+    assert calls.p_virus.tolist() == pytest.approx([0.6, 0.289898, 0.3], abs=1e-5)
+    assert calls.best_frame.tolist() == [0, 2, 5]
+
+
+def test_a_tie_is_virus() -> None:
+    calls = call([[(0, 0.75), (1, 0.25)], [(2, 0.5)], [(0, 1.0), (1, 0.0)]])
+    assert calls.is_virus.tolist() == [True, True, True]
+    assert calls.p_virus.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_scores_of_exactly_0_and_1() -> None:
+    calls = call([[(0, 1.0), (1, 0.5)], [(0, 0.0), (1, 0.5)], [(2, 1.0)], [(2, 0.0)]])
+    assert calls.p_virus.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_chunks_without_a_frame_are_not_scored() -> None:
+    calls = call([[], [(2, 0.8)], []])
+    assert calls.is_scored.tolist() == [False, True, False]
+    assert calls.is_virus.tolist() == [False, True, False]
+    assert calls.best_frame.tolist() == [NO_FRAME, 2, NO_FRAME]
+    assert np.isnan(calls.p_virus).tolist() == [True, False, True]
+    assert not call([[], []]).is_scored.any()
+
+
+@given(PROBABILITY, PROBABILITY)
+def test_p_virus_is_at_least_half_exactly_where_virnucpro_says_virus(other: float, virus: float) -> None:
+    for pair in ((other, virus), (virus, np.nextafter(np.float32(virus), np.float32(1)))):
+        scores = np.array([pair], np.float32)
+        [p_virus] = call_chunks(scores, np.zeros(1, np.int64), np.zeros(1, np.uint8), 1).p_virus
+        assert (p_virus >= 0.5) == (scores[0, 1] >= scores[0, 0])
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), PROBABILITY), max_size=6), max_size=20))
+def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
+    calls = call(frames)
+    assert calls.is_scored.tolist() == [bool(several) for several in frames]
+    for chunk, several in enumerate(frames):
+        if several:
+            pairs = [(np.float32(1 - p), np.float32(p), frame) for frame, p in several]
+            is_virus = max(pair[1] for pair in pairs) >= max(pair[0] for pair in pairs)
+            assert calls.is_virus[chunk] == is_virus
+            # max() takes the first one of a tie.
+            assert calls.best_frame[chunk] == max(pairs, key=lambda pair: abs(pair[1] - np.float32(0.5)))[2]
+            assert (calls.p_virus[chunk] >= 0.5) == is_virus
+
+
+def test_contigs_are_sums_over_their_chunks() -> None:
+    chunks = call([[(0, 0.9)], [], [(DNA_ALONE, 0.4)], [(1, 0.1)], []])
+    calls = call_contigs(chunks, np.array([0, 0, 0, 1, 2]), 3)
+    assert calls.chunks.tolist() == [3, 1, 1]
+    assert calls.scored_chunks.tolist() == [2, 1, 0]
+    assert calls.dna_alone_chunks.tolist() == [1, 0, 0]
+    assert calls.viral_chunks.tolist() == [1, 0, 0]
+    assert calls.mean_p.tolist() == pytest.approx([0.65, 0.1, np.nan], nan_ok=True)
+    assert calls.is_virus.tolist() == [True, False, False]
+    assert calls.tiers == ["unsure", "unsure", None]
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.3, 0.5, 0.9])
+def test_a_threshold_is_where_calls_begin(threshold: float) -> None:
+    above = threshold + 1e-6
+    below = np.nextafter(np.float32(threshold), np.float32(0))
+    scores = np.array([(1 - p, p) for p in (0.0, below, above, 1.0)], np.float32)
+    chunks = call_chunks(scores, np.arange(4), np.zeros(4, np.uint8), 5, threshold)
+    assert chunks.is_virus.tolist() == [False, False, True, True, False]
+    assert call_contigs(chunks, np.arange(5), 5, threshold).is_virus.tolist() == chunks.is_virus.tolist()
+
+
+@pytest.mark.parametrize(
+    ("p_virus", "tier"),
+    [
+        ([0.99], "unsure"),
+        ([0.9, 0.9], "likely"),
+        ([0.9] * 4, "likely"),
+        ([0.9] * 5, "confident"),
+        ([0.1] * 5, "confident"),
+        ([0.98] * 4 + [0.2], "confident"),
+        ([0.97] * 3 + [0.6, 0.4], "likely"),
+        ([0.66] * 9, "likely"),
+        ([0.6] * 9, "unsure"),
+        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], "unsure"),
+        ([0.05] * 5 + [0.9] * 5, "unsure"),
+    ],
+)
+def test_tiers_ask_for_many_chunks_that_agree(p_virus: list[float], tier: str) -> None:
+    assert contig(p_virus).tiers == [tier]
+
+
+@pytest.mark.parametrize(("number", "tier"), [(3, "confident"), (4, "likely"), (7, "unsure")])
+def test_dna_only_scores_do_not_count_towards_a_tier(number: int, tier: str) -> None:
+    assert contig([0.95] * 8, number).tiers == [tier]
+
+
+@pytest.mark.parametrize(
+    ("p_virus", "threshold", "tier"),
+    [(0.95, 0.9, "confident"), (0.8, 0.9, "unsure"), (0.2, 0.1, "unsure"), (0.05, 0.1, "confident")],
+)
+def test_a_threshold_changes_no_confidence(p_virus: float, threshold: float, tier: str) -> None:
+    assert contig([p_virus] * 9, 0, threshold).tiers == [tier]

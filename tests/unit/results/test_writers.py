@@ -1,0 +1,139 @@
+"""Result files do not depend on how their content comes, and are compared without being written."""
+
+import gzip
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from virnuc_core.results import writers
+from virnuc_core.results.writers import ResultComparison, ResultWriter, SortedLines, six_decimals
+
+SCHEMA = pa.schema([("name", pa.string()), ("p", pa.float64())])
+NAMES = ["a", "a!", "a_chunk_10", "a_chunk_2", "B", "ä", "z", "𝄞", "￿", "", *(f"x{i}" for i in range(90))]
+
+
+def rows(begin: int, end: int) -> pa.Table:
+    numbers = range(begin, end)
+    columns = {
+        "name": [f"contig{n % 7}" for n in numbers],
+        "p": [None if n % 5 == 0 else n / 9 for n in numbers],
+    }
+    return pa.table(columns, SCHEMA)
+
+
+def write_all(writer: ResultWriter, folder: Path, step: int) -> None:
+    """Writes, or compares, the same four files with their content in pieces."""
+    lines = [f"{name}\t{number}\n".encode() for number, name in enumerate(NAMES)]
+    random.Random(step).shuffle(lines)
+    with (
+        writer.stream(folder / "text") as write,
+        writer.stream(folder / "text.gz", compress=True) as write_compressed,
+        writer.parquet(folder / "parquet", SCHEMA) as append,
+        writer.sorted_lines(folder / "sorted", b"id\tnumber\n") as add,
+    ):
+        for begin in range(0, 250, step):
+            content = b"".join(b"%d\n" % n for n in range(begin, min(begin + step, 250)))
+            write(content)
+            write_compressed(content)
+            append(rows(begin, min(begin + step, 250)))
+            add(lines[begin : begin + step])
+
+
+@pytest.mark.parametrize("step", [1, 30, 100, 250])
+def test_content_in_pieces_of_any_size(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "ROW_GROUP_ROWS", 100)
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    for folder, size in ((whole, 250), (pieces, step)):
+        folder.mkdir()
+        write_all(ResultWriter(), folder, size)
+    assert {path.name for path in pieces.iterdir()} == {"text", "text.gz", "parquet", "sorted"}
+    assert all((pieces / path.name).read_bytes() == path.read_bytes() for path in whole.iterdir())
+    assert gzip.decompress((pieces / "text.gz").read_bytes()) == (pieces / "text").read_bytes()
+    file = pq.ParquetFile(pieces / "parquet")
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [100, 100, 50]
+    assert file.read().equals(rows(0, 250))
+    comparison = ResultComparison()
+    write_all(comparison, pieces, 7)
+    assert comparison.differing == set()
+
+
+@pytest.mark.parametrize("in_memory", [1, 3, 1000])
+def test_order_is_by_code_points_of_the_first_column(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "_READ_BYTES", 20)
+    lines = [f"{name}\t{number}\n".encode() for number, name in enumerate(NAMES)]
+    random.Random(1).shuffle(lines)
+    with tempfile.TemporaryFile() as spilled:
+        collected = SortedLines(spilled, in_memory)
+        collected.extend(lines[:50])
+        collected.extend(iter(lines[50:]))
+        result = list(collected)
+    assert [line.decode().split("\t")[0] for line in result] == sorted(NAMES)
+    assert sorted(result) == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:30] + b"?" + b[31:], lambda b: b""]
+)
+@pytest.mark.parametrize("name", ["text", "text.gz", "parquet", "sorted"])
+def test_a_differing_file_is_named(name: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    write_all(ResultWriter(), tmp_path, 250)
+    path = tmp_path / name
+    path.write_bytes(damage(path.read_bytes()))
+    comparison = ResultComparison()
+    write_all(comparison, tmp_path, 250)
+    assert comparison.differing == {path}
+    path.unlink()
+    comparison = ResultComparison()
+    write_all(comparison, tmp_path, 250)
+    assert comparison.differing == set(), "missing files are reported by somebody else"
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    with ResultWriter().parquet(tmp_path / "empty", SCHEMA):
+        pass
+    assert pq.read_table(tmp_path / "empty").equals(SCHEMA.empty_table())
+
+
+def test_nothing_appears_when_writing_fails(tmp_path: Path) -> None:
+    writer = ResultWriter()
+    with pytest.raises(pa.ArrowException), writer.parquet(tmp_path / "broken", SCHEMA) as append:
+        append(pa.table({"other": [1]}))
+    for compress in (False, True):
+        with pytest.raises(TypeError), writer.stream(tmp_path / "broken", compress=compress) as write:
+            write(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError), writer.sorted_lines(tmp_path / "broken", b"") as add:
+        add(None)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.4999997, "0.499999"),
+        (0.49999999, "0.499999"),
+        (0.5, "0.500000"),
+        (0.50000001, "0.500000"),
+        (0.1234565001, "0.123457"),
+        (1.0, "1.000000"),
+    ],
+)
+def test_a_number_is_rounded_but_not_across_the_threshold(value: float, text: str) -> None:
+    assert six_decimals(value, 0.5) == text
+
+
+@given(st.floats(0, 1) | st.floats(0.499999, 0.500001), st.just(0.5) | st.floats(0.001, 0.999))
+@example(0.12345672, 0.1234567)
+@example(0.1234563, 0.1234562)
+@example(0.9999997, 0.9999999)
+def test_what_is_read_is_on_the_side_of_what_was_written(value: float, threshold: float) -> None:
+    text = six_decimals(value, threshold)
+    assert (float(text) >= threshold) == (value >= threshold)
+    assert abs(float(text) - value) < 1.01e-6
+    assert len(text) == 8

@@ -1,0 +1,83 @@
+"""The command line and the parameters of the deployments are interfaces: they change on purpose only.
+
+After a change that is meant: `python -m tests.unit.test_interfaces` writes both files anew.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from virnuc_cli.main import cli
+
+COMMAND_LINE = Path(__file__).with_name("interfaces") / "command_line.txt"
+FLOW_PARAMETERS = Path(__file__).with_name("interfaces") / "flow_parameters.json"
+PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
+
+
+def leaves(group: click.Group, path: str = "virnuc") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def in_words(param: click.Parameter) -> str:
+    choices = param.type.choices if isinstance(param.type, click.Choice) else ()
+    is_option = isinstance(param, click.Option)
+    words = [
+        " ".join(param.opts) if is_option else (param.name or "").upper(),
+        "flag" if is_option and param.is_flag else param.type.name,
+        "|".join(map(str, choices)),
+        f"metavar={param.metavar}" if param.metavar else "",
+        "required" if param.required else "",
+        f"nargs={param.nargs}" if param.nargs != 1 else "",
+        "multiple" if is_option and param.multiple else "",
+        f"default={param.to_info_dict()['default']}" if is_option and not param.required else "",
+        "" if not is_option or param.allow_from_autoenv else "never from a file or a variable",
+    ]
+    return "  ".join(filter(None, words))
+
+
+def command_line() -> str:
+    """Every command with its flags, their types, choices, defaults and metavars, in alphabetical order."""
+    blocks = [f"virnuc\n  {in_words(cli.params[0])}"]
+    for path, command in sorted(leaves(cli)):
+        blocks.append("\n  ".join([path, *sorted(in_words(param) for param in command.params)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def without_prose(schema: Any) -> Any:
+    """A schema without the texts that a person reads beside its fields."""
+    if isinstance(schema, dict):
+        texts = {name for name in ("description", "title") if isinstance(schema.get(name), str)}
+        return {name: without_prose(inner) for name, inner in schema.items() if name not in texts}
+    return [without_prose(inner) for inner in schema] if isinstance(schema, list) else schema
+
+
+def flow_parameters() -> dict[str, Any]:
+    """The schema of the parameters of every deployment."""
+    from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
+
+    items = yaml.safe_load(PREFECT_FILE.read_text())["deployments"]
+    flows = {item["entrypoint"]: load_flow_from_entrypoint(item["entrypoint"]) for item in items}
+    schemas = {name: parameter_schema(flow).model_dump(exclude_unset=True) for name, flow in flows.items()}
+    return without_prose(json.loads(json.dumps(schemas)))
+
+
+def test_the_command_line_is_frozen() -> None:
+    assert command_line().splitlines() == COMMAND_LINE.read_text().splitlines()
+
+
+def test_the_parameters_of_the_deployments_are_frozen() -> None:
+    assert flow_parameters() == json.loads(FLOW_PARAMETERS.read_text())
+
+
+if __name__ == "__main__":
+    COMMAND_LINE.write_text(command_line())
+    FLOW_PARAMETERS.write_text(json.dumps(flow_parameters(), indent=1, sort_keys=True) + "\n")

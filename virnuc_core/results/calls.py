@@ -1,0 +1,162 @@
+"""From the scores of frames to a call for each chunk, and from those to one for each contig."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.sequences.translation import DNA_ALONE
+
+NO_FRAME: Final = 255
+DEFAULT_THRESHOLD: Final = 0.5
+VIRUS: Final = "virus"
+OTHER: Final = "other"
+UNSCORED: Final = "unscored"
+Tier = Literal["confident", "likely", "unsure"]
+
+# Least number of scored chunks with a stop-free frame, distance of mean_p from 0.5 on the side of the call, and share of the
+# scored chunks that are called as the contig is.
+_TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
+    ("confident", 5, 0.3, 0.8),
+    ("likely", 2, 0.15, 0.65),
+)
+
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkCalls:
+    """Calls of C chunks.
+
+    Attributes:
+        is_scored: bool (C,); where False, the rest means nothing.
+        is_virus: bool (C,).
+        p_virus: float64 (C,), NaN where not scored.
+        best_frame: uint8 (C,), number of the most confident frame, `DNA_ALONE` for a DNA-only score, `NO_FRAME` where not
+            scored.
+    """
+
+    is_scored: Bool
+    is_virus: Bool
+    p_virus: Float64
+    best_frame: npt.NDArray[np.uint8]
+
+    @property
+    def is_dna_alone(self) -> Bool:
+        """Bool (C,), whether the score is DNA-only."""
+        return np.equal(self.best_frame, DNA_ALONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContigCalls:
+    """Calls of R contigs.
+
+    Attributes:
+        chunks: int64 (R,).
+        scored_chunks: int64 (R,), those with a score.
+        dna_alone_chunks: int64 (R,), those of them with a DNA-only score.
+        viral_chunks: int64 (R,), those called virus.
+        mean_p: float64 (R,), mean p_virus of the scored chunks, NaN without any.
+        is_virus: bool (R,).
+        tiers: (R,), confidence in each call; None without scored chunks.
+    """
+
+    chunks: Int64
+    scored_chunks: Int64
+    dna_alone_chunks: Int64
+    viral_chunks: Int64
+    mean_p: Float64
+    is_virus: Bool
+    tiers: list[Tier | None]
+
+
+def call_chunks(
+    scores: npt.NDArray[np.float32],
+    chunks: Int64,
+    frame_numbers: npt.NDArray[np.uint8],
+    num_chunks: int,
+    threshold: float = DEFAULT_THRESHOLD,
+) -> ChunkCalls:
+    """Calls each chunk from the scores of its frames.
+
+    With M1 and M2 the highest P(other) and P(virus) over the frames of a chunk, its p_virus lies midway, in log-odds, between
+    the frame that is the strongest evidence for a virus and the one that is the strongest against: for a single frame it is
+    the frame's score, and it is at least 0.5 exactly when M2 >= M1. The most confident frame is the one whose P(virus) is
+    farthest from 0.5, the first one of a tie.
+
+    Args:
+        scores: fp32 (n, 2), P(other) and P(virus) of n frames.
+        chunks: int64 (n,), chunk of each frame, 0..num_chunks-1, ascending.
+        frame_numbers: uint8 (n,), 0..5, or `DNA_ALONE` for a chunk without a stop-free frame.
+        num_chunks: C.
+        threshold: p_virus from which a chunk is called virus.
+
+    Source: `determine_virus` in VirNucPro's prediction.py, for the call at 0.5.
+    """
+    is_scored = np.zeros(num_chunks, np.bool_)
+    p_virus = np.full(num_chunks, np.nan)
+    best_frame = np.full(num_chunks, NO_FRAME, np.uint8)
+    if len(scores):
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(chunks)) + 1))
+        scored = chunks[starts]
+        is_scored[scored] = True
+        p_virus[scored] = _midway(*np.maximum.reduceat(scores, starts).astype(np.float64).T)
+        confidence = np.abs(scores[:, 1] - np.float32(0.5))
+        frames_each = np.diff(np.append(starts, len(scores)))
+        is_best = confidence == np.repeat(np.maximum.reduceat(confidence, starts), frames_each)
+        # Assigned from last to first, so that the first one of a tie stays.
+        best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
+    return ChunkCalls(
+        is_scored=is_scored, is_virus=p_virus >= threshold, p_virus=p_virus, best_frame=best_frame
+    )
+
+
+def _midway(highest_other: Float64, highest_virus: Float64) -> Float64:
+    """P(virus) at the mean of the log-odds of `highest_virus` and of 1 - `highest_other`, all (C,)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        odds_against = ((1 - highest_virus) * highest_other) / (highest_virus * (1 - highest_other))
+    # Two frames with opposite scores of exactly 0 and 1 give 0 / 0.
+    odds_against[highest_virus == highest_other] = 1.0
+    return np.asarray(1 / (1 + np.sqrt(odds_against)))
+
+
+def call_contigs(
+    calls: ChunkCalls, contigs: Int64, num_contigs: int, threshold: float = DEFAULT_THRESHOLD
+) -> ContigCalls:
+    """Calls each contig from the mean p_virus of its scored chunks.
+
+    The tier of a call comes from the number of scored chunks and their agreement. Chunks with a DNA-only score agree or not,
+    but do not count towards that number. The threshold decides what is called virus, not how confident the call is.
+
+    Args:
+        calls: of C chunks.
+        contigs: int64 (C,), contig of each chunk, 0..num_contigs-1.
+        num_contigs: R.
+        threshold: mean p_virus from which a contig is called virus.
+    """
+    scored = np.bincount(contigs[calls.is_scored], minlength=num_contigs)
+    viral = np.bincount(contigs[calls.is_virus], minlength=num_contigs)
+    dna_alone = np.bincount(contigs[calls.is_dna_alone], minlength=num_contigs)
+    p_sum = np.bincount(contigs[calls.is_scored], calls.p_virus[calls.is_scored], num_contigs)
+    with np.errstate(invalid="ignore"):
+        mean_p = p_sum / scored
+    is_virus = mean_p >= threshold
+    margin = np.where(is_virus, mean_p - 0.5, 0.5 - mean_p)
+    agreeing = np.where(is_virus, viral, scored - viral)
+    tiers = np.full(num_contigs, "unsure", np.object_)
+    tiers[scored == 0] = None
+    for tier, least_chunks, least_margin, least_share in reversed(_TIER_RULES):
+        has_evidence = scored - dna_alone >= least_chunks
+        tiers[has_evidence & (margin >= least_margin) & (agreeing >= least_share * scored)] = tier
+    return ContigCalls(
+        chunks=np.bincount(contigs, minlength=num_contigs),
+        scored_chunks=scored,
+        dna_alone_chunks=dna_alone,
+        viral_chunks=viral,
+        mean_p=mean_p,
+        is_virus=is_virus,
+        tiers=tiers.tolist(),
+    )

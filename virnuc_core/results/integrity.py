@@ -1,0 +1,483 @@
+"""What a file or folder is, and whether it is intact: `virnuc inspect` and, more thorough, `virnuc fsck`."""
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import h5py
+import numpy as np
+
+from virnuc_core.atomic_write import iter_temporaries
+from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, Hdf5Kind, recognise_hdf5
+from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
+from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
+from virnuc_core.plain_text import visible
+from virnuc_core.results.aggregate import file_attributes, shard_columns
+from virnuc_core.results.embeddings import Embeddings
+from virnuc_core.results.run_json import FileRecord, read_records
+from virnuc_core.results.tables import differing_tables
+from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
+from virnuc_core.run_plan import RunPlan, Shard, read_plan
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.store_meta import StoreMeta, content_digest
+
+Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
+State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]
+Fact = tuple[str, str]
+
+_BAD: Final[frozenset[State]] = frozenset({"damaged", "missing", "foreign", "unfinished"})
+_RUN_AGAIN: Final = "run the same command again"
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_PICKLE_BEGIN: Final = b"\x80"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The state of one file or folder.
+
+    Attributes:
+        path: which.
+        state: as found.
+        message: why, and what to do; "" if it is intact.
+    """
+
+    path: Path
+    state: State
+    message: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the run is incomplete or damaged because of it; leftovers do no harm."""
+        return self.state in _BAD
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What was found at a path.
+
+    Attributes:
+        kind: what it is.
+        path: where.
+        facts: what it says of itself, as (name, value), in the order to be shown.
+        findings: the state of each of its files.
+        is_thorough: whether it was compared with its plan and its shards, too.
+    """
+
+    kind: Kind
+    path: Path
+    facts: tuple[Fact, ...]
+    findings: tuple[Finding, ...]
+    is_thorough: bool
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is incomplete or damaged."""
+        return tuple(found.message for found in self.findings if found.is_bad)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that should be there is there, and is as it was written."""
+        return not self.problems
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        found = {"kind": self.kind, "path": str(self.path), "whole": self.is_complete}
+        if not self.is_thorough:
+            return {**found, "facts": dict(self.facts), "problems": list(self.problems)}
+        findings = [{"path": str(f.path), "state": f.state, "message": f.message} for f in self.findings]
+        return {**found, "findings": findings}
+
+    @property
+    def summary(self) -> str:
+        """The same as text."""
+        lines = [f"{self.path}: {self.kind}, {'whole' if self.is_complete else 'not whole'}"]
+        if self.is_thorough:
+            num_intact = sum(found.state == "whole" for found in self.findings)
+            num_files = len({found.path for found in self.findings})
+            lines.append(f"  whole: {num_intact} of {num_files} files and folders")
+            lines += [f"  {found.state}: {found.message}" for found in self.findings if found.message]
+        else:
+            lines += [f"  {name}: {' '.join(value.splitlines())}" for name, value in self.facts]
+            lines += [f"  problem: {problem}" for problem in self.problems]
+        return visible("\n".join(lines))
+
+
+def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
+    """Recognises a file or folder by its content, reads all of it, and says what it is.
+
+    Args:
+        path: a run folder, frame store, shard, embeddings file, model checkpoint or classifier head.
+        thorough: compare the results of a run with its shards, row by row, and a single shard or embeddings file with the
+            plan of the run that it lies in.
+
+    Raises:
+        InputError: there is nothing at `path`.
+    """
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
+    facts: list[Fact] = []
+    folder = RunFolder(path)
+    if path.is_dir() and (folder.plan.exists() or folder.incoming.previous is not None):
+        kind: Kind = "run folder"
+        findings = check_run(folder, thorough=thorough)
+        if (folder.plan, "whole") in {(found.path, found.state) for found in findings}:
+            plan = read_plan(folder.plan)
+            intact = sum(found.state == "whole" and found.path.parent == folder.shards for found in findings)
+            facts = [*_plan_facts(plan), ("shards", f"{intact} of {len(plan.shards)} whole")]
+    else:
+        for kind in _possible_kinds(path):
+            facts, finding = _read(path, kind)
+            if not finding.is_bad:
+                break
+        if thorough and not finding.is_bad:
+            finding = _judge(path, lambda: _require_own_plan(path, kind))
+        findings = [finding]
+    return Inspection(
+        kind=kind, path=path, facts=tuple(facts), findings=tuple(findings), is_thorough=thorough
+    )
+
+
+def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
+    """Checks every file of a run.
+
+    Args:
+        folder: the run's folder, with a plan.
+        thorough: compare the results with what the shards give, row by row; otherwise only with the checksums that were
+            taken when they were written.
+    """
+    incoming = folder.incoming
+    if incoming.previous is not None:
+        message = (
+            f"{incoming.root}: a new run is being put in the place of this one, and that was stopped. Run "
+            "`virnuc reprocess` or `virnuc predict` again: it goes on with it."
+        )
+        return [Finding(path=incoming.root, state="unfinished", message=message)]
+    try:
+        plan = read_plan(folder.plan)
+    except DamagedFileError as error:
+        return [Finding(path=folder.plan, state="damaged", message=str(error))]
+    store = _check_store(folder, plan)
+    findings = [Finding(path=folder.plan, state="whole"), store]
+    intact: list[Shard] = []
+    missing: list[str] = []
+    for shard in plan.shards:
+        found = _check_shard(folder, plan, shard)
+        if found is None:
+            missing.append(folder.shard(shard.index).name)
+            continue
+        findings.append(found)
+        intact += [] if found.is_bad else [shard]
+    if missing:
+        message = f"{len(missing)} of {len(plan.shards)} shards are still to be computed ({missing[0]}...): {_RUN_AGAIN}."
+        findings.append(Finding(path=folder.shards, state="missing", message=message))
+    planned = {folder.shard(shard.index) for shard in plan.shards}
+    for path in sorted(folder.shards.glob("shard_*.h5")):
+        if path not in planned:
+            message = (
+                f"{path} is not of this run, which has {len(planned)} shards; nothing reads it: delete it."
+            )
+            findings.append(Finding(path=path, state="foreign", message=message))
+    findings += _check_results(folder, plan)
+    if thorough and not store.is_bad and plan.kind != "train":  # a head is no row of vectors
+        findings += _check_against_shards(folder, plan, intact)
+    return [*findings, *_leftovers(folder)]
+
+
+def _judge(path: Path, check: Callable[[], object]) -> Finding:
+    """The state of a file, from what a check of it raises."""
+    try:
+        check()
+    except (DamagedFileError, CheckpointError) as error:
+        return Finding(path=path, state="damaged", message=str(error))
+    except MismatchError as error:
+        return Finding(path=path, state="foreign", message=str(error))
+    return Finding(path=path, state="whole")
+
+
+def _check_store(folder: RunFolder, plan: RunPlan) -> Finding:
+    path = folder.frames
+    if not path.exists():
+        message = _judge(path, lambda: FrameStore.open(path)).message
+        return Finding(path=path, state="missing", message=message)
+
+    def check() -> None:
+        store = FrameStore.open(path)
+        _require_unaltered(store)
+        if store.meta.content_sha256 != plan.input_digest:
+            raise MismatchError(
+                f"{path} holds other sequences than the run was planned for: delete it and run again."
+            )
+
+    return _judge(path, check)
+
+
+def _require_unaltered(store: FrameStore) -> None:
+    if content_digest(store.folder) != store.meta.content_sha256:
+        raise DamagedFileError(
+            f"the columns of {store.folder} were altered after they were written: delete it and run again."
+        )
+
+
+def _check_shard(folder: RunFolder, plan: RunPlan, shard: Shard) -> Finding | None:
+    """The state of a shard; None if it is missing."""
+    path = folder.shard(shard.index)
+    if not path.exists():
+        return None
+    found = _judge(path, lambda: read_shard(path, shard_identity(plan, shard)))
+    if found.state == "damaged":
+        advice = f"{found.message} The same command sets it aside and does so."
+        return Finding(path=path, state="damaged", message=advice)
+    return found
+
+
+def _check_results(folder: RunFolder, plan: RunPlan) -> Iterator[Finding]:
+    """Compares the results with what run.json says of them, and an embeddings file with its own checksums."""
+    records: dict[str, FileRecord] = {}
+
+    def read() -> None:
+        records.update(read_records(folder.report))
+
+    def check(path: Path) -> None:
+        if path.suffix == ".h5":
+            with Embeddings(path, own=True) as file:
+                _require_plan(file, plan)
+                file.verify()
+        if records and records.get(path.name) != FileRecord.of(path):
+            raise DamagedFileError(f"{path} is not as it was when run.json was written: {_RUN_AGAIN}.")
+
+    if folder.report.exists():
+        yield _judge(folder.report, read)
+    for path in folder.results if plan.kind == "predict" else (folder.embedded, folder.report):
+        if not path.exists():
+            yield Finding(path=path, state="missing", message=f"{path} is missing: {_RUN_AGAIN}.")
+        elif path != folder.report:
+            yield _judge(path, partial(check, path))
+
+
+def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard]) -> Iterator[Finding]:
+    """Compares every row of the vectors with the shards, and every byte of the tables with what follows from them."""
+    store = FrameStore.open(folder.frames)
+    path = folder.embeddings if plan.kind == "predict" else folder.embedded
+    try:
+        with Embeddings(path, own=True) as file:
+            _require_plan(file, plan)
+            differences = [
+                text for shard in intact for text in _differences(folder, plan, store, file, shard)
+            ]
+    except (DamagedFileError, MismatchError):
+        return  # a finding already
+    for text in differences:
+        yield Finding(path=path, state="damaged", message=f"{text}: {_RUN_AGAIN}.")
+    if plan.kind != "predict" or differences or len(intact) < len(plan.shards):
+        return
+    for path in sorted(differing_tables(folder, store, plan.threshold)):
+        message = f"{path} is not what the shards give: {_RUN_AGAIN}."
+        yield Finding(path=path, state="damaged", message=message)
+
+
+def _differences(
+    folder: RunFolder, plan: RunPlan, store: FrameStore, file: Embeddings, shard: Shard
+) -> Iterator[str]:
+    """Says for each dataset which row of a shard is the first that differs in the embeddings file."""
+    path = folder.shard(shard.index)
+    result = read_shard(path, shard_identity(plan, shard))
+    for name, expected in shard_columns(plan, store, shard, result).items():
+        if name not in file:
+            yield f"{file.path} has no {name!r}"
+            continue
+        found = file.rows(name, shard.begin, shard.end)
+        if found.shape != expected.shape:
+            yield f"{file.path}: {name!r} has another form than in {path.name}"
+            continue
+        differing = np.flatnonzero((found != expected).reshape(len(expected), -1).any(axis=1))
+        if len(differing):
+            row = shard.begin + int(differing[0])
+            [frame] = store.frame_ids(row, row + 1)
+            yield (
+                f"{file.path}: {len(differing)} rows of {name!r} are not as in {path.name}, the first is "
+                f"row {row} ({frame})"
+            )
+
+
+def _require_plan(file: Embeddings, plan: RunPlan) -> None:
+    """Compares all that an embeddings file says of itself with a plan."""
+    wanted = file_attributes(plan)
+    said = {name: value for name, value in file.attrs.items() if not name.endswith(CHECKSUM_SUFFIX)}
+    differing = [name for name in {**wanted, **said} if wanted.get(name) != said.get(name)]
+    if differing:
+        named = [name for name in differing if name != "plan_fingerprint"] or differing
+        described = "; ".join(
+            f"{n} is {said.get(n)} in the file and {wanted.get(n)} in the plan" for n in named
+        )
+        raise MismatchError(
+            f"embeddings file {file.path} is of another run: {described}. Run the command that made the plan "
+            "again: it writes the file from the shards."
+        )
+
+
+def _require_own_plan(path: Path, kind: Kind) -> None:
+    """Compares an intact shard or embeddings file with the plan of the run that it lies in, if it does."""
+    if kind == "shard":
+        folder = RunFolder(path.parents[1])
+        index = read_identity(path)["index"]
+        plan = read_plan(folder.plan) if folder.plan.is_file() else None
+        if plan is not None and path == folder.shard(index) and index < len(plan.shards):
+            read_shard(path, shard_identity(plan, plan.shards[index]))
+    elif kind == "embeddings file":
+        beside = path.with_name(path.name + EMBED_SUFFIX)
+        folder = RunFolder(beside if beside.is_dir() else path.parent)
+        if folder.plan.is_file():
+            with Embeddings(path, own=True) as file:
+                _require_plan(file, read_plan(folder.plan))
+
+
+def _leftovers(folder: RunFolder) -> Iterator[Finding]:
+    """What does no harm, and what becomes of it."""
+    own = {folder.frames.name, folder.plan.name, *(path.name for path in folder.results)}
+    killed = [path for path, name in iter_temporaries(folder.root) if name in own]
+    killed += [path for path, _ in iter_temporaries(folder.shards)]
+    for path in killed:
+        message = f"{path} was left by a killed run, or a run is at work: the next run removes it."
+        yield Finding(path=path, state="left over", message=message)
+    for path in sorted(folder.shards.glob("shard_*.h5.damaged-*")):
+        message = f"{path} was set aside, and is not read: delete it when nobody wants to look into it."
+        yield Finding(path=path, state="left over", message=message)
+    following = folder.next
+    if following.previous is not None:
+        try:
+            shards = read_plan(following.plan).shards
+            missing = missing_shards(following, [shard.index for shard in shards])
+            done = f"{len(shards) - len(missing)} of {len(shards)} shards are there"
+        except DamagedFileError:
+            done = "it is not planned yet"
+        message = (
+            f"{following.root} is the beginning of a `virnuc reprocess`: {done}. The same command goes on with it; with other "
+            "settings it needs --force."
+        )
+        yield Finding(path=following.root, state="left over", message=message)
+
+
+def _possible_kinds(path: Path) -> tuple[Kind, ...]:
+    """What a file or folder may be: the last of these if it can be read as none of them."""
+    if path.is_dir():
+        return ("frame store",) if StoreMeta.is_in(path) else ("checkpoint",)
+    if h5py.is_hdf5(path):
+        return (recognise_hdf5(path),)
+    is_of_weights = path.suffix in _WEIGHT_SUFFIXES
+    if not is_of_weights and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            is_of_weights = any(name.endswith("data.pkl") for name in archive.namelist())
+    elif not is_of_weights:
+        with path.open("rb") as file:
+            is_of_weights = file.read(1) == _PICKLE_BEGIN
+    return ("head", "checkpoint") if is_of_weights else ("unknown file",)
+
+
+def _read(path: Path, kind: Kind) -> tuple[list[Fact], Finding]:
+    """Reads all of a file or folder, and gives what it says of itself, up to where it is damaged."""
+    facts: list[Fact] = []
+
+    def read() -> None:
+        for fact in _READERS[kind](path):
+            facts.append(fact)  # kept if the next one cannot be read
+
+    return facts, _judge(path, read)
+
+
+def _plan_facts(plan: RunPlan) -> Iterator[Fact]:
+    yield "kind", plan.kind
+    yield "plan fingerprint", plan.fingerprint
+    yield "inputs", ", ".join(file.name for file in plan.inputs)
+    yield "chunk length", f"{plan.chunk_length} bp" if plan.chunk_length else "whole sequences"
+    for model in plan.models:
+        layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
+        yield f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"
+        yield f"{model.family} arithmetic", model.arithmetic
+    for part in plan.continued:
+        arithmetic = "; ".join(f"{model.family} {model.arithmetic}" for model in part.models)
+        yield f"arithmetic of {len(part.shards)} of {len(plan.shards)} shards", arithmetic
+    for kind, head in (("head", plan.head), ("DNA head", plan.dna_head)):
+        if head:
+            yield kind, head.name
+    yield "rows", str(plan.num_rows)
+    yield "virnuc version", plan.virnuc_version
+
+
+def _read_store(path: Path) -> Iterator[Fact]:
+    store = FrameStore.open(path)
+    meta = store.meta
+    yield "inputs", ", ".join(file.name for file in meta.inputs)
+    yield "records", f"{meta.num_records} used, {meta.num_rejected} rejected"
+    yield "chunks", str(meta.num_chunks)
+    yield "frames", str(meta.num_frames)
+    yield "chunk length", f"{meta.chunk_length} bp" if meta.chunk_length else "whole sequences"
+    _require_unaltered(store)
+
+
+def _read_shard(path: Path) -> Iterator[Fact]:
+    identity = read_identity(path)
+    yield "plan fingerprint", identity["plan_fingerprint"]
+    yield "shard", str(identity["index"])
+    yield "rows", f"{identity['begin']} to {identity['end'] - 1}"
+    yield "models", ", ".join(f"{model['name']} ({model['precision']})" for model in identity["models"])
+    yield "virnuc version", identity["virnuc_version"]
+    read_shard(path, identity)
+
+
+def _read_embeddings(path: Path) -> Iterator[Fact]:
+    with Embeddings(path, own=True) as file:
+        for name, value in file.attrs.items():
+            yield name, str(value)
+        yield "datasets", ", ".join(file.names)
+        yield "rows", str(len(file))
+        file.verify()
+
+
+def _read_checkpoint(path: Path) -> Iterator[Fact]:
+    checkpoint = resolve_checkpoint(str(path), None)
+    yield "family", checkpoint.family
+    yield "weights fingerprint", weights_fingerprint(checkpoint)
+    spec = read_spec(checkpoint)
+    yield "layers", str(spec.num_layers)
+    yield "width", str(spec.embedding_dim)
+    yield "heads", str(spec.num_heads)
+    yield "vocabulary", str(spec.vocab_size)
+    load_state_dict(checkpoint)
+
+
+def _read_head(path: Path) -> Iterator[Fact]:
+    yield "features", str(load_classifier(path).in_features)
+    yield "fingerprint", classifier_fingerprint(path)
+
+
+def _refuse_hdf5(path: Path) -> Iterator[Fact]:
+    raise DamagedFileError(
+        f"{path} holds nothing that virnuc can read: give a file that virnuc wrote, or make it again."
+    )
+
+
+def _refuse(path: Path) -> Iterator[Fact]:
+    raise DamagedFileError(
+        f"{path} is no shard, embeddings file, model checkpoint or classifier head. Give one of these, or the "
+        "whole folder of a run or of a model."
+    )
+
+
+_READERS: Final[dict[Kind, Callable[[Path], Iterator[Fact]]]] = {
+    "frame store": _read_store,
+    "shard": _read_shard,
+    "embeddings file": _read_embeddings,
+    "checkpoint": _read_checkpoint,
+    "head": _read_head,
+    "unknown file": _refuse,
+    "HDF5 file that virnuc did not write": _refuse_hdf5,
+    "damaged HDF5 file": _refuse_hdf5,
+}

@@ -1,0 +1,292 @@
+"""Every setting of a run, defined once: its type, its bounds, its default, and what it means.
+
+The options of the command line, the keys of settings files and environment variables, the parameters of the flows, the
+options of the Python API, the parameters in MLflow and the page of settings in the docs are made from these models. A
+new setting is a new field here; a description may end with what holds by default, in brackets.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Optional, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, create_model
+
+from virnuc_core.errors import UsageError
+from virnuc_core.specs import (
+    AttentionChoice,
+    CompileMode,
+    EmbeddingsDtype,
+    Engine,
+    Family,
+    Precision,
+    Preset,
+    Rows,
+)
+
+
+class Metavar(str):
+    """What the command line calls the value of a setting."""
+
+
+def _split_devices(value: object) -> object:
+    """Lets "0,1" stand for ("0", "1")."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+# A frame holds whole codons; an upper bound turns away a slip of the keyboard, not a genome.
+ChunkLength = Annotated[int, Field(ge=3, le=10_000_000), Metavar("K")]
+Count = Annotated[int, Field(gt=0), Metavar("N")]
+CountFromZero = Annotated[int, Field(ge=0), Metavar("N")]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
+Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices), Metavar("auto|cpu|0,1,...")]
+HeadPath = Annotated[str, Metavar("PATH")]
+# Where lanes run: as subflows of the run itself, or as runs of their own that workers of a pool pick up.
+LaneMode = Literal["local", "pool"]
+ModelName = Annotated[str, Metavar("NAME|PATH")]
+PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
+Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
+
+_CHUNK_LENGTH: Final = "Chunk length in bp"
+_DEVICES: Final = "Where to compute"
+_DNABERT_MODEL: Final = "DNABERT-S: tiny, a hub name or a path"
+_EMBEDDINGS: Final = "How vectors are stored in embeddings.h5"
+_ESM_MODEL: Final = "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a path"
+
+
+class Settings(BaseModel):
+    """Settings that belong together; frozen, and a name that is not among them is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that have a value."""
+        return {name: value for name, value in self if value is not None}
+
+    @property
+    def params(self) -> dict[str, str | int | float | bool | None]:
+        """The settings as parameters of an MLflow run."""
+        return {name: ",".join(value) if isinstance(value, tuple) else value for name, value in self}
+
+
+class EngineSettings(Settings):
+    """Settings of every run over models."""
+
+    repr_layer: CountFromZero | None = Field(
+        default=None, description="Layer of the ESM-2 representation, 0 to the number of layers [last]"
+    )
+    precision: Precision = Field(
+        default="auto", description="Arithmetic of the models [auto: fp16 on a GPU, fp32 on the CPU]"
+    )
+    devices: Devices = Field(default=("auto",), description=_DEVICES)
+    token_budget: Count | None = Field(
+        default=None, description="Maximum number of tokens in one packed batch [by the device]"
+    )
+    engine: Engine = Field(
+        default="packed", description="reference: one sequence at a time, fp32, plain attention"
+    )
+    attention: AttentionChoice = Field(default="auto", description="Attention backend")
+    compile_mode: CompileMode = Field(
+        default="auto", description="torch.compile of the layers [auto: in runs long enough to repay it]"
+    )
+    shard_seconds: Annotated[PositiveTime, Metavar("S")] | None = Field(
+        default=None,
+        description="Estimated work in a shard, in seconds, which is the most that a killed run loses "
+        "[60 on a GPU, 15 on the CPU]",
+    )
+
+
+class EmbedSettings(EngineSettings):
+    """Settings of `embed`: one model, one mean vector a sequence."""
+
+    embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
+
+
+class TwoModelSettings(EngineSettings):
+    """Settings of runs over both models."""
+
+    dnabert_precision: Precision | None = Field(
+        default=None, description="Arithmetic of DNABERT-S alone [as precision]"
+    )
+    dnabert_engine: Engine | None = Field(default=None, description="Engine of DNABERT-S alone [as engine]")
+
+
+class ScoringSettings(TwoModelSettings):
+    """Settings of a run that scores chunks; None leaves a choice open."""
+
+    chunk_length: ChunkLength | None = Field(default=None, description=f"{_CHUNK_LENGTH} [by the preset]")
+    min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
+    threshold: Probability = Field(
+        default=0.5, description="Call chunks and contigs virus from this probability on"
+    )
+    esm_model: ModelName | None = Field(default=None, description=f"{_ESM_MODEL} [by the preset]")
+    dnabert_model: ModelName | None = Field(default=None, description=f"{_DNABERT_MODEL} [by the preset]")
+    head: HeadPath | None = Field(
+        default=None, description="Classifier head that was trained on these models [the bundled one]"
+    )
+    dna_head: Annotated[str, Metavar("auto|PATH")] | None = Field(
+        default=None,
+        description="Head that scores chunks without an open frame by their DNA alone; auto: the bundled one "
+        "[no such scores]",
+    )
+    embeddings: EmbeddingsDtype = Field(default="float32", description=_EMBEDDINGS)
+
+
+class PredictSettings(ScoringSettings):
+    """Settings of `predict` and `evaluate`; None leaves the choice to the preset."""
+
+    preset: Preset = Field(
+        default="tiny",
+        description="Models and chunk length that belong together [tiny: the bundled small models]",
+    )
+
+
+class RunConfig(ScoringSettings):
+    """One run as the planner is asked for it, without presets; "auto" and None are resolved when the plan is made."""
+
+    chunk_length: ChunkLength | None = Field(
+        default=500, description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
+    )
+    esm_model: str | None = Field(default="tiny", description="ESM-2; None for a run over DNA alone")
+    dnabert_model: str | None = Field(
+        default="tiny", description="DNABERT-S; None for a run over proteins alone"
+    )
+    switches: tuple[str, ...] | None = Field(
+        default=None,
+        description="Emergency switches (VIRNUC_DISABLE_FP16, ...), which win over the rest; None takes those of the "
+        "process that makes the plan",
+    )
+
+    @property
+    def rows(self) -> Rows:
+        """Of which chunks rows are needed: without a protein model, of those that have no open frame."""
+        if self.dna_head is not None:
+            return "all_chunks"
+        is_dna_alone = self.chunk_length is not None and self.esm_model is None
+        return "closed_chunks" if is_dna_alone else "open_frames"
+
+
+class TrainSettings(TwoModelSettings):
+    """Settings of `train`: the models whose vectors the head takes, and how it is fitted."""
+
+    chunk_length: ChunkLength = Field(default=500, description=f"{_CHUNK_LENGTH} that the head is for")
+    esm_model: ModelName = Field(default="tiny", description=_ESM_MODEL)
+    dnabert_model: ModelName = Field(default="tiny", description=_DNABERT_MODEL)
+    dna_alone: bool = Field(
+        default=False,
+        description="Train a head for chunks without an open frame, by their DNA alone (see --dna-head of predict)",
+    )
+    groups: Annotated[str, Metavar("TSV")] | None = Field(
+        default=None, description="Table of record and group: the records of a group are not split"
+    )
+    seed: CountFromZero = Field(default=0, description="Seed of the split, the weights and the draws")
+    held_out: Annotated[FiniteFloat, Field(gt=0, lt=0.5), Metavar("SHARE")] = Field(
+        default=0.1, description="Share of the groups of a class for validation, and again for the test"
+    )
+    group_power: Annotated[FiniteFloat, Field(ge=0, le=1), Metavar("P")] = Field(
+        default=0.6, description="A group is sampled in proportion to its size to this power"
+    )
+    most_frames: Count = Field(default=200_000, description="About how many frames are used at most")
+    epochs: Count = Field(default=20, description="Maximum number of epochs")
+    members: Annotated[int, Field(ge=1, le=16), Metavar("N")] = Field(
+        default=2, description="Heads fitted from different seeds, whose mean is the output"
+    )
+
+
+def _optional_fields(kind: type[Settings], leave_out: set[str]) -> type[Settings]:
+    """A model with the fields of another one, none of which needs to be given."""
+    fields: dict[str, Any] = {
+        name: (
+            Optional[field.rebuild_annotation()],  # noqa: UP045 (a value, not an annotation)
+            Field(default=None, description=(field.description or "").partition(" [")[0] + " [as it was]"),
+        )
+        for name, field in kind.model_fields.items()
+        if name not in leave_out
+    }
+    return create_model("OptionalSettings", __base__=Settings, **fields)
+
+
+_FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "shard_seconds"}
+
+
+class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # type: ignore[misc]
+    """Settings of `reprocess`; None leaves what the run was made with."""
+
+    head: HeadPath | None = Field(
+        default=None, description="Classifier head; must be given with another model [as it was]"
+    )
+    dna_head: HeadPath | None = Field(
+        default=None, description="Another head for chunks without an open frame [as it was]"
+    )
+    devices: Devices = Field(default=("auto",), description=_DEVICES)
+
+
+class LaneSettings(Settings):
+    """Where and in what portions the work over models is done."""
+
+    mode: LaneMode = Field(
+        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
+    )
+    lane_minutes: Annotated[PositiveTime, Metavar("M")] = Field(
+        default=10.0, description="Estimated work of a lane in a pool, in minutes"
+    )
+
+
+class FramesSettings(Settings):
+    """Settings of `frames`."""
+
+    chunk_length: ChunkLength = Field(description=_CHUNK_LENGTH)
+
+
+EMBED_DEFAULTS: Final = EmbedSettings()
+LANE_DEFAULTS: Final = LaneSettings()
+PREDICT_DEFAULTS: Final = PredictSettings()
+REPROCESS_DEFAULTS: Final = ReprocessSettings()
+TRAIN_DEFAULTS: Final = TrainSettings()
+
+PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
+    "tiny": {"chunk_length": 500, "esm_model": "tiny", "dnabert_model": "tiny"},
+    "virnucpro-500": {"chunk_length": 500, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
+    "virnucpro-300": {"chunk_length": 300, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
+}
+
+_Settings = TypeVar("_Settings", bound=Settings)
+
+
+def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Checks plain values.
+
+    Raises:
+        UsageError: a value is unknown, of the wrong kind or out of range; all such fields are named.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']} (given {fault['input']!r})"
+            for fault in error.errors()
+        )
+        raise UsageError(
+            f"these settings cannot be used: {faults}. See --help or docs/configuration.md for the values."
+        ) from error
+
+
+def predict_config(settings: PredictSettings) -> RunConfig:
+    """The run that `predict` does with these settings: what is given wins over the preset."""
+    given = {name: value for name, value in settings.given.items() if name != "preset"}
+    return RunConfig(**{**PRESETS[settings.preset], **given})
+
+
+def embed_config(family: Family, model: str, settings: EngineSettings) -> RunConfig:
+    """The run that `embed` does with these settings: whole sequences, one model, no head."""
+    return RunConfig(
+        chunk_length=None,
+        esm_model=model if family == "esm2" else None,
+        dnabert_model=model if family == "dnabert_s" else None,
+        **settings.given,
+    )
+
+
+def train_config(settings: TrainSettings) -> RunConfig:
+    """The run that gives the vectors to train on: those of chunks, without a head."""
+    values: dict[str, Any] = {name: value for name, value in settings if name in RunConfig.model_fields}
+    return RunConfig(**{**values, "esm_model": None if settings.dna_alone else settings.esm_model})
