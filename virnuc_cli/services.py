@@ -67,7 +67,9 @@ def _log_programs() -> Iterator[None]:
     logger = logging.getLogger("deployments")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # to Prefect's handler, which would print the line again
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.propagate = True
