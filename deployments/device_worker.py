@@ -7,7 +7,8 @@ import shlex
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from uuid import UUID
 
 import httpx
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
@@ -35,8 +36,12 @@ class GpuProcessWorker(ProcessWorker, ABC):  # ABC: does not replace Prefect's o
         lock: the lock file of the device.
     """
 
+    _of_this_host: ClassVar[set[UUID]] = set()
+
     def __init__(self, pool: str, name: str, environment: Mapping[str, str], lock: Path) -> None:
         super().__init__(pool, name=name, limit=1, create_pool_if_not_found=False)
+        # Shared, so that two workers of a host do not try to submit the same run.
+        self._submitting_flow_run_ids = self._of_this_host
         self._environment = environment
         self._lock = lock
 
