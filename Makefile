@@ -49,7 +49,7 @@ check: .venv/installed-dev
 
 soak: .venv/installed-dev
 	set -e; for program in $(RELIABILITY); do $(BIN)/python -m benchmarks.reliability.$$program; done
-	$(BIN)/python -m scripts.render_reliability
+	$(BIN)/python -m scripts.render reliability
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

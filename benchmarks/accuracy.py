@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.reports import print_and_write
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.report import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig

@@ -23,14 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from virnuc_core.atomic_write import write_text
-from virnuc_core.benchmark.clock import rounds_per_second, synchronize
-from virnuc_core.benchmark.forward import BatchSet
-from virnuc_core.benchmark.made_sequences import draw_lengths
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.forward import BatchSet, rounds_per_second, synchronize
+from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.settings import Lengths
+from virnuc_core.benchmark.synthetic import draw_lengths
+from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.inference.model_planning import plan_models
+from virnuc_core.inference.planning import plan_models
 from virnuc_core.models.attention import PackedLayout, resolve_attention
 from virnuc_core.models.attention_plain import turned
 from virnuc_core.models.attention_varlen import VarlenAttention
@@ -204,9 +203,7 @@ def forward_rows(
                 made = BatchSet.make(
                     replace(planned, attention=backend), model, Lengths.parse(lengths), device
                 )
-                steps = [
-                    partial(model.embed, b.input_ids, b.layout, planned.repr_layer) for b in made.batches
-                ]
+                steps = made.steps(model, planned.repr_layer)
                 for step in steps:  # each once: tables and kernels are made for its longest sequence
                     step()
                 synchronize(device)

@@ -19,10 +19,9 @@ import numpy as np
 
 from benchmarks.reports import print_and_write
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.sequences.frames import chunk_table, open_frames
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.sequences.translation import open_frames
 
 CHUNK_LENGTHS = (300, 500)
 MAX_BASES = 40_000_000

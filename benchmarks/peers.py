@@ -15,7 +15,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ import torch
 
 from benchmarks import flash_attn_stand_in
 from benchmarks.esm_models import PAD, fair_esm_model, hugging_face_model
-from virnuc_core.benchmark.made_sequences import draw_lengths, random_sequences
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.run import run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
+from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.weights import read_spec
@@ -196,15 +196,16 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
                 print(json.dumps(row), flush=True)
                 rows.append(row)
             free_memory()
-    values = {
-        "model": [f"esm2:random:{name}"],
-        "precision": arguments.precision,
-        "lengths": arguments.lengths,
-    }
-    rest = {"token_budget": None, "attention": "auto", "compile_mode": "none", "repeats": arguments.repeats}
-    rest |= {"seconds": arguments.seconds, "devices": arguments.device, "end_to_end": None}
-    settings = BenchSettings.from_options({**values, **rest, "scaling": False, "out": None})
-    return rows, [asdict(case) for case in run_benchmark(settings, "").cases]
+    settings = BenchSettings(
+        model=(f"esm2:random:{name}",),
+        precision=arguments.precision,
+        lengths=arguments.lengths,
+        devices=arguments.device,
+        compile_mode="none",
+        seconds=arguments.seconds,
+        repeats=arguments.repeats,
+    )
+    return rows, run_benchmark(settings, "")["cases"]
 
 
 def main() -> None:

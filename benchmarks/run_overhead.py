@@ -22,7 +22,7 @@ from typing import Final
 
 from benchmarks.lane_overhead import prepare_environment
 from benchmarks.reports import print_and_write
-from virnuc_core.benchmark.results import machine
+from virnuc_core.benchmark.report import machine
 from virnuc_core.inference.device import resolve_devices
 
 RESULT: Final = Path(__file__).parent / "results" / "run_overhead.json"

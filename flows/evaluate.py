@@ -4,19 +4,22 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.labelled_naming import labelled_name
+from flows.naming import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
 from tasks.artifacts import attach_api_log_handler
 from tasks.evaluation import RUN_NAME, EvaluationReport, evaluate_run
-from tasks.labelling import label
 from tasks.publishing import link_run, prefect_tags
+from tasks.stages import resumable_task
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import head_of
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
+from virnuc_core.training.heads import label_records
 from virnuc_core.training.labels import LabelledFiles
+
+read_labels = resumable_task(label_records).with_options(name="label")
 
 
 @flow(name="evaluate", flow_run_name=labelled_name, persist_result=False)
@@ -28,7 +31,7 @@ def evaluate(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
 ) -> EvaluationReport:
-    """Measures a head on labelled records; called again with the same arguments, it goes on where it stopped.
+    """Measures a head on labelled records; called again with the same arguments, it resumes.
 
     Args:
         files: labelled sequences.
@@ -52,6 +55,7 @@ def evaluate(
         ) from error
     config = predict_config(settings)
     params: dict[str, Value] = {
+        **settings.params,
         "kind": "evaluate",
         "head": Path(head_of(config)).name,
         "chunk_length": config.chunk_length,
@@ -59,7 +63,7 @@ def evaluate(
         "mode": mode,
     }
     with tracked_run(labelled_name(), params, prefect_tags(folder)) as tracked:
-        labelled = label(files, RunFolder(folder), None, kinship=False)
+        labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
         run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes)
         return evaluate_run(folder, run, labelled.table, tracked)

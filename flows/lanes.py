@@ -16,19 +16,18 @@ from prefect.runtime import flow_run
 from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.pool import PoolLanes
 from tasks.artifacts import attach_api_log_handler
-from tasks.embedding import compute_shards, end_lane_processes, find_pending
 from tasks.lanes import LaneObserver, LaneRows, LaneWatch, sampling_gpu
-from tasks.planning import plan
+from tasks.stages import compute_shards, end_lane_processes, find_pending, plan
 from tasks.tracking import Value
 from virnuc_core.env_config import env, ignored_variables
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import deal_shards
+from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.settings import LaneMode, RunConfig
 
 _SECONDS_BETWEEN_POLLS: Final = 0.5
@@ -116,7 +115,7 @@ class LocalLanes:
             VirnucError: what stopped the first of the lanes that failed.
         """
         pending = find_pending(folder)
-        assignments = deal_shards(read_plan(folder.plan), pending, len(self._devices))
+        assignments = assign_shards(read_plan(folder.plan), pending, len(self._devices))
         if not assignments:
             return
         with ThreadPoolExecutor(len(assignments), thread_name_prefix="lane") as threads:

@@ -28,17 +28,17 @@ from prefect.states import Cancelled, Cancelling
 
 from flows.naming import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
-from tasks.embedding import find_pending
 from tasks.lanes import LaneWatch
+from tasks.stages import find_pending
 from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
-from virnuc_core.inference.launcher import deal_shards
+from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, RunPlan, read_plan
 from virnuc_core.settings import RunConfig
 
 WORK_POOL: Final = "virnuc-gpu"
@@ -143,7 +143,7 @@ class PoolLanes:
             first = max((lane.number for lane in lanes.values()), default=-1) + 1
             seconds = sum(plan.shards[shard].cost for shard in pending)
             num_lanes = lanes_for(seconds, self._lane_seconds, runs.count_workers())
-            for number, shards in enumerate(deal_shards(plan, pending, num_lanes), start=first):
+            for number, shards in enumerate(assign_shards(plan, pending, num_lanes), start=first):
                 lane = _Lane(number=number, shards=shards)
                 lanes[self._submit(runs, folder, plan, lane)] = lane
             while lanes:

@@ -1,41 +1,30 @@
 """Labelled sequences in, a classifier head for the vectors of two models out."""
 
 from pathlib import Path
-from typing import Final
 
 from prefect import flow
 
-from flows.labelled_naming import labelled_name
-from flows.lanes import choose_lanes, run_lanes
+from flows.computed_run import TrackedLanes, compute_run
+from flows.naming import labelled_name
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from tasks.artifacts import attach_api_log_handler
-from tasks.indexing import index
-from tasks.labelling import label
-from tasks.lanes import LaneTracking, stage_clock
-from tasks.publishing import link_run, params_of, prefect_tags, publish
-from tasks.results import validate
-from tasks.tracking import tracked_run
-from tasks.training import HeadSettings, TrainingReport, card_of, divide, fit, head_card_of, publish_head
-from virnuc_core.results.run_json import RunReport
+from tasks.publishing import publish
+from tasks.tracking import TrackedRun
+from tasks.training import TrainingReport, card_of, head_card_of, publish_head
+from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
+from virnuc_core.settings import (
+    TRAIN_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    TrainSettings,
+    train_config,
+)
+from virnuc_core.training.heads import HeadSettings
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
-
-_RECORDED: Final = frozenset(
-    {
-        "dna_alone",
-        "groups",
-        "seed",
-        "held_out",
-        "group_power",
-        "most_frames",
-        "epochs",
-        "members",
-        "shard_seconds",
-    }
-)
 
 
 @flow(name="train", flow_run_name=labelled_name, persist_result=False)
@@ -47,7 +36,7 @@ def train(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
 ) -> TrainingReport:
-    """Trains a head; called again with the same arguments, it goes on where it stopped.
+    """Trains a head; called again with the same arguments, it resumes.
 
     Args:
         files: labelled sequences.
@@ -63,42 +52,33 @@ def train(
     attach_api_log_handler()
     head = Path(out)
     _require_places(files, head, settings)
-    config, fitting = train_config(settings), _head_settings(settings)
-    lanes = choose_lanes(mode, config.devices, lane_minutes)
-    asked = {**lanes.settings, "lane_minutes": lane_minutes, **settings.model_dump(include=set(_RECORDED))}
-    clock = stage_clock()
+    config = train_config(settings)
+    lanes = TrackedLanes(config.devices, LaneSettings(mode=mode, lane_minutes=lane_minutes))
+    reports: list[TrainingReport] = []
+
+    def publish_training(run: Run, tracked: TrackedRun) -> None:
+        assert isinstance(run, Training)
+        publish(run.folder, run.report, tracked)
+        card = head_card_of(run.report, run.labelled, run.split, run.settings)
+        reports.append(publish_head(run.folder, card, run.head, run.report, tracked))
+
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
             head.unlink(missing_ok=True)
-        with clock.stage("label"):
-            labelled = label(files, folder, settings.groups, kinship=True)
-        with clock.stage("index"):
-            index(folder, labelled.paths, config.chunk_length, "dna", config.rows)
-        with clock.stage("divide"):
-            division = divide(folder, labelled.table, fitting)
-        with clock.stage("plan"):
-            planned = lanes.plan(folder, config, "train")
-        with tracked_run(labelled_name(), params_of(planned, asked), prefect_tags(folder.root)) as tracked:
-            link_run(tracked, planned.inputs, labelled.paths)
-            with clock.stage("embed"), LaneTracking(tracked) as lane_tracking:
-                reports = run_lanes(lanes, folder, [lane_tracking])
-            with clock.stage("validate"):
-                validate(folder)
-            with clock.stage("fit"):
-                fitted = fit(folder, labelled.table, division, fitting, head)
-            report = RunReport(
-                plan=planned,
-                out=out,
-                counts=None,
-                work=fitted.work,
-                lanes=reports,
-                seconds=clock.seconds,
-                links=tracked.links,
-            )
-            with clock.stage("publish"):
-                publish(folder, report, tracked)
-                card = head_card_of(report, labelled, division, fitting)
-                return publish_head(folder, card, fitted, report, tracked)
+        run = Training(
+            folder,
+            config,
+            files,
+            groups=settings.groups,
+            settings=_head_settings(settings),
+            lanes=lanes,
+            out=out,
+        )
+        compute_run(
+            run, TRAIN, name=labelled_name(), settings=settings, lanes=lanes, publish_run=publish_training
+        )
+    [report] = reports
+    return report
 
 
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:

@@ -10,19 +10,19 @@ from typing import Any, Final
 import numpy as np
 
 from tasks.artifacts import show_markdown
-from tasks.figures_page import figures_lines, number, overview_lines
-from tasks.labelling import known_calls
-from tasks.markdown import cell, code
-from tasks.stage import stage
+from tasks.pages.markdown import cell, code
+from tasks.pages.metrics_page import figures_lines, number, overview_lines
+from tasks.pages.plots import reliability_figure, roc_figure, save_png
+from tasks.stages import resumable_task
 from tasks.tracking import TrackedRun
-from tasks.training_plots import reliability_figure, roc_figure, save_png
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import MismatchError
+from virnuc_core.files import write_text
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import DNA_ALONE_STATUS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.training.heads import known_calls
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import Figures, KnownCalls, figures_of
 
@@ -96,7 +96,7 @@ class EvaluationReport:
         return "\n".join([*lines, f"results: {self.out}"])
 
 
-@stage
+@resumable_task
 def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: TrackedRun) -> EvaluationReport:
     """Measures the calls of the run in `out / RUN_NAME`, and writes what comes out beside it.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from tasks.plots import throughput_figure
+from tasks.pages.plots import throughput_figure
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import (
@@ -25,11 +25,10 @@ from virnuc_core.inference.events import (
 )
 from virnuc_core.inference.lane_journal import JournalEntry, JournalTail, lane_report
 from virnuc_core.inference.nvidia_smi import query_gpus
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
-from virnuc_core.results.stage_clock import StageClock
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 
 # Sets metrics over time apart from the final ones, which runs are compared by.
 PROGRESS: Final = "progress/"
@@ -95,11 +94,6 @@ def use_progress(progress: Progress) -> Iterator[None]:
         yield
     finally:
         _progress.reset(token)
-
-
-def stage_clock() -> StageClock:
-    """A clock that shows each stage as it begins."""
-    return StageClock(lambda name: current_progress().stage(name))
 
 
 class LaneObserver(Protocol):

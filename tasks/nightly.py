@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tasks.pages.nightly_page import FileOutcome, FileStatus
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest

@@ -7,17 +7,17 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from tasks.artifacts import add_run_tag, show_link, show_markdown, show_table
+from tasks.pages.plots import p_virus_figure
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
-from tasks.plots import p_virus_figure
-from tasks.stage import stage
+from tasks.stages import resumable_task
 from tasks.tracking import TrackedRun, Value
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.specs import InputFile
 
 
-@stage
+@resumable_task
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     """Writes report.html and run.json first, so that the run is whole on the disk whatever becomes of its records elsewhere."""
     page = prefect_tags(folder.root).get("prefect.flow_run_url")

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from tests.made_models import MadeRun
+from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import write_plan
 from virnuc_core.settings import RunConfig
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from virnuc_core.run_plan import PlannedHead, PlannedModel, RunPlan, Shard
+from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.specs import Family, InputFile, ModelSpec
 
 

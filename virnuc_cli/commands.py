@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +11,9 @@ from flows.outputs import require_no_input, require_run
 from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
 from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
 from virnuc_cli.terminal import OutputMode, show, terminal
-from virnuc_core.benchmark.settings import BenchSettings, arguments_of
+from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import write_frames_tsv
@@ -175,8 +174,8 @@ def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
         UsageError: it is an embed run, or another run works in that folder.
         DamagedFileError: a result file or run.json is not as virnuc wrote it.
     """
-    from virnuc_core.results.report.html import write_report_page
-    from virnuc_core.results.report.labels import read_labels
+    from virnuc_core.results.report.data import read_labels
+    from virnuc_core.results.report.page import write_report_page
     from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 
@@ -207,14 +206,14 @@ def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) ->
 
 def run_bench(values: Mapping[str, Any], output: OutputMode) -> None:
     """`virnuc bench`."""
+    from virnuc_core.benchmark.report import text_table
     from virnuc_core.benchmark.run import run_benchmark  # imports torch
-    from virnuc_core.benchmark.table import text_table
 
-    settings = BenchSettings.from_options(values)
-    command = shlex.join(["virnuc", "bench", *arguments_of(values)])
+    settings = BenchSettings(**values)
+    command = shlex.join(["virnuc", "bench", *settings.arguments()])
     with terminal(output):
         result = run_benchmark(settings, command)
-    show(output, asdict(result), text_table(result.cases))
+    show(output, result, text_table(result["cases"]))
 
 
 def _drop_empty_table(path: Path) -> None:

@@ -87,19 +87,19 @@ def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Itera
         config: settings file that was asked for.
         quick: without the run on each device.
     """
-    from virnuc_core.doctor import host, machine, self_test  # imports torch
+    from virnuc_core.doctor import checks  # imports torch
 
     parts: dict[str, Callable[[], Iterable[Finding]]] = {
-        "versions": machine.version_findings,
-        "cuda": machine.cuda_findings,
-        "devices": machine.device_findings,
-        "host": host.host_findings,
+        "versions": checks.version_findings,
+        "cuda": checks.cuda_findings,
+        "devices": checks.device_findings,
+        "host": checks.host_findings,
         "settings": lambda: settings_findings(root, config),
         "prefect": prefect_findings,
         "mlflow": store_findings,
-        "caches": host.cache_findings,
-        "bundled": host.bundled_findings,
-        "self test": self_test.self_test_findings,
+        "caches": checks.cache_findings,
+        "bundled": checks.bundled_findings,
+        "self test": checks.self_test_findings,
     }
     if quick:
         del parts["self test"]

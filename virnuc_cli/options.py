@@ -1,11 +1,12 @@
 """The options of the command line, in groups: what commands share, and what makes one long."""
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import click
+from pydantic.fields import FieldInfo
 
-from virnuc_core.benchmark.settings import OPTIONS
+from virnuc_core.benchmark.settings import BenchSettings, help_text, metavar_of
 
 _WHOLE: Final = 1000  # letters, more than any first sentence has
 
@@ -252,27 +253,23 @@ EXPORT_OPTIONS: Final = (
 )
 
 
-def _bench_options() -> tuple[Any, ...]:
-    """The benchmark's own table of options for click."""
-    options = []
-    for option in OPTIONS:
-        if option.kind is bool:
-            options.append(click.option(option.flag, is_flag=True, help=option.help))
-            continue
-        options.append(
-            click.option(
-                option.flag,
-                type=click.Choice(option.choices) if option.choices else option.kind,
-                default=option.default,
-                metavar=option.metavar,
-                multiple=option.multiple,
-                help=option.help,
-            )
-        )
-    return tuple(options)
+def _bench_option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
+    """One field of the benchmark's settings for click."""
+    flag, metavar = f"--{name.replace('_', '-')}", metavar_of(field)
+    if field.annotation is bool:
+        return click.option(flag, is_flag=True, help=help_text(field))
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    return click.option(
+        flag,
+        type=(kinds[0] if kinds else field.annotation) if metavar else click.Choice(kinds),
+        default=None if field.default == () else field.default,
+        metavar=metavar,
+        multiple=field.default == (),
+        help=help_text(field),
+    )
 
 
-BENCH_OPTIONS: Final = _bench_options()
+BENCH_OPTIONS: Final = tuple(_bench_option(*item) for item in BenchSettings.model_fields.items())
 
 DEPLOY_OPTIONS: Final = (
     click.option("--cron", metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),

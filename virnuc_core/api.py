@@ -22,8 +22,8 @@ from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.weights import read_spec
+from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
-from virnuc_core.results.whole_run import embed_run, predict_run
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason

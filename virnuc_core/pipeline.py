@@ -1,11 +1,316 @@
 """The stages of a run, once, in order: the Python API, the flows and the command line run these."""
 
-from typing import Any
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from virnuc_core.errors import UsageError
+from virnuc_core.errors import UsageError, storage_error
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.launcher import compute_missing, require_main_process
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.planning import index_inputs, open_plan
+from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
 from virnuc_core.models.catalogue import AUTO_HEAD
-from virnuc_core.run_plan import RunPlan
+from virnuc_core.results.aggregate import aggregate as merge_shards
+from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
+from virnuc_core.results.tables import TableCounts, write_tables
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import ReprocessSettings, RunConfig
+from virnuc_core.specs import Alphabet
+
+if TYPE_CHECKING:  # what only a training needs is imported by its stages
+    from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, RecordSplit
+    from virnuc_core.training.labels import LabelledFiles
+
+_log = logging.getLogger(__name__)
+
+
+class Lanes(Protocol):
+    """Where a run is planned and its shards are computed."""
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Makes the plan in the folder, or makes sure that the one there is of the same run."""
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes the shards that are missing; returns when all are there."""
+
+
+class LanesHere:
+    """Lanes of this program alone: on the CPU in this process, on GPUs in a process for each.
+
+    Args:
+        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
+    """
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Makes the plan in this process."""
+        return open_plan(config, FrameStore.open(folder.frames), kind, self._devices, folder)
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes all missing shards."""
+        return compute_missing(folder, read_plan(folder.plan), self._devices)
+
+
+class Run:
+    """A run on its way through its stages; each stage sets what later ones read.
+
+    Args:
+        folder: the run's folder, opened.
+        config: what is asked for.
+        kind: what the run is to give.
+        lanes: where it is planned and computed.
+        inputs: its sequence files.
+        out: what its report names: the folder, or the file of an embed run or of a head.
+
+    Attributes:
+        plan: set by the planning.
+        lane_reports: set when the shards are computed.
+        work: the work of all shards.
+        counts: set by the classification.
+        seconds: wall time of each finished stage, in order.
+        links: where else to find the run.
+    """
+
+    plan: RunPlan
+    work: ShardCounters
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        kind: Kind,
+        *,
+        lanes: Lanes,
+        inputs: Sequence[str] = (),
+        out: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.kind = kind
+        self.lanes = lanes
+        self.inputs = list(inputs)
+        self.out = str(folder.root) if out is None else out
+        self.lane_reports: list[LaneReport] = []
+        self.counts: TableCounts | None = None
+        self.seconds: dict[str, float] = {}
+        self.links: Mapping[str, str] = {}
+
+    @property
+    def report(self) -> RunReport:
+        """The run so far."""
+        return RunReport(
+            plan=self.plan,
+            out=self.out,
+            counts=self.counts,
+            work=self.work,
+            lanes=self.lane_reports,
+            seconds=self.seconds,
+            links=self.links,
+        )
+
+
+class Move(Run):
+    """The move of a predict run to other models, another head or other settings.
+
+    Args:
+        folder: the run's folder, opened.
+        settings: what is to change.
+        lanes: where the new run is planned and computed.
+        force: throw away what was begun with other settings.
+
+    Attributes:
+        old: the plan of the run before.
+    """
+
+    def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
+        self.old = read_plan(folder.plan)
+        super().__init__(folder, reprocess_config(self.old, settings), "predict", lanes=lanes)
+        self.current, self.next = folder, open_next(folder, force=force)
+
+
+class Training(Run):
+    """A run whose vectors a head is fitted to.
+
+    Args:
+        folder: the run's folder, opened.
+        config: the models.
+        files: labelled sequences.
+        groups: table of records and the groups that must stay together.
+        settings: how the head is fitted.
+        lanes: where the run is planned and computed.
+        out: file of the head.
+
+    Attributes:
+        labelled: the labelled records.
+        split: which of them are for training, validation and test.
+        head: the head.
+    """
+
+    labelled: "Labelled"
+    split: "RecordSplit"
+    head: "FittedHead"
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        files: "LabelledFiles",
+        *,
+        groups: str | None,
+        settings: "HeadSettings",
+        lanes: Lanes,
+        out: str,
+    ) -> None:
+        super().__init__(folder, config, "train", lanes=lanes, out=out)
+        self.files, self.groups, self.settings = files, groups, settings
+
+
+Stage = Callable[[Any], None]
+
+
+def label(run: Training) -> None:
+    """Reads every labelled record once."""
+    from virnuc_core.training.heads import label_records
+
+    run.labelled = label_records(run.files, run.folder, run.groups, kinship=True)
+    run.inputs = run.labelled.paths
+
+
+def index(run: Run) -> None:
+    """Builds the frame store, or keeps the one of the same files and settings."""
+    config = run.config
+    alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
+    index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, config.rows, config.min_length)
+
+
+def divide(run: Training) -> None:
+    """Splits the records before anything is computed for them."""
+    from virnuc_core.training.heads import split_labelled
+
+    run.split = split_labelled(run.folder, run.labelled.table, run.settings)
+
+
+def plan(run: Run) -> None:
+    """Writes the plan, or makes sure that the one in the folder is of the same run."""
+    run.plan = run.lanes.plan(run.folder, run.config, run.kind)
+
+
+def plan_move(run: Move) -> None:
+    """Plans the new run beside the old one; where nothing changes, the old one is resumed."""
+    run.plan = run.lanes.plan(run.next, run.config, run.kind)
+    if run.plan.fingerprint == run.old.fingerprint:
+        drop_next(run.current)
+    else:
+        run.folder = run.next
+
+
+def embed(run: Run) -> None:
+    """Computes the missing shards."""
+    run.lane_reports = run.lanes.compute(run.folder)
+
+
+def validate(run: Run) -> None:
+    """Makes sure that every shard of the plan is there, and removes what killed lanes have left."""
+    require_all_shards(run.folder, run.plan)
+    remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
+
+
+def aggregate(run: Run) -> None:
+    """Merges the shards into one file in input order."""
+    out = Path(run.out) if run.kind == "embed" else run.folder.embeddings
+    run.work = merge_shards(run.folder, run.plan, FrameStore.open(run.folder.frames), out)
+
+
+def classify(run: Run) -> None:
+    """Calls chunks and contigs from the scores of their frames, and writes the tables."""
+    run.counts = write_tables(run.folder, FrameStore.open(run.folder.frames), run.plan.threshold)
+
+
+def fit(run: Training) -> None:
+    """Fits, calibrates, writes and measures the head."""
+    from virnuc_core.training.heads import fit_head
+
+    run.head = fit_head(run.folder, run.labelled.table, run.split, run.settings, Path(run.out))
+    run.work = run.head.work
+
+
+def replace(run: Move) -> None:
+    """Puts the new run, which is complete, in the place of the old one."""
+    if run.folder is run.next:
+        put_in_place(run.current)
+        run.folder = run.current
+
+
+def publish(run: Run) -> None:
+    """Writes report.html and run.json."""
+    write_report(run.folder.report, run.report)
+
+
+PREDICT: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, classify, publish)
+EMBED: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, publish)
+REPROCESS: Final[Sequence[Stage]] = (plan_move, embed, validate, aggregate, classify, replace, publish)
+TRAIN: Final[Sequence[Stage]] = (label, index, divide, plan, embed, validate, fit, publish)
+
+
+def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None]) -> None:
+    """Runs stages in order and keeps their wall times; `on_stage` is told the name of each as it begins."""
+    for stage in stages:
+        name = stage.__name__.removesuffix("_move")
+        on_stage(name)
+        begin = time.monotonic()
+        stage(run)
+        run.seconds[name] = round(time.monotonic() - begin, 3)
+
+
+def predict_run(inputs: Sequence[str], root: Path, config: RunConfig, *, force: bool = False) -> RunReport:
+    """Calls contigs viral or not; called again with the same arguments, it resumes.
+
+    Args:
+        inputs: FASTA or FASTQ files of DNA, plain or compressed.
+        root: folder for the results.
+        config: models and how to run them.
+        force: keep nothing of an earlier run in that folder.
+
+    Raises:
+        VirnucError: what is wrong, where, and what to do.
+    """
+    return _run_here(inputs, root, config, PREDICT, force=force)
+
+
+def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport:
+    """Embeds whole sequences with one model, into `embeddings.h5` in the folder; else as `predict_run`."""
+    return _run_here(inputs, root, config, EMBED, force=False)
+
+
+def _run_here(
+    inputs: Sequence[str], root: Path, config: RunConfig, stages: Sequence[Stage], *, force: bool
+) -> RunReport:
+    require_main_process()
+    lanes = LanesHere(resolve_devices(config.devices))
+    with translate_os_errors(), open_run_folder(root, force=force) as folder:
+        kind: Kind = "predict" if stages is PREDICT else "embed"
+        out = root if kind == "predict" else folder.embeddings
+        run = Run(folder, config, kind, lanes=lanes, inputs=inputs, out=str(out))
+        run_stages(run, stages, lambda name: _log.info("stage: %s", name))
+    return run.report
+
+
+@contextmanager
+def translate_os_errors() -> Iterator[None]:
+    """Errors of the operating system become a `StorageError` that says what they mean for the run."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error) from error
 
 
 def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:

@@ -1,8 +1,8 @@
 """The names inside the folder of a run.
 
-A run that is reprocessed has a folder `next` in its own, of the same form: the run with the new settings, up to
-wherever it has come. It reads the frame store of the run around it through a link, and that link is what makes it
-one. When all of it is whole it is renamed `incoming`, and its files are moved over those of the run around it.
+A run that is reprocessed has a folder `next` in its own, of the same form: the run with the new settings, as far as it
+has come. It reads the frame store of the run around it through a link, and that link is what makes it one. When it is
+complete it is renamed `incoming`, and its files are moved over those of the run around it.
 """
 
 import os
@@ -14,119 +14,54 @@ EMBED_SUFFIX: Final = ".run"
 _SHARED_FRAMES: Final = "../frames"
 
 
+class _Inside:
+    """A path inside the run's folder, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", owner: type) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The names inside a run's folder; nothing else in the product spells them."""
 
     root: Path
 
-    @property
-    def plan(self) -> Path:
-        """The plan, `plan.json`."""
-        return self.root / "plan.json"
-
-    @property
-    def frames(self) -> Path:
-        """The frame store."""
-        return self.root / "frames"
-
-    @property
-    def shards(self) -> Path:
-        """The folder of finished shards."""
-        return self.root / "shards"
+    plan = _Inside("plan.json")
+    frames = _Inside("frames")  # the frame store
+    shards = _Inside("shards")  # folder of finished shards
+    lanes = _Inside("lanes")  # folder of journals
+    embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
+    predictions = _Inside("predictions.tsv")  # a row a chunk
+    predictions_parquet = _Inside("predictions.parquet")
+    contigs = _Inside("contigs.tsv")
+    contigs_parquet = _Inside("contigs.parquet")
+    prediction_results = _Inside("prediction_results.txt")  # a row a frame, in VirNucPro's format
+    highest_score = _Inside(
+        "prediction_results_highestscore.csv"
+    )  # a row a scored chunk, in VirNucPro's format
+    rejected = _Inside("rejected.tsv")  # records that could not be used
+    regions = _Inside("regions.tsv")  # a row a viral region
+    regions_bed = _Inside("regions.bed")
+    regions_gff3 = _Inside("regions.gff3")
+    regions_parquet = _Inside("regions.parquet")
+    regions_fasta = _Inside("regions.fa.gz")
+    viral_contigs = _Inside("viral_contigs.fa.gz")
+    report = _Inside("run.json")  # what was run, how fast, and with what
+    page = _Inside("report.html")
+    sequences = _Inside("sequences")  # folder of FASTA and labels taken out of GenBank files
+    training = _Inside("training")  # folder of what the training of a head leaves beside the head
 
     def shard(self, index: int) -> Path:
         """The file of one shard."""
         return self.shards / f"shard_{index:05d}.h5"
 
-    @property
-    def lanes(self) -> Path:
-        """The folder of journals: what lanes told while they worked."""
-        return self.root / "lanes"
-
     def lane_journal(self, name: str) -> Path:
         """The journal of one lane."""
         return self.lanes / f"{name}.jsonl"
-
-    @property
-    def embeddings(self) -> Path:
-        """Vectors and scores of every frame, in input order."""
-        return self.root / "embeddings.h5"
-
-    @property
-    def predictions(self) -> Path:
-        """One row a chunk."""
-        return self.root / "predictions.tsv"
-
-    @property
-    def contigs(self) -> Path:
-        """One row a contig."""
-        return self.root / "contigs.tsv"
-
-    @property
-    def prediction_results(self) -> Path:
-        """One row a frame, in VirNucPro's format."""
-        return self.root / "prediction_results.txt"
-
-    @property
-    def highest_score(self) -> Path:
-        """One row a scored chunk, in VirNucPro's format."""
-        return self.root / "prediction_results_highestscore.csv"
-
-    @property
-    def rejected(self) -> Path:
-        """The records that could not be used."""
-        return self.root / "rejected.tsv"
-
-    @property
-    def regions(self) -> Path:
-        """One row a viral region."""
-        return self.root / "regions.tsv"
-
-    @property
-    def regions_bed(self) -> Path:
-        """The same as BED."""
-        return self.root / "regions.bed"
-
-    @property
-    def regions_gff3(self) -> Path:
-        """The same as GFF3."""
-        return self.root / "regions.gff3"
-
-    @property
-    def regions_parquet(self) -> Path:
-        """The same as Parquet."""
-        return self.root / "regions.parquet"
-
-    @property
-    def regions_fasta(self) -> Path:
-        """The bases of the regions, as FASTA."""
-        return self.root / "regions.fa.gz"
-
-    @property
-    def viral_contigs(self) -> Path:
-        """The contigs that are called virus, as FASTA."""
-        return self.root / "viral_contigs.fa.gz"
-
-    @property
-    def predictions_parquet(self) -> Path:
-        """One row a chunk, as Parquet."""
-        return self.root / "predictions.parquet"
-
-    @property
-    def contigs_parquet(self) -> Path:
-        """One row a contig, as Parquet."""
-        return self.root / "contigs.parquet"
-
-    @property
-    def report(self) -> Path:
-        """What was run, how fast, and with what, `run.json`."""
-        return self.root / "run.json"
-
-    @property
-    def page(self) -> Path:
-        """The report that a person opens in a browser, `report.html`."""
-        return self.root / "report.html"
 
     @property
     def results(self) -> tuple[Path, ...]:
@@ -143,23 +78,13 @@ class RunFolder:
         return (*tables, *regions, *others, self.embeddings, self.rejected, self.page, self.report)
 
     @property
-    def sequences(self) -> Path:
-        """The folder of what was taken out of GenBank files, as FASTA with tables of labels."""
-        return self.root / "sequences"
-
-    @property
-    def training(self) -> Path:
-        """The folder of what the training of a head leaves beside the head."""
-        return self.root / "training"
-
-    @property
     def next(self) -> "RunFolder":
-        """The run that this one is being reprocessed to, while it is not whole."""
+        """The run that this one is being reprocessed to, while it is incomplete."""
         return RunFolder(self.root / "next")
 
     @property
     def incoming(self) -> "RunFolder":
-        """The same when it is whole, while its files are moved over those of this run."""
+        """The same when it is complete, while its files are moved over those of this run."""
         return RunFolder(self.root / "incoming")
 
     @property

@@ -19,14 +19,14 @@ import torch
 from benchmarks.reports import print_and_write
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
-from virnuc_core.benchmark.made_sequences import random_tokens
-from virnuc_core.inference.model_planning import plan_models
+from virnuc_core.benchmark.synthetic import random_tokens
+from virnuc_core.inference.plan import PlannedModel
+from virnuc_core.inference.planning import plan_models
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.resident import ResidentModel
 from virnuc_core.inference.streams import HostStreams, open_streams
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
 from virnuc_core.models.loading import load_model
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Precision
 

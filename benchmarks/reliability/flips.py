@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.reliability.small_run import final_files, make_material, run
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 
 _RECORDS: Final = 40

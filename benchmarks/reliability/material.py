@@ -28,6 +28,7 @@ from virnuc_core.inference.events import (
     StageSeconds,
 )
 from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult, shard_identity, write_shard
 from virnuc_core.models.classifier import MLPClassifier
@@ -35,7 +36,6 @@ from virnuc_core.models.key_mapping import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, 
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import ModelSpec

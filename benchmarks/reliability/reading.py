@@ -10,16 +10,15 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, lane_report, raise_failure
+from virnuc_core.inference.plan import read_plan, require_same_plan
 from virnuc_core.inference.shard import pending_shards, read_identity
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.weights import load_state_dict, read_spec
-from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.integrity import inspect_path
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.specs import Alphabet

@@ -15,19 +15,16 @@ from random import Random
 from typing import Final
 
 from benchmarks.reliability import material
-from tasks.embedding import find_pending
-from tasks.indexing import index
-from tasks.planning import plan
-from tasks.results import aggregate, classify, validate
 from virnuc_core.errors import LaneError
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import RunPlan, read_plan
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.pipeline import PREDICT, LanesHere, Run, run_stages
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.settings import RunConfig
 
 CONTIGS: Final = "contigs.fa"
@@ -76,16 +73,23 @@ def run(
     """
     config = config_of(made, shard_seconds)
     with open_run_folder(root, force=False) as folder:
-        index.fn(folder, [str(made / CONTIGS)], config.chunk_length, "dna", config.rows)
-        planned = plan.fn(folder, config, "predict", ("cpu",))
-        reports = _compute(folder, planned, find_pending.fn(folder), lanes, forked)
-        validate.fn(folder)
-        work = aggregate.fn(folder, folder.embeddings)
-        counts = classify.fn(folder)
-        report = RunReport(
-            plan=planned, out=str(root), counts=counts, work=work, lanes=reports, seconds={}, links={}
-        )
-        write_report(folder.report, report)
+        made_run = Run(folder, config, "predict", lanes=_Lanes(lanes, forked), inputs=[str(made / CONTIGS)])
+        run_stages(made_run, PREDICT, lambda _: None)
+
+
+class _Lanes(LanesHere):
+    """Lanes as processes, forks or this process."""
+
+    def __init__(self, lanes: int, forked: bool) -> None:
+        super().__init__(("cpu",))
+        self._lanes, self._forked = lanes, forked
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes the shards that are missing."""
+        planned = read_plan(folder.plan)
+        pending = pending_shards(folder, planned)
+        remove_shard_temporaries(folder, pending)
+        return _compute(folder, planned, pending, self._lanes, self._forked)
 
 
 def _compute(
@@ -97,7 +101,7 @@ def _compute(
     if not lanes:
         _compute_here(folder, pending, 0)
         return []
-    hands = deal_shards(planned, pending, lanes)
+    hands = assign_shards(planned, pending, lanes)
     if forked:
         _compute_in_forks(folder, hands)
         return []

@@ -31,9 +31,9 @@ from benchmarks.reliability import material
 from benchmarks.reliability.faults import start_as_a_lane
 from benchmarks.reliability.small_run import CONTIGS, final_files, make_material, run
 from benchmarks.reports import print_and_write
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import StoreMeta
 
 _RECORDS: Final = 40
 _WITH_A_LANE: Final = 50

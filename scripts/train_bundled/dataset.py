@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import DNA_ALONE, chunk_table, open_frames, with_closed_chunks
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.sequences.translation import DNA_ALONE, open_frames, with_closed_chunks
 
 Int64 = npt.NDArray[np.int64]
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from Bio.Align import substitution_matrices
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.translation import open_frames
+from virnuc_core.sequences.frames import open_frames
 
 _CODONS = np.array([[a, b, c] for a in b"ACGT" for b in b"ACGT" for c in b"ACGT"], np.uint8)
 _BLOCK_FRAMES = 4096

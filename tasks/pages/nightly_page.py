@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from tasks.artifacts import show_markdown, show_table
-from tasks.markdown import cell, code, links_of, table
+from tasks.pages.markdown import cell, code, links_of, table
 from tasks.tracking import TrackedRun
 
 FileStatus = Literal["failed", "rejected", "waiting", "done", "kept"]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tasks.markdown import cell, code, links_of, size, table
+from tasks.pages.markdown import cell, code, links_of, size, table
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import Family
 
 _FAMILY_NAMES: Final[dict[Family, str]] = {"esm2": "ESM-2", "dnabert_s": "DNABERT-S"}

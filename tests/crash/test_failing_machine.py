@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.indexing import index
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import pending_shards
 
 
@@ -85,7 +85,7 @@ def test_a_frame_store_that_is_cut_while_it_is_read(run: MadeRun, contigs: Path)
 
     with pytest.raises(LaneError, match=r"SIGBUS .*a file of the run was cut short"):
         run_lane(run.folder, range(len(run.plan.shards)), "cpu", on_event=cut)
-    index.fn(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
+    index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
     assert column.read_bytes() == whole
 
 
@@ -95,6 +95,6 @@ def test_a_byte_of_the_frame_store_that_changed_is_noticed_when_a_run_goes_on(
     column = run.folder.frames / "dna.bin"
     whole = column.read_bytes()
     column.write_bytes(b"A" + whole[1:] if whole[:1] != b"A" else b"C" + whole[1:])
-    index.fn(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
+    index_inputs(run.folder, [str(contigs)], run.plan.chunk_length, "dna")
     assert "is not as it was written: it is made again" in caplog.text
     assert column.read_bytes() == whole

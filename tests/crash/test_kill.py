@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
-from virnuc_core.atomic_write import temporary_name
 from virnuc_core.errors import LaneError
+from virnuc_core.files import temporary_name
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
@@ -25,7 +25,7 @@ import multiprocessing, sys
 from pathlib import Path
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
+from virnuc_core.inference.plan import read_plan
 
 def tell(event):
     print(multiprocessing.active_children()[0].pid, flush=True)

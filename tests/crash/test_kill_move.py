@@ -17,13 +17,13 @@ from virnuc_core.run_folder import RunFolder
 MOVER = """
 import os, signal, sys
 from pathlib import Path
-from tasks.reprocessing import move_to_next
+from virnuc_core.results.run_opening import put_in_place
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
 def work(what, root):
     if what == "move":
-        move_to_next.fn(RunFolder(root))
+        put_in_place(RunFolder(root))
     else:
         with open_run_folder(root, force=False):
             pass

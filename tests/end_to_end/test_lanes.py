@@ -12,18 +12,17 @@ from prefect import flow
 
 from flows import lanes
 from flows.lanes import LocalLanes, run_lanes
-from tasks.embedding import compute_shards, find_pending
-from tasks.indexing import index
-from tasks.planning import plan
+from tasks.stages import compute_shards, find_pending, plan
 from tests.end_to_end.conftest import Checkpoints
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.inference.launcher import deal_shards
+from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -41,7 +40,7 @@ def config(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> RunConf
 def planned_run(root: Path, contigs: Path, config: RunConfig) -> RunFolder:
     root.mkdir()
     folder = RunFolder(root)
-    index.fn(folder, [str(contigs)], config.chunk_length, "dna")
+    index_inputs(folder, [str(contigs)], config.chunk_length, "dna")
     plan.fn(folder, config, "predict", ("cpu",))
     return folder
 
@@ -98,7 +97,7 @@ def test_lane_that_always_dies_does_not_stop_the_others(
     without_delay = compute_shards.with_options(retry_delay_seconds=0)
     monkeypatch.setattr(lanes, "compute_shards", without_delay)
     folder = planned_run(tmp_path / "run", contigs, config)
-    kept, lost = deal_shards(read_plan(folder.plan), find_pending.fn(folder), 2)
+    kept, lost = assign_shards(read_plan(folder.plan), find_pending.fn(folder), 2)
     over = threading.Event()
     killer = threading.Thread(target=kill_whenever_seen, args=("virnuc-lane-1", over))
     killer.start()

@@ -21,14 +21,14 @@ from deployments.register import NightlyChoice, register
 from flows import pool
 from flows.lanes import LocalLanes, choose_lanes, embed_lane, plan_run, run_lanes
 from flows.pool import PoolLanes
-from tasks.indexing import index
 from tests.end_to_end.conftest import Checkpoints, CommandLine
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError, UsageError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
@@ -66,7 +66,7 @@ def client() -> Iterator[SyncPrefectClient]:
 def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
     Path(root).mkdir()
     folder = RunFolder(Path(root))
-    index(folder, [contigs], config.chunk_length, "dna")
+    index_inputs(folder, [contigs], config.chunk_length, "dna")
     lanes = PoolLanes(("auto",), 10.0) if mode == "pool" else LocalLanes(("cpu",))
     lanes.plan(folder, config, "predict")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.end_to_end.conftest import CommandLine
 from tests.made_plans import PLAN
 from tests.made_reports import island, many_contigs, write_run
+from virnuc_core.inference.plan import write_plan
 from virnuc_core.results.run_json import records_of
-from virnuc_core.run_plan import write_plan
 
 
 def test_the_command_writes_it_anew_with_classes(virnuc: CommandLine, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.render_tutorial import PAGE, in_folder_with_examples, run, stable, steps
+from scripts.render.tutorial import PAGE, in_folder_with_examples, run, stable, steps
 
 pytestmark = pytest.mark.slow
 

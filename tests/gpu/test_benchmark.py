@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from virnuc_core.benchmark.__main__ import main
-from virnuc_core.benchmark.floor import GemmFloor
+from virnuc_core.benchmark.forward import GemmFloor
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.weights import read_spec
 

@@ -2,9 +2,8 @@
 
 import pytest
 
+from virnuc_core.doctor.checks import cuda_findings, device_findings, self_test_findings
 from virnuc_core.doctor.comparison import compare_model
-from virnuc_core.doctor.machine import cuda_findings, device_findings
-from virnuc_core.doctor.self_test import self_test_findings
 
 pytestmark = pytest.mark.gpu
 

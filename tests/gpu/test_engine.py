@@ -13,6 +13,7 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceMemoryError
 from virnuc_core.inference import model_runner
 from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.shard import ShardResult
@@ -21,9 +22,7 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.weights import Checkpoint
-from virnuc_core.run_plan import RunPlan, Shard
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.benchmark.made_sequences import random_sequences, write_fasta
+from virnuc_core.benchmark.synthetic import random_sequences, write_fasta
 from virnuc_core.env_config import reload
-from virnuc_core.inference.launcher import deal_shards, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
+from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -49,7 +49,7 @@ def make_run(folder: Path, kind: str, **settings: object) -> RunFolder:
 
 def compute(run: RunFolder, devices: Sequence[str], indices: Sequence[int] | None = None) -> RunPlan:
     plan = read_plan(run.plan)
-    dealt = deal_shards(plan, range(len(plan.shards)) if indices is None else indices, len(devices))
+    dealt = assign_shards(plan, range(len(plan.shards)) if indices is None else indices, len(devices))
     with ThreadPoolExecutor(len(dealt)) as threads:
         lanes = [
             threads.submit(run_lane, run, shards, device, lane=lane, num_lanes=len(dealt))

@@ -21,8 +21,8 @@ from tests.production.conftest import (
     same_results,
     shards_done,
 )
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
 
 pytestmark = pytest.mark.slow
 

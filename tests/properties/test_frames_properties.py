@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tests.slow_frames import slow_chunks, slow_frames
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.chunking import chunk_table
 from virnuc_core.sequences.frame_store import write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.translation import FRAME_NAMES, open_frames
+from virnuc_core.sequences.frames import FRAME_NAMES, chunk_table, open_frames
 
 chunk_lengths = st.one_of(st.sampled_from([300, 500]), st.integers(1, 60))
 clean = st.text("ACGT", min_size=1, max_size=200)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.atomic_write import (
+from virnuc_core.files import (
     atomic_path,
     iter_temporaries,
     remove_temporaries,

@@ -108,7 +108,7 @@ def test_a_record_is_measured_against_the_limit_of_the_job(
 ) -> None:
     kernel.process_in("/job")
     kernel.group("job", max=100_000, current=0)
-    monkeypatch.setattr("virnuc_core.sequences.record_guard.memory_limit", lambda: memory_limit(kernel.proc))
+    monkeypatch.setattr("virnuc_core.sequences.reader.memory_limit", lambda: memory_limit(kernel.proc))
     fasta = tmp_path / "in.fa"
     fasta.write_text(">short\nACGT\n")
     assert len(list(iter_records([fasta], "dna"))) == 1

@@ -12,7 +12,7 @@ from tests.made_plans import PLAN
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.inference.events import LaneFinished, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
-from virnuc_core.run_plan import Shard, read_plan, write_plan
+from virnuc_core.inference.plan import Shard, read_plan, write_plan
 from virnuc_core.sequences.frame_store import FrameStore
 
 SHARDS: dict[str, tuple[Shard, ...]] = {

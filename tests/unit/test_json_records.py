@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from virnuc_core.json_records import parse_object, record_of
+from virnuc_core.files import from_json, parse_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,10 @@ VALUES: dict[str, Any] = {
 
 
 def test_a_record_is_made() -> None:
-    made = record_of(Whole, VALUES)
+    made = from_json(Whole, VALUES)
     assert made == Whole(kind="a", count=3, parts=(Part(name="x"), Part(name="y", share=1)), first=None)
     again = asdict(made) | {"parts": [asdict(part) for part in made.parts]}
-    assert record_of(Whole, again) == made
+    assert from_json(Whole, again) == made
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_record_is_made() -> None:
 )
 def test_another_form_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        record_of(Whole, VALUES | change)
+        from_json(Whole, VALUES | change)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 
 from tests.made_plans import PLAN, model
 from virnuc_core.errors import MismatchError
-from virnuc_core.plan_comparison import kept_families, require_same_plan
+from virnuc_core.inference.plan import PlannedHead, RunPlan, require_same_plan, reused_families
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import PlannedHead, RunPlan
 from virnuc_core.specs import InputFile
 
 FOLDER = RunFolder(Path("out/run"))
@@ -150,9 +149,9 @@ def test_what_is_chosen_by_the_precision_does_not_bury_it() -> None:
     ],
 )
 def test_vectors_that_would_be_the_same_are_kept(field: str, families: set[str]) -> None:
-    assert kept_families(PLAN, OTHERS[field][0]) == families
+    assert reused_families(PLAN, OTHERS[field][0]) == families
 
 
 @pytest.mark.parametrize("embeddings", ["float16", "none"])
 def test_rounded_vectors_are_not_kept(embeddings: str) -> None:
-    assert kept_families(replace(PLAN, embeddings=embeddings), PLAN) == set()
+    assert reused_families(replace(PLAN, embeddings=embeddings), PLAN) == set()

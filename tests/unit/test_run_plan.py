@@ -8,8 +8,8 @@ import pytest
 
 from tests.made_plans import PLAN
 from virnuc_core.errors import DamagedFileError
+from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan, write_plan
 
 
 def test_it_reads_back_equal(tmp_path: Path) -> None:

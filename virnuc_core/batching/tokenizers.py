@@ -12,7 +12,7 @@ import tokenizers
 
 from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 
 # Encodings take about 0.5 kB a token, so they are made and dropped block by block. No other thread runs while they
 # become Python objects: 1 ms for a block of this size.

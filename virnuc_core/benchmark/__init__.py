@@ -1,1 +1,1 @@
-"""How fast a model runs here: against the matrix products it cannot do without, and from input to shards."""
+"""Speed of a model on this machine: forward passes against their own matrix products, and a whole run."""

@@ -9,42 +9,48 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
-from virnuc_core.benchmark.settings import OPTIONS, BenchSettings, arguments_of
+from virnuc_core.benchmark.settings import BenchSettings, help_text, metavar_of
 from virnuc_core.errors import VirnucError
+from virnuc_core.settings import read_settings
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """A parser of `OPTIONS`."""
-    parser = argparse.ArgumentParser(prog="python -m virnuc_core.benchmark", description=__doc__)
-    for option in OPTIONS:
-        if option.kind is bool:
-            parser.add_argument(option.flag, action="store_true", help=option.help)
+def parse(argv: Sequence[str] | None = None) -> BenchSettings:
+    """The settings of a command line, which has an option for each field of `BenchSettings`.
+
+    Raises:
+        UsageError: a value has the wrong type, or settings exclude each other.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m virnuc_core.benchmark", description=__doc__, argument_default=argparse.SUPPRESS
+    )
+    for name, field in BenchSettings.model_fields.items():
+        flag, text, metavar = f"--{name.replace('_', '-')}", help_text(field), metavar_of(field)
+        if field.annotation is bool:
+            parser.add_argument(flag, action="store_true", help=text)
             continue
         parser.add_argument(
-            option.flag,
-            type=option.kind,
-            default=option.default,
-            metavar=option.metavar,
-            choices=option.choices or None,
-            action="append" if option.multiple else "store",
-            help=option.help,
+            flag,
+            action="append" if field.default == () else "store",
+            choices=None if metavar else get_args(field.annotation),
+            metavar=metavar,
+            help=text,
         )
-    return parser
+    return read_settings(BenchSettings, vars(parser.parse_args(argv)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints a table, and returns the exit code."""
-    values = vars(build_parser().parse_args(argv))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        settings = BenchSettings.from_options(values)
+        settings = parse(argv)
 
+        from virnuc_core.benchmark.report import text_table
         from virnuc_core.benchmark.run import run_benchmark  # imports torch
-        from virnuc_core.benchmark.table import text_table
 
-        command = shlex.join(["python", "-m", "virnuc_core.benchmark", *arguments_of(values)])
-        print(text_table(run_benchmark(settings, command).cases))
+        command = shlex.join(["python", "-m", "virnuc_core.benchmark", *settings.arguments()])
+        print(text_table(run_benchmark(settings, command)["cases"]))
     except VirnucError as error:
         print(f"virnuc: error: {error}", file=sys.stderr)
         return error.exit_code

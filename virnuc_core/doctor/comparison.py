@@ -1,21 +1,40 @@
-"""A checkpoint through virnuc and through the program that it was published for, on the same real sequences."""
+"""A checkpoint through virnuc and through the program that it was published for, on the same real sequences.
 
-from collections.abc import Iterator
+The other program computes one sequence at a time in fp32: fair-esm for its own layout, transformers' EsmModel for its
+own. The program of DNABERT-S is code in its authors' model repository, which virnuc never runs: transformers'
+BertModel stands in for it, with ALiBi as its attention mask and the gated feed-forward layer in the place of BERT's.
+"""
+
+import contextlib
+import gc
+import math
+import tempfile
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from virnuc_core.doctor.original import embed_with_original
-from virnuc_core.errors import DeviceError
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
+from virnuc_core.columns import ByteColumn
+from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.models.esm2 import MASK_TOKEN
+from virnuc_core.models.key_mapping import FAIR_ESM, recognise_layout
+from virnuc_core.models.tensor_files import read_tensors
+from virnuc_core.models.weights import Checkpoint, load_published, read_spec, tokenizer_path
+from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
-from virnuc_core.results.whole_run import embed_run
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.settings import RunConfig
@@ -34,20 +53,17 @@ _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "fp8": 0.99,
 }
 _MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
+# What these programs raise for a checkpoint that they cannot use.
+_REFUSALS: Final = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+
+Float32 = npt.NDArray[np.float32]
+# From a sequence to the hidden states of its residues or tokens, (T, D).
+_HiddenStates = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
-    """virnuc's vectors in one precision beside those of the other program in fp32.
-
-    Attributes:
-        engine: that computed them.
-        precision: of its arithmetic.
-        largest_difference: between two numbers.
-        largest_value: of any number, by the other program.
-        least_cosine: between two vectors.
-        is_same: whether all of it is within rounding.
-    """
+    """virnuc's vectors in one precision beside those of the other program: largest difference and value, least cosine."""
 
     engine: Engine
     precision: ResolvedPrecision
@@ -59,17 +75,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelComparison:
-    """What was compared, and how.
-
-    Attributes:
-        model: as it was asked for.
-        program: the other program.
-        device: where both computed.
-        num_sequences: how many there were.
-        shortest: letters of the shortest sequence.
-        longest: letters of the longest one.
-        runs: virnuc's, by engine and precision.
-    """
+    """What was compared: `shortest` and `longest` are lengths of sequences, `runs` are virnuc's by engine and precision."""
 
     model: str
     program: str
@@ -81,17 +87,17 @@ class ModelComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether every run is."""
+        """Whether every run is the same within rounding."""
         return all(run.is_same for run in self.runs)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """As plain JSON values."""
         return {**asdict(self), "runs": [asdict(run) for run in self.runs], "is_same": self.is_same}
 
     @property
     def summary(self) -> str:
-        """The same in lines for a person, the verdict last."""
+        """For the terminal, the verdict last."""
         lines = [
             f"{self.model}: virnuc against {self.program} in fp32 on {self.device}",
             f"mean vectors of {self.num_sequences} real sequences of {self.shortest} to {self.longest} letters",
@@ -107,7 +113,7 @@ class ModelComparison:
 
 
 def compare_model(model: str) -> ModelComparison:
-    """Computes the mean vectors of the same sequences by virnuc, in every precision of this machine, and by the original.
+    """Computes mean vectors by virnuc, in every precision of this machine, and by the original program.
 
     Args:
         model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a name or path alone.
@@ -119,37 +125,32 @@ def compare_model(model: str) -> ModelComparison:
     """
     family, name = family_of(model)
     checkpoint = resolve_checkpoint(name, family)
-    fasta = _SEQUENCES[family]
-    sequences = [record.sequence.decode() for record in iter_records([fasta], _ALPHABETS[family])]
+    records = iter_records([_SEQUENCES[family]], _ALPHABETS[family])
+    sequences = [record.sequence.decode() for record in records]
     device = resolve_devices(("auto",))[0]
-    original = embed_with_original(checkpoint, sequences, device)
+    program, expected = embed_with_original(checkpoint, sequences, device)
     lengths = [len(sequence) for sequence in sequences]
+    runs = [
+        compare_vectors(_embed(name, family, device, engine, precision), expected, engine, precision)
+        for engine, precision in _variants(device)
+    ]
     return ModelComparison(
         model=model,
-        program=original.program,
+        program=program,
         device=device,
         num_sequences=len(sequences),
         shortest=min(lengths),
         longest=max(lengths),
-        runs=tuple(
-            compare_vectors(
-                _embed(name, family, fasta, device, engine, precision), original.vectors, engine, precision
-            )
-            for engine, precision in _ways(device)
-        ),
+        runs=tuple(runs),
     )
 
 
 def compare_vectors(
-    ours: npt.NDArray[np.float32],
-    theirs: npt.NDArray[np.float32],
-    engine: Engine,
-    precision: ResolvedPrecision,
+    found: Float32, expected: Float32, engine: Engine, precision: ResolvedPrecision
 ) -> ComparedRun:
-    """Judges vectors (N, D) by those of the other program."""
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    difference, largest = float(np.abs(a - b).max()), float(np.abs(b).max())
-    cosine = float(((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))).min())
+    """Compares vectors (N, D) with those of the other program."""
+    difference, largest = float(np.abs(found - expected).max()), float(np.abs(expected).max())
+    cosine = float(cosines(found, expected).min())
     # NaN compares as false.
     is_close = precision != "fp32" or difference <= _MOST_FP32_DIFFERENCE * largest
     return ComparedRun(
@@ -162,7 +163,14 @@ def compare_vectors(
     )
 
 
-def _ways(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
+def cosines(left: Float32, right: Float32) -> npt.NDArray[np.float64]:
+    """float64 (N,), of the rows of two matrices (N, D)."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    cosines: npt.NDArray[np.float64] = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    return cosines
+
+
+def _variants(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
     """The reference engine, and the packed one in all that the device computes in."""
     yield "reference", "fp32"
     for precision in _LEAST_COSINES:
@@ -172,9 +180,7 @@ def _ways(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
             continue
 
 
-def _embed(
-    name: str, family: Family, fasta: Path, device: str, engine: Engine, precision: ResolvedPrecision
-) -> npt.NDArray[np.float32]:
+def _embed(name: str, family: Family, device: str, engine: Engine, precision: ResolvedPrecision) -> Float32:
     """As `virnuc embed` does it, fp32 (N, D)."""
     config = RunConfig(
         chunk_length=None,
@@ -184,9 +190,205 @@ def _embed(
         engine=engine,
         precision=precision,
     )
-    with TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
         folder = RunFolder(Path(scratch) / "run")
-        embed_run([str(fasta)], folder.root, config)
+        embed_run([str(_SEQUENCES[family])], folder.root, config)
         with Embeddings(folder.embeddings, own=True) as file:
-            vectors: npt.NDArray[np.float32] = file.rows(EMBED_VECTORS, 0, len(file))
+            vectors: Float32 = file.rows(EMBED_VECTORS, 0, len(file))
     return vectors
+
+
+def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device: str) -> tuple[str, Float32]:
+    """Mean vectors of the last layer by the program that the checkpoint is published for.
+
+    Returns:
+        The program with its version, and fp32 (N, D).
+
+    Raises:
+        CheckpointError: the program cannot load the checkpoint.
+        DeviceMemoryError: the model does not fit the device in fp32.
+        UsageError: the program is not installed, or there are no weights in a file.
+    """
+    if not checkpoint.files:
+        raise UsageError(
+            f"{checkpoint.name} has no files that another program could load: give a checkpoint."
+        )
+    if checkpoint.family == "dnabert_s":
+        program, load = "transformers", _bert
+    elif recognise_layout(read_tensors(checkpoint.files[0])[0]) is FAIR_ESM:
+        program, load = "fair-esm", _fair_esm
+    else:
+        program, load = "transformers", _esm_model
+    with _quiet():
+        try:
+            name, hidden_states = load(checkpoint, device)
+            with torch.inference_mode():
+                vectors = [hidden_states(sequence).float().mean(0).cpu().numpy() for sequence in sequences]
+        except ImportError as error:
+            raise UsageError(
+                f"comparing {checkpoint.name} needs {program}: pip install 'virnuc[reference]'."
+            ) from error
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"{program} has no room for {checkpoint.name} in fp32 on {device}: hide the GPU "
+                "(CUDA_VISIBLE_DEVICES=) to compare on the CPU."
+            ) from error
+        except _REFUSALS as error:
+            raise CheckpointError(f"{program} cannot run {checkpoint.name}: {error}.") from error
+    # The processes that compute next need the memory of the device.
+    del hidden_states
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return name, np.stack(vectors)
+
+
+def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
+    """fair-esm's own model, loader and tokens; only the file is read by virnuc, which runs no code in it."""
+    try:
+        load = import_module("esm.pretrained").load_model_and_alphabet_core
+        version = import_module("esm").__version__
+    except AttributeError as error:  # another package is imported by this name too
+        raise ImportError(str(error)) from error
+    spec = read_spec(checkpoint)
+    arguments = Namespace(
+        encoder_layers=spec.num_layers,
+        encoder_embed_dim=spec.embedding_dim,
+        encoder_attention_heads=spec.num_heads,
+        token_dropout=spec.token_dropout,
+    )
+    tensors, _ = read_tensors(checkpoint.files[0])
+    model, alphabet = load("esm2", {"cfg": {"model": arguments}, "model": tensors})
+    model = model.eval().to(device)
+    convert = alphabet.get_batch_converter()
+
+    def hidden_states(sequence: str) -> Tensor:
+        tokens = convert([("", sequence)])[2].to(device)
+        states: Tensor = model(tokens, repr_layers=[spec.num_layers])["representations"][spec.num_layers]
+        return states[0, 1:-1]
+
+    return f"fair-esm {version}", hidden_states
+
+
+def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
+    """Transformers' EsmModel on virnuc's token ids, which are those of fair-esm."""
+    transformers = import_module("transformers")
+    model = transformers.EsmModel.from_pretrained(
+        checkpoint.files[0].parent,
+        add_pooling_layer=False,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        pad_token_id=1,
+        mask_token_id=MASK_TOKEN,
+    )
+    model = model.eval().to(device)
+
+    def hidden_states(sequence: str) -> Tensor:
+        output = model(input_ids=_input_ids(Esm2Tokenizer(), sequence, device))
+        states: Tensor = output.last_hidden_state
+        return states[0, 1:-1]
+
+    return f"transformers {transformers.__version__} (EsmModel)", hidden_states
+
+
+def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
+    model = bert_with_alibi(checkpoint, device)
+    tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
+    version = import_module("transformers").__version__
+    name = f"transformers {version} (BertModel with ALiBi and gated feed-forward layers added)"
+    return name, lambda sequence: model(_input_ids(tokenizer, sequence, device))
+
+
+def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
+    """BertModel of transformers with the weights, the ALiBi and the feed-forward layer of DNABERT-S.
+
+    Returns:
+        A function from token ids, int64 (1, T), to the last hidden states, fp32 (T, D).
+
+    Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
+    """
+    transformers = import_module("transformers")
+    spec, parts = load_published(checkpoint)
+    config = transformers.BertConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.embedding_dim,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        intermediate_size=2 * spec.ffn_dim,
+        max_position_embeddings=1,
+        layer_norm_eps=spec.layer_norm_eps,
+        attn_implementation="eager",
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False).float()
+    weights = {name: torch.cat(tensors).float() for name, tensors in parts.items()}
+    state = {
+        "embeddings.word_embeddings.weight": weights["word_embeddings.weight"],
+        "embeddings.token_type_embeddings.weight": weights["token_type_embedding"][:1].expand(2, -1),
+        "embeddings.position_embeddings.weight": torch.zeros(1, spec.embedding_dim),
+    }
+    same = {"embeddings.LayerNorm": "embedding_norm"}
+    for n, layer in enumerate(model.encoder.layer):
+        theirs, ours = f"encoder.layer.{n}.", f"layers.{n}."
+        same |= {
+            f"{theirs}attention.output.dense": f"{ours}attention_out",
+            f"{theirs}attention.output.LayerNorm": f"{ours}attention_norm",
+            f"{theirs}output.dense": f"{ours}ffn_out",
+            f"{theirs}output.LayerNorm": f"{ours}ffn_norm",
+        }
+        for kind in ("weight", "bias"):
+            thirds = weights[f"{ours}qkv.{kind}"].chunk(3)
+            for name, third in zip(("query", "key", "value"), thirds, strict=True):
+                state[f"{theirs}attention.self.{name}.{kind}"] = third
+        state[f"{theirs}intermediate.dense.weight"] = weights[f"{ours}ffn_in.weight"]
+        state[f"{theirs}intermediate.dense.bias"] = torch.zeros(2 * spec.ffn_dim)
+        layer.intermediate.intermediate_act_fn = _Gate()
+        layer.output.dense = nn.Linear(spec.ffn_dim, spec.embedding_dim)
+    for kind in ("weight", "bias"):
+        state |= {f"{name}.{kind}": weights[f"{own}.{kind}"] for name, own in same.items()}
+    model.load_state_dict(state)
+    model = model.eval().to(device)
+    slopes = torch.tensor(_slopes(spec.num_heads), device=device)[:, None, None]
+
+    def hidden_states(tokens: Tensor) -> Tensor:
+        index = torch.arange(tokens.shape[1], device=device)
+        alibi = -slopes * (index[:, None] - index).abs()
+        output = model(input_ids=tokens, attention_mask=alibi[None], position_ids=torch.zeros_like(tokens))
+        states: Tensor = output.last_hidden_state[0]
+        return states
+
+    return hidden_states
+
+
+class _Gate(nn.Module):
+    """gelu(first half) * second half."""
+
+    def forward(self, inner: Tensor) -> Tensor:
+        first, second = inner.chunk(2, dim=-1)
+        return functional.gelu(first) * second
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """As in the paper's code, which goes by powers of two; not those of `models.positions`, which are under test."""
+    if math.log2(num_heads).is_integer():
+        return [2 ** (-8 * (i + 1) / num_heads) for i in range(num_heads)]
+    below = 2 ** int(math.log2(num_heads))
+    return _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
+
+
+def _input_ids(tokenizer: Esm2Tokenizer | DnabertTokenizer, sequence: str, device: str) -> Tensor:
+    """int64 (1, T)."""
+    tokens = tokenizer.encode(ByteColumn.from_strings([sequence]))
+    return torch.from_numpy(tokens.input_ids.astype(np.int64))[None].to(device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and progress bars of loading."""
+    with contextlib.suppress(ImportError):
+        logging: Any = import_module("transformers.utils.logging")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,4 +1,4 @@
-"""One line of what the doctor has found."""
+"""One line of what `virnuc doctor` has found."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from virnuc_core.plain_text import visible
 from virnuc_core.versions import State
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         topic: what it belongs to.
-        name: what was looked at.
+        name: what was checked.
         state: whether it is fine, worth knowing, or will stop a run.
         found: what is there.
         advice: what to do; empty when nothing is.
@@ -28,6 +28,6 @@ class Finding:
 
     @property
     def summary(self) -> str:
-        """The same for a person, with the advice on a line of its own."""
+        """For the terminal, with the advice on a line of its own."""
         line = f"{self.state:<7}  {self.topic}: {self.name}: {self.found}"
         return visible(f"{line}\n         -> {self.advice}" if self.advice else line)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from virnuc_core.errors import CheckpointError
 from virnuc_core.inference.events import StageSeconds
-from virnuc_core.inference.kept import KeptVectors
 from virnuc_core.inference.model_runner import ModelRunner
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel, PreparedShard
 from virnuc_core.inference.resident import memory_for
+from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.scorer import Scorer, require_same_head
 from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult
 from virnuc_core.inference.streams import Download, HostStreams
 from virnuc_core.models.tensor_files import is_finite
-from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.specs import EmbeddingsDtype, Family
 
 _STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
@@ -136,7 +136,7 @@ class _ModelPass:
 class _KeptPass:
     """The same of a model whose vectors were computed in an earlier run: there is nothing to launch."""
 
-    def __init__(self, kept: KeptVectors, streams: HostStreams) -> None:
+    def __init__(self, kept: ReusedVectors, streams: HostStreams) -> None:
         self.family: Final[Family] = kept.counters.family
         self.letters: Final = kept.letters
         self.counters: Final = kept.counters
@@ -191,14 +191,14 @@ class Embedder:
 
     @classmethod
     def load(
-        cls, plan: RunPlan, streams: HostStreams, kept_families: frozenset[Family] = frozenset()
+        cls, plan: RunPlan, streams: HostStreams, reused_families: frozenset[Family] = frozenset()
     ) -> Self:
         """Puts the plan's models and head on the device of `streams`, and warms a GPU up.
 
         Args:
             plan: what to compute.
             streams: of the device.
-            kept_families: models that are loaded only when a shard without kept vectors comes.
+            reused_families: models that are loaded only when a shard without kept vectors comes.
 
         Raises:
             CheckpointError: a model or the head cannot be read.
@@ -206,7 +206,7 @@ class Embedder:
             DeviceMemoryError: they do not fit the device.
         """
         device = streams.device
-        needed = [model for model in plan.models if model.family not in kept_families]
+        needed = [model for model in plan.models if model.family not in reused_families]
         with memory_for("the models", device):
             runners = tuple(ModelRunner.load(model, streams) for model in needed)
             scorer = None
@@ -262,9 +262,9 @@ class Embedder:
         if not models:
             yield _Launched(None, shard)
 
-    def _pass_of(self, planned: PlannedModel, work: PreparedModel | KeptVectors) -> _ModelPass | _KeptPass:
+    def _pass_of(self, planned: PlannedModel, work: PreparedModel | ReusedVectors) -> _ModelPass | _KeptPass:
         """A model's way through a shard; the model is loaded now if nobody thought that it would be needed."""
-        if isinstance(work, KeptVectors):
+        if isinstance(work, ReusedVectors):
             return _KeptPass(work, self._streams)
         if planned.family not in self._runners:
             with memory_for("the models", self._streams.device):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Self, get_args
 
 from virnuc_core.errors import VirnucError, is_retryable
+from virnuc_core.files import from_json, parse_object
 from virnuc_core.inference.events import (
     LaneEvent,
     LaneFailed,
@@ -25,7 +26,6 @@ from virnuc_core.inference.events import (
     ModelsLoaded,
     ShardDone,
 )
-from virnuc_core.json_records import parse_object, record_of
 
 _EVENTS: Final[dict[str, type[LaneEvent]]] = {kind.__name__: kind for kind in get_args(LaneEvent)}
 
@@ -154,7 +154,7 @@ def _entry_from_line(line: bytes) -> JournalEntry | None:
     try:
         values = parse_object(line)
         moment, kind = float(values.pop("time")), _EVENTS[values.pop("event")]
-        return JournalEntry(time=moment, event=record_of(kind, values))
+        return JournalEntry(time=moment, event=from_json(kind, values))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         _log.debug("passing over a line of a journal (%r): %r", error, line[:200])
         return None

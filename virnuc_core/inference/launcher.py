@@ -1,6 +1,6 @@
-"""One process per lane: started afresh, given one device and its share of the CPU, watched until it ends.
+"""Lanes on this machine: shards are assigned to devices, and each device gets a process of its own.
 
-Nothing here imports torch, so the device is chosen before torch can look at the machine.
+Nothing here imports torch before a lane's process has chosen its device.
 """
 
 import heapq
@@ -8,20 +8,22 @@ import logging
 import multiprocessing
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
 from virnuc_core.env_config import available_threads, physical_gpu
-from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
+from virnuc_core.errors import DeviceLostError, LaneError, UsageError, VirnucError
 from virnuc_core.inference.compile_cache import compile_cache_environment, using_compile_cache
 from virnuc_core.inference.events import (
     LaneEvent,
@@ -31,77 +33,116 @@ from virnuc_core.inference.events import (
     ModelsLoaded,
     ShardDone,
 )
-from virnuc_core.inference.lane_journal import JournalEntry, lane_report
+from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal, lane_report
+from virnuc_core.inference.plan import RunPlan
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 
 # How libraries compute on the CPU; each reads it at its first product.
 CPU_LIBRARIES: Final = {
-    # Without it MKL rounds according to where in memory a thread finds its numbers, and so to the number of threads;
-    # then a run that goes on with fewer cores would not give the same bytes.
+    # Without it MKL rounds by memory alignment and number of threads, and a run that is resumed with fewer cores would
+    # not give the same bytes.
     "MKL_CBWR": "AUTO",
-    # oneDNN keeps what it has prepared for each shape, by default for the last 1,024: nearly a gigabyte for batches that
-    # are all of different sizes. Layers of one batch share theirs.
+    # oneDNN caches primitives for the last 1,024 shapes by default: nearly a gigabyte for batches of different sizes.
+    # The layers of one batch share theirs.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # Torch keeps them once more, for fused products: 1.6 MB more with every shard.
+    # Torch caches them once more, for fused products: 1.6 MB more with every shard.
     "LRU_CACHE_CAPACITY": "64",
 }
-# How the names of lanes' processes begin.
-LANE_PROCESS: Final = "virnuc-lane"
+# In every process alike, so that a lane without a process of its own gives the same bytes.
+for _name, _value in CPU_LIBRARIES.items():
+    os.environ.setdefault(_name, _value)
+
+_LANE_PROCESS: Final = "virnuc-lane"  # how the names of lanes' processes begin
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
 _SIGNAL_HINTS: Final = {
     "SIGKILL": " (often: the machine ran out of memory)",
     "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
 }
-# The thread that launches work on the device asks for the interpreter at every kernel. With Python's own
-# 5 ms it makes 1,300 to 2,400 small calls a second while the thread ahead makes objects of tokens; with this,
-# 30,000 or more.
+# The thread that launches kernels takes the GIL at each of them. With Python's own switch interval of 5 ms it makes
+# 1,300 to 2,400 small calls a second while another thread tokenizes; with this, 30,000 or more.
 _SWITCH_SECONDS: Final = 5e-5
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _LaneOrder:
-    """What a lane's process is told.
+def require_main_process() -> None:
+    """Refuses to make a run in the process of a lane, which imports the script that has started it.
 
-    Attributes:
-        folder: the run's folder.
-        indices: the shards to compute.
-        lane: number of the lane.
-        device: the device as the child sees it.
-        environment: variables to set before torch is imported.
+    Raises:
+        UsageError: this is such a process.
     """
+    if multiprocessing.current_process().name.startswith(_LANE_PROCESS):
+        raise UsageError(
+            "this script is imported by the process of each GPU, and starts over there: put what it does under "
+            "`if __name__ == '__main__':`."
+        )
 
-    folder: RunFolder
-    indices: tuple[int, ...]
-    lane: int
-    device: str
-    environment: dict[str, str]
 
+def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
+    """Assigns shards to lanes so that the lanes end at about the same time.
 
-def deal_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
-    """Deals shards to lanes so that the lanes end at about the same time.
-
-    The costliest shard goes first, each to the lane with the least work. What a shard holds does not
-    depend on this, only who computes it.
+    The costliest shard goes first, each to the lane with the least work.
 
     Args:
         plan: the plan that the shards are of.
-        indices: the shards to deal.
+        indices: the shards to assign.
         num_lanes: most lanes to use.
 
     Returns:
         For each lane its shards in row order; lanes without work are left out.
     """
     loads = [(0.0, lane) for lane in range(num_lanes)]
-    dealt: list[list[int]] = [[] for _ in loads]
+    assigned: list[list[int]] = [[] for _ in loads]
     for index in sorted(indices, key=lambda i: (-plan.shards[i].cost, i)):
         load, lane = heapq.heappop(loads)
-        dealt[lane].append(index)
+        assigned[lane].append(index)
         heapq.heappush(loads, (load + plan.shards[index].cost, lane))
-    return tuple(tuple(sorted(lane)) for lane in dealt if lane)
+    return tuple(tuple(sorted(lane)) for lane in assigned if lane)
+
+
+def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
+    """Computes the shards that are not on the disk: on the CPU in this process, on GPUs in a process for each.
+
+    Args:
+        folder: the run's folder, which nobody else works in.
+        plan: its plan.
+        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
+
+    Raises:
+        VirnucError: what stopped a lane; finished shards are kept.
+    """
+    pending = pending_shards(folder, plan)
+    remove_shard_temporaries(folder, pending)
+    assignments = assign_shards(plan, pending, len(devices))
+    lanes = range(len(assignments))
+    is_cpu = tuple(devices) == ("cpu",)
+
+    def compute(lane: int) -> LaneReport:
+        path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
+        with LaneJournal(path) as journal, journal.recording_failure(lane):
+            if is_cpu:
+                return _run_lane_here(folder, assignments[lane], journal.write)
+            return run_lane(
+                folder,
+                assignments[lane],
+                devices[lane],
+                lane=lane,
+                num_lanes=len(lanes),
+                on_event=journal.write,
+            )
+
+    if is_cpu:
+        return [compute(lane) for lane in lanes]
+    with ThreadPoolExecutor(max(1, len(lanes)), thread_name_prefix="lane") as threads:
+        try:
+            return list(threads.map(compute, lanes))
+        except (
+            BaseException
+        ):  # a lane has failed or this is interrupted; the threads wait for their processes
+            end_lane_processes()
+            raise
 
 
 def run_lane(
@@ -113,7 +154,7 @@ def run_lane(
     num_lanes: int = 1,
     on_event: Callable[[LaneEvent], None] | None = None,
 ) -> LaneReport:
-    """Works through shards in a process of its own, and waits for it.
+    """Computes shards in a process of its own, and waits for it.
 
     Several lanes run at once when this is called from several threads. Log records of the process come out
     of this process's loggers.
@@ -132,84 +173,103 @@ def run_lane(
         OSError: what the lane met when it read or wrote files.
     """
     started = time.perf_counter()
-    child_device, environment = _child_environment(device, num_lanes)
-    order = _LaneOrder(folder, tuple(indices), lane, child_device, environment)
-    process, receiver = _start(order)
-    entries: list[JournalEntry] = []
-
-    def tell(event: LaneEvent) -> None:
-        entries.append(JournalEntry(time=time.time(), event=event))
-        if on_event is not None:
-            on_event(event)
-
+    entries, emit = _recorder(on_event)
+    environment = _child_environment(device, num_lanes)
+    gpu = environment.get("CUDA_VISIBLE_DEVICES")
+    machine_device, child_device = (device, device) if gpu is None else (f"cuda:{gpu}", "cuda:0")
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    log_level = logging.getLogger("virnuc_core").getEffectiveLevel()
+    process = context.Process(
+        target=_lane_main,
+        args=(folder, tuple(indices), child_device, lane, environment, log_level, sender),
+        name=f"{_LANE_PROCESS}-{lane}",
+        daemon=True,
+    )
+    process.start()
+    sender.close()  # the child's copy is the only one then, so its end is seen here
     is_done = False
     try:
-        host, pid, shown = socket.gethostname(), process.pid or 0, _as_on_the_machine(device)
-        tell(LaneStarted(lane=lane, device=shown, host=host, pid=pid, shards=order.indices))
-        for event in _events(receiver, process, order):
+        emit(_lane_started(lane, machine_device, process.pid or 0, indices))
+        for event in _received(receiver, process, f"lane {lane} on {device}", len(indices)):
             if isinstance(event, ModelsLoaded):
                 # From the start of the process, and with the device's name on the machine.
-                event = replace(event, device=shown, seconds=time.perf_counter() - started)
-            tell(event)
+                event = replace(event, device=machine_device, seconds=time.perf_counter() - started)
+            emit(event)
         is_done = True
-        tell(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+        emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
     finally:
         receiver.close()
-        _end(process, patience=_SECONDS_TO_END if is_done else 0)
+        _end(process, seconds_to_finish=_SECONDS_TO_END if is_done else 0)
     return lane_report(entries)
 
 
 def end_lane_processes() -> None:
     """Ends every lane of this process, so that whoever waits for one goes on with its LaneError."""
     for process in multiprocessing.active_children():
-        if process.name.startswith(LANE_PROCESS):
+        if process.name.startswith(_LANE_PROCESS):
             process.terminate()
 
 
-def _start(order: _LaneOrder) -> tuple[SpawnProcess, Connection]:
-    """Starts the process of a lane, and gives the end of the pipe that it reports through."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_lane_main,
-        args=(order, logging.getLogger("virnuc_core").getEffectiveLevel(), sender),
-        name=f"{LANE_PROCESS}-{order.lane}",
-        daemon=True,
-    )
-    process.start()
-    sender.close()  # the child's copy is the only one then, so its end is seen here
-    return process, receiver
+def _run_lane_here(
+    folder: RunFolder, indices: Sequence[int], on_event: Callable[[LaneEvent], None]
+) -> LaneReport:
+    """One lane on the CPU in this process, with as many threads as a process of its own would have."""
+    import torch
+
+    from virnuc_core.inference.worker import run_shards
+
+    started, threads = time.perf_counter(), torch.get_num_threads()
+    entries, emit = _recorder(on_event)
+    torch.set_num_threads(available_threads())
+    try:
+        emit(_lane_started(0, "cpu", os.getpid(), indices))
+        run_shards(folder, indices, "cpu", 0, emit)
+        emit(LaneFinished(lane=0, seconds=time.perf_counter() - started))
+    finally:
+        torch.set_num_threads(threads)
+    return lane_report(entries)
 
 
-def _child_environment(device: str, num_lanes: int) -> tuple[str, dict[str, str]]:
-    """The device as the child will see it, and the environment that makes it so."""
+def _recorder(
+    on_event: Callable[[LaneEvent], None] | None,
+) -> tuple[list[JournalEntry], Callable[[LaneEvent], None]]:
+    """A list, and a function that adds an event to it and passes it on."""
+    entries: list[JournalEntry] = []
+
+    def emit(event: LaneEvent) -> None:
+        entries.append(JournalEntry(time=time.time(), event=event))
+        if on_event is not None:
+            on_event(event)
+
+    return entries, emit
+
+
+def _lane_started(lane: int, device: str, pid: int, shards: Sequence[int]) -> LaneStarted:
+    return LaneStarted(lane=lane, device=device, host=socket.gethostname(), pid=pid, shards=tuple(shards))
+
+
+def _child_environment(device: str, num_lanes: int) -> dict[str, str]:
+    """A lane's share of the threads, and the one GPU that it sees."""
     threads = str(max(1, available_threads() // num_lanes))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     environment = dict.fromkeys(names, threads)
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
-        return device, environment
-    return "cuda:0", {**environment, "CUDA_VISIBLE_DEVICES": physical_gpu(int(index))}
+    if device != "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = physical_gpu(int(device.partition(":")[2]))
+    return environment
 
 
-def _as_on_the_machine(device: str) -> str:
-    """The device by its number or UUID on this machine, whatever part of the machine this process sees."""
-    kind, _, index = device.partition(":")
-    return device if kind != "cuda" else f"cuda:{physical_gpu(int(index))}"
-
-
-def _events(receiver: Connection, process: SpawnProcess, order: _LaneOrder) -> Iterator[LaneEvent]:
-    """Yields the lane's events until it has finished; log records go to the loggers on the way."""
-    left = len(order.indices)
+def _received(receiver: Connection, process: SpawnProcess, name: str, total: int) -> Iterator[LaneEvent]:
+    """Yields the lane's events until it has finished; log records go to this process's loggers."""
+    left = total
     while True:
         try:
             message = receiver.recv()
         except (EOFError, OSError):  # the latter when it ended in the middle of a message
             process.join()
             raise LaneError(
-                f"the process of lane {order.lane} on {order.device} {_how_it_ended(process.exitcode)} with "
-                f"{left} of {len(order.indices)} shards to do. Finished shards are kept: run the same "
-                "command again to go on."
+                f"the process of {name} {_how_it_ended(process.exitcode)} with {left} of {total} shards to do. "
+                "Finished shards are kept: run the same command again to go on."
             ) from None
         if isinstance(message, logging.LogRecord):
             logger = logging.getLogger(message.name)
@@ -231,9 +291,8 @@ def _how_it_ended(exitcode: int | None) -> str:
     return f"ended with exit code {exitcode}"
 
 
-def _end(process: SpawnProcess, patience: float) -> None:
-    """Waits for a process that is ending, and ends one that is not."""
-    process.join(patience)
+def _end(process: SpawnProcess, seconds_to_finish: float) -> None:
+    process.join(seconds_to_finish)
     if process.is_alive():
         process.terminate()
         process.join(_SECONDS_TO_END)
@@ -243,31 +302,37 @@ def _end(process: SpawnProcess, patience: float) -> None:
     process.close()
 
 
-def _lane_main(order: _LaneOrder, log_level: int, sender: Connection) -> None:
-    """The body of the lane's process."""
+def _lane_main(
+    folder: RunFolder,
+    indices: tuple[int, ...],
+    device: str,
+    lane: int,
+    environment: dict[str, str],
+    log_level: int,
+    sender: Connection,
+) -> None:
+    """The body of the lane's process; what it sends is read by `_received`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ.update(order.environment | compile_cache_environment())
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    # Batches of many sizes would otherwise leave the GPU's memory in pieces that fit none of them.
+    os.environ.update(environment | compile_cache_environment())
+    # Batches of many sizes would otherwise fragment the GPU's memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    for name, value in CPU_LIBRARIES.items():
-        os.environ.setdefault(name, value)
-    send = _one_at_a_time(sender.send)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    pipe = _PipeHandler(sender)
     logging.getLogger().setLevel(log_level)
-    logging.getLogger().addHandler(_PipeHandler(send))
+    logging.getLogger().addHandler(pipe)
     try:
         from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
 
         with using_compile_cache():
-            run_shards(order.folder, order.indices, order.device, order.lane, send)
+            run_shards(folder, indices, device, lane, pipe.send)
     except (VirnucError, OSError, MemoryError) as error:
-        send(error)
-    except Exception as error:  # noqa: BLE001 - the end of a process: the parent tells what happened
-        _log.debug("lane %d failed unexpectedly", order.lane, exc_info=True)
-        send(_unexpected(error, order.lane))
+        pipe.send(error)
+    except Exception as error:  # noqa: BLE001 - the end of a process: the parent reports what happened
+        _log.debug("lane %d failed unexpectedly", lane, exc_info=True)
+        pipe.send(_unexpected(error, lane))
     else:
-        send(_FINISHED)
+        pipe.send(_FINISHED)
 
 
 def _unexpected(error: Exception, lane: int) -> VirnucError:
@@ -285,17 +350,6 @@ def _unexpected(error: Exception, lane: int) -> VirnucError:
     )
 
 
-def _one_at_a_time(send: Callable[[object], None]) -> Callable[[object], None]:
-    """The same for several threads, whose messages would otherwise run into each other in the pipe."""
-    turn = threading.Lock()
-
-    def send_in_turn(message: object) -> None:
-        with turn:
-            send(message)
-
-    return send_in_turn
-
-
 def _die_with_parent() -> None:
     """Ends this process when its parent is gone, so that no lane computes for nobody."""
     parent = multiprocessing.parent_process()
@@ -305,12 +359,18 @@ def _die_with_parent() -> None:
 
 
 class _PipeHandler(QueueHandler):
-    """Sends log records, with their text filled in, to the parent."""
+    """Sends log records, with their text filled in, and anything else to the parent, from any thread."""
 
-    def __init__(self, send: Callable[[object], None]) -> None:
+    def __init__(self, sender: Connection) -> None:
         super().__init__(queue.SimpleQueue())
-        self._send = send
+        self._sender = sender
+        self._turn = threading.Lock()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Sends one prepared record."""
-        self._send(record)
+        self.send(record)
+
+    def send(self, message: object) -> None:
+        """Sends one message."""
+        with self._turn:
+            self._sender.send(message)

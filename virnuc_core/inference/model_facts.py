@@ -15,7 +15,7 @@ from virnuc_core.models.random_weights import published_spec
 from virnuc_core.models.weights import read_spec
 from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 
-# Figures of benchmarks/results, put together by scripts/collect_speeds.py.
+# Figures of benchmarks/results, put together by scripts/render/speeds.py.
 _SPEEDS: Final = Path(__file__).parent / "speeds.json"
 _PUBLISHED_BYTES: Final = 4  # a parameter: published checkpoints are in fp32
 

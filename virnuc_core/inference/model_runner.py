@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.prefetch import PreparedBatch, PreparedModel
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.streams import HostStreams
@@ -19,7 +20,6 @@ from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.loading import load_model
 from virnuc_core.models.weights import Checkpoint, weights_fingerprint
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionChoice
 
 # Lengths of the sequences that a model is warmed up on, over and over.

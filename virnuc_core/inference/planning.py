@@ -1,26 +1,135 @@
-"""From settings and a frame store to the plan of a run: every "auto" is decided here, once, and logged."""
+"""From sequence files and settings to the frame store and the plan of a run: every "auto" is decided here, once."""
 
+import hashlib
 import logging
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import torch
 
 from virnuc_core import __version__
-from virnuc_core.errors import MismatchError, UsageError
-from virnuc_core.inference.model_planning import computes_alike, plan_models, switches_of
+from virnuc_core.env_config import env
+from virnuc_core.errors import DamagedFileError, MismatchError, UsageError
+from virnuc_core.inference.device import default_token_budget, resolve_precision
+from virnuc_core.inference.plan import (
+    Kind,
+    PlannedHead,
+    PlannedModel,
+    RunPlan,
+    continue_plan,
+    read_plan,
+    require_same_plan,
+    write_plan,
+)
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
-from virnuc_core.inference.speed_warnings import speed_warnings
+from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
+from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
-from virnuc_core.models.compilation import resolve_compile_mode
-from virnuc_core.plan_comparison import continue_plan, require_same_plan
+from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
+from virnuc_core.models.encoder import validate_repr_layer
+from virnuc_core.models.kernels import LEAST_CAPABILITY
+from virnuc_core.models.weights import read_spec, weights_fingerprint
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import Kind, PlannedHead, PlannedModel, RunPlan, Shard, read_plan, write_plan
-from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import ResolvedCompileMode
+from virnuc_core.specs import (
+    Alphabet,
+    AttentionBackend,
+    Engine,
+    Family,
+    InputFile,
+    ModelSpec,
+    ResolvedCompileMode,
+    ResolvedPrecision,
+    Rows,
+)
 from virnuc_core.versions import log_version_warnings
 
+_REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
+_MAX_TOKEN_BUDGET: Final = 2**31 - 1  # sums over batches stay within 64 bits
+_IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
+# What the reference engine is checked against, and where.
+_ORACLES: Final[dict[Family, str]] = {
+    "esm2": "fair-esm and transformers (tests/golden/test_esm2.py, tests/golden/test_comparison.py)",
+    "dnabert_s": "outputs of its authors' code and transformers' BertModel with ALiBi (tests/golden/test_dnabert_s.py, "
+    "tests/golden/test_comparison.py)",
+}
+
 _log = logging.getLogger(__name__)
+
+
+def index_inputs(
+    folder: RunFolder,
+    inputs: list[str],
+    chunk_length: int | None,
+    alphabet: Alphabet,
+    rows: Rows = "open_frames",
+    min_length: int = 0,
+) -> StoreMeta:
+    """Builds the frame store of a run, or keeps the one of the same files and settings.
+
+    Raises:
+        InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
+        MismatchError: the folder holds a run over other files or chunks.
+    """
+    has_plan = folder.plan.exists()
+    if has_plan or folder.frames.exists():
+        files = tuple(input_digest(path) for path in inputs)
+        if has_plan:
+            existing = read_plan(folder.plan)
+            wanted = replace(
+                existing,
+                inputs=files,
+                input_digest=_input_digest_for(existing, files),
+                chunk_length=chunk_length,
+                rows=rows,
+                min_length=min_length,
+            )
+            require_same_plan(existing, wanted, folder)
+        if _is_store_of(folder.frames, files, (chunk_length, alphabet, rows, min_length)):
+            return StoreMeta.read(folder.frames)
+    return build_frame_store(
+        inputs,
+        folder.frames,
+        chunk_length,
+        alphabet,
+        rows=rows,
+        min_length=min_length,
+        rejected_copy=folder.rejected,
+    ).meta
+
+
+def _input_digest_for(existing: RunPlan, files: tuple[InputFile, ...]) -> str:
+    """The plan's digest for the same files, and any other one for others, whose frame store is not built yet."""
+    digests = [file.sha256 for file in files]
+    if digests == [file.sha256 for file in existing.inputs]:
+        return existing.input_digest
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
+    """Whether the intact store of these files and settings is there."""
+    if not path.exists():
+        return False
+    try:
+        meta = FrameStore.open(path).meta
+    except DamagedFileError as error:
+        _log.warning("%s It is made again.", error)
+        return False
+    if [file.sha256 for file in meta.inputs] != [file.sha256 for file in files]:
+        return False
+    if (meta.chunk_length, meta.alphabet, meta.rows, meta.min_length) != settings:
+        return False
+    if content_digest(path) != meta.content_sha256:
+        _log.warning("frame store %s is not as it was written: it is made again", path)
+        return False
+    return True
 
 
 def open_plan(
@@ -28,8 +137,8 @@ def open_plan(
 ) -> RunPlan:
     """The plan in a run's folder, made and written if there is none yet.
 
-    A run that is made from another one has its shards, and for models that stay the same its choices. Of a run that is
-    resumed with other emergency switches, the shards that are missing get the arithmetic that these leave.
+    A run that is made from another one takes over its shards, and its choices for models that stay the same. When a run
+    is resumed with other emergency switches, the missing shards get the arithmetic that these leave.
 
     Args:
         config: settings as asked for.
@@ -51,9 +160,8 @@ def open_plan(
         return plan
     existing = read_plan(folder.plan)
     if existing.switches != switches_of(config):
-        config = config.model_copy(
-            update={"shard_seconds": None}
-        )  # with other arithmetic, the same size has other bounds
+        # With other arithmetic, the same size has other bounds.
+        config = config.model_copy(update={"shard_seconds": None})
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
     if existing.threshold != wanted.threshold:
@@ -65,7 +173,7 @@ def open_plan(
 
 
 def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
-    """Has the missing shards computed with the switches that are set, and writes that into the plan."""
+    """Writes into the plan that the missing shards compute with the switches that are set."""
     pending = pending_shards(folder, existing)
     plan = continue_plan(existing, wanted, frozenset(pending))
     switches = ", ".join(wanted.switches) or "no switch"
@@ -104,8 +212,8 @@ def make_plan(
         store: the frame store of the inputs.
         kind: what the run is to give.
         devices: resolved devices.
-        existing: a plan to go on with, or to make this one from; where nothing is asked for, its shards are kept
-            when it is for the same input, and its token budget and compile mode for a model that is the same.
+        existing: a plan to resume, or to make this one from. Where nothing else is asked for, its shards are kept if it
+            is for the same input, and its token budget and compile mode for a model that is the same.
 
     Raises:
         UsageError: settings contradict each other.
@@ -117,14 +225,13 @@ def make_plan(
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head, dna_head = _plan_heads(config, models, existing) if kind == "predict" else (None, None)
-    kept = existing if existing and existing.input_digest == store.meta.content_sha256 else None
-    shards = _plan_shards(config, store, models, devices[0], kept)
-    before = {model.family: model for model in existing.models} if existing is not None else {}
+    if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
+        shards = with_costs(existing.shards, store, models, devices[0])
+    else:
+        shards = plan_shards(store, models, devices[0], config.shard_seconds)
     seconds = sum(shard.cost for shard in shards)
-    models = tuple(
-        replace(model, compile_mode=_plan_compile_mode(config, model, seconds, before.get(model.family)))
-        for model in models
-    )
+    modes = [_plan_compile_mode(config, m, seconds, _model_of(existing, m.family)) for m in models]
+    models = tuple(replace(model, compile_mode=mode) for model, mode in zip(models, modes, strict=True))
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
@@ -137,30 +244,139 @@ def make_plan(
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
-        warnings=speed_warnings(models, devices),
+        warnings=_speed_warnings(models, devices),
         switches=switches_of(config),
         min_length=store.meta.min_length,
         threshold=config.threshold,
     )
     for warning in plan.warnings:
-        _log.warning("%s", warning)
+        _log.warning(warning)
     for model in plan.models:
         _log.info("plan: %s (%s): %s", model.name, model.family, model.arithmetic)
     _log.info("plan: %d rows in %d shards", store.num_frames, len(shards))
     return plan
 
 
-def _plan_shards(
-    config: RunConfig,
-    store: FrameStore,
-    models: tuple[PlannedModel, ...],
-    device: str,
-    existing: RunPlan | None,
-) -> tuple[Shard, ...]:
-    """The shards of a plan for the same input, unless a size is asked for."""
-    if existing is not None and config.shard_seconds is None:
-        return with_costs(existing.shards, store, models, device)
-    return plan_shards(store, models, device, config.shard_seconds)
+def plan_models(
+    config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None
+) -> tuple[PlannedModel, ...]:
+    """The DNA model, then the protein model, as far as they are asked for; none of them compiled.
+
+    Args:
+        config: settings as asked for.
+        devices: resolved devices, all of one kind; the models must fit each of them.
+        existing: as for `make_plan`.
+
+    Raises:
+        UsageError: no model is asked for, or settings contradict each other.
+        CheckpointError: a model cannot be used.
+        DeviceError: a device cannot compute in the precision asked for.
+        DeviceMemoryError: a device has no room for a model.
+    """
+    asked: list[tuple[Family, str]] = []
+    if config.dnabert_model is not None:
+        asked.append(("dnabert_s", config.dnabert_model))
+    if config.esm_model is not None:
+        asked.append(("esm2", config.esm_model))
+    if not asked:
+        raise UsageError("no model is given: name an ESM-2 or a DNABERT-S model.")
+    engines = {_engine_of(config, family) for family, _ in asked}
+    if config.attention not in ("auto", "reference") and engines == {"reference"}:
+        raise UsageError(
+            f"--engine reference has its own attention: leave out --attention {config.attention}."
+        )
+    if config.token_budget is not None and not 1 <= config.token_budget <= _MAX_TOKEN_BUDGET:
+        raise UsageError(
+            f"--token-budget {config.token_budget} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens."
+        )
+    for switch in switches_of(config):
+        _log.warning("%s is set: it wins over what is asked for", switch)
+    return tuple(
+        _plan_model(config, family, name, devices, _model_of(existing, family)) for family, name in asked
+    )
+
+
+def switches_of(config: RunConfig) -> tuple[str, ...]:
+    """The emergency switches of a run: those that it came with, else those of this process."""
+    return env().switches if config.switches is None else config.switches
+
+
+def _model_of(existing: RunPlan | None, family: Family) -> PlannedModel | None:
+    return existing.model(family) if existing is not None else None
+
+
+def _engine_of(config: RunConfig, family: Family) -> Engine:
+    return (config.dnabert_engine if family == "dnabert_s" else None) or config.engine
+
+
+def _plan_model(
+    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], before: PlannedModel | None
+) -> PlannedModel:
+    checkpoint = resolve_checkpoint(asked, family)
+    spec = read_spec(checkpoint)
+    precision = _plan_precision(config, family, asked, devices)
+    name = Path(asked).name if Path(asked).exists() else checkpoint.name
+    if before is not None and before.location == str(checkpoint.location):
+        name = before.name
+    is_for_this_model = family == "esm2" or config.esm_model is None
+    planned = PlannedModel(
+        name=name,
+        family=family,
+        spec=spec,
+        repr_layer=validate_repr_layer(spec, config.repr_layer if is_for_this_model else None),
+        weights_fingerprint=weights_fingerprint(checkpoint),
+        precision=precision,
+        engine=_engine_of(config, family),
+        attention=_plan_attention(config, spec, devices[0], precision),
+        compile_mode="none",
+        token_budget=_REFERENCE_TOKEN_BUDGET,
+        location=str(checkpoint.location),
+    )
+    if planned.engine == "reference":
+        return planned
+    if config.token_budget is not None:
+        return replace(planned, token_budget=config.token_budget)
+    if before is not None and _computes_alike(before, planned):
+        return replace(planned, token_budget=before.token_budget)
+    budget = default_token_budget(spec, precision, *devices)
+    _log.info("token budget of %s in %s: %d (found automatically)", name, precision, budget)
+    return replace(planned, token_budget=budget)
+
+
+def _plan_precision(
+    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...]
+) -> ResolvedPrecision:
+    choice, flag = config.precision, "--precision"
+    if family == "dnabert_s" and config.dnabert_precision is not None:
+        choice, flag = config.dnabert_precision, "--dnabert-precision"
+    elif family == "dnabert_s" and config.dnabert_engine == "reference":
+        choice = "auto"  # what is asked for both models does not contradict what is for this one
+    if _engine_of(config, family) == "reference":
+        _log.info(
+            "engine reference for %s: one sequence at a time in fp32, checked against %s",
+            asked,
+            _ORACLES[family],
+        )
+        if choice not in ("auto", "fp32"):
+            raise UsageError(f"--engine reference computes in fp32 only: leave out {flag} {choice}.")
+        choice = "fp32"
+    if not _IN_FP32.isdisjoint(switches_of(config)):
+        choice = "fp32"
+    [precision] = {resolve_precision(choice, device) for device in devices}
+    return precision
+
+
+def _plan_attention(
+    config: RunConfig, spec: ModelSpec, device: str, precision: ResolvedPrecision
+) -> AttentionBackend:
+    choice, switches = config.attention, switches_of(config)
+    if _engine_of(config, spec.family) == "reference" or "VIRNUC_V1_ATTENTION" in switches:
+        choice = "reference"
+    elif "VIRNUC_DISABLE_PACKING" in switches:
+        return "padded"
+    elif "VIRNUC_DISABLE_FP16" in switches and choice not in ("sdpa", "reference"):
+        choice = "auto"  # what was asked for may be for 16 bit only
+    return resolve_attention(choice, device, spec.family, precision, spec.head_dim)
 
 
 def _plan_compile_mode(
@@ -169,15 +385,21 @@ def _plan_compile_mode(
     """The mode asked for; "auto" keeps that of an earlier plan."""
     if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
         return "none"
-    if config.compile_mode == "auto" and before is not None and computes_alike(before, model):
+    if config.compile_mode == "auto" and before is not None and _computes_alike(before, model):
         return before.compile_mode
     return resolve_compile_mode(config.compile_mode, model.attention, seconds)
+
+
+def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
+    """Whether what "auto" found to be best for one of two planned models is so for the other."""
+    same = ("weights_fingerprint", "precision", "engine")
+    return all(getattr(before, name) == getattr(now, name) for name in same)
 
 
 def _plan_heads(
     config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
 ) -> tuple[PlannedHead, PlannedHead | None]:
-    """The head for open frames, and the one for DNA alone if there is to be one."""
+    """The head for open frames, and the one for chunks without, if there is to be one."""
     require_heads(config)
     head = _plan_head(head_of(config), models, existing.head if existing else None)
     if (name := dna_head_of(config)) is None:
@@ -202,3 +424,25 @@ def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead 
     if before is not None and before.location == str(path):
         short_name = before.name
     return PlannedHead(name=short_name, fingerprint=classifier_fingerprint(path), location=str(path))
+
+
+def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:
+    """What makes a run slower than it could be on its hardware, one sentence each."""
+    found = list(dict.fromkeys(filter(None, (compile_warning(model.compile_mode) for model in models))))
+    in_half = any(model.precision != "fp32" for model in models)
+    if devices[0] != "cpu" and in_half and (reason := _why_no_kernels(devices)):
+        found.append(
+            f"{reason}: virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more."
+        )
+    return tuple(found)
+
+
+def _why_no_kernels(devices: tuple[str, ...]) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    for device in devices:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < LEAST_CAPABILITY:
+            name = torch.cuda.get_device_name(device)
+            return f"{device} ({name}) has compute capability {major}.{minor}, below 8.0"
+    return None

@@ -16,11 +16,11 @@ from virnuc_core.batching.packing import distinct_rows, pack
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.kept import KeptShards, KeptVectors
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
+from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.weights import tokenizer_path
-from virnuc_core.run_plan import PlannedModel, RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class PreparedShard:
     """
 
     shard: Shard
-    models: tuple[PreparedModel | KeptVectors, ...]
+    models: tuple[PreparedModel | ReusedVectors, ...]
     seconds: float
 
 
@@ -161,11 +161,11 @@ class Preparer:
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
     streams: HostStreams
-    kept: KeptShards | None = None
+    kept: ReusedShards | None = None
 
     @classmethod
     def load(
-        cls, plan: RunPlan, store: FrameStore, streams: HostStreams, kept: KeptShards | None = None
+        cls, plan: RunPlan, store: FrameStore, streams: HostStreams, kept: ReusedShards | None = None
     ) -> Self:
         """Reads the tokenizers of a plan's models.
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.errors import DeviceError, DeviceMemoryError
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.prefetch import PreparedBatch
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.models.memory import is_host_out_of_memory, is_out_of_memory
-from virnuc_core.run_plan import PlannedModel
 from virnuc_core.specs import AttentionBackend, ResolvedPrecision
 
 # GPU libraries multiply few rows in another way, and round them otherwise, than many: from 300 tokens on in 16 bit and

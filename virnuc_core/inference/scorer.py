@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.errors import MismatchError
+from virnuc_core.inference.plan import PlannedHead
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
-from virnuc_core.run_plan import PlannedHead
 
 # Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
 # differently when the number of rows is another, and a score should not depend on its neighbours.

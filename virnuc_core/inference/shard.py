@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path, remove_temporaries
 from virnuc_core.checked_hdf5 import (
     HDF5_ERRORS,
     SCHEMA_VERSION,
@@ -27,9 +26,9 @@ from virnuc_core.checked_hdf5 import (
     write_attributes,
 )
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.json_records import parse_object, record_of
+from virnuc_core.files import atomic_path, from_json, parse_object, remove_temporaries
+from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.specs import Family
 
 VECTOR_DATASETS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
@@ -184,7 +183,7 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
             attributes = read_attributes(file)
             found = _identity_from(attributes)
             _require_identity(path, found, identity)
-            counters = record_of(ShardCounters, parse_object(attributes["counters"]))
+            counters = from_json(ShardCounters, parse_object(attributes["counters"]))
             widths = {VECTOR_DATASETS[model["family"]]: model["embedding_dim"] for model in found["models"]}
             arrays: dict[str, npt.NDArray[Any] | None] = dict.fromkeys(_DATASETS)
             for name in arrays:

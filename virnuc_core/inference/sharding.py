@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.errors import UsageError
-from virnuc_core.run_plan import PlannedModel, Shard
+from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 

@@ -11,16 +11,16 @@ from typing import Final
 
 import torch
 
-from virnuc_core.atomic_write import make_folder
 from virnuc_core.batching.packing import warn_if_inefficient
+from virnuc_core.files import make_folder
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
-from virnuc_core.inference.kept import KeptShards
+from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.prefetch import Ahead, Preparer
+from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
 from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard, read_plan
 from virnuc_core.sequences.frame_store import FrameStore
 
 # What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
@@ -31,20 +31,19 @@ _log = logging.getLogger(__name__)
 
 
 def run_shards(
-    folder: RunFolder, indices: Sequence[int], device: str, lane: int, report: Callable[[LaneEvent], None]
+    folder: RunFolder, indices: Sequence[int], device: str, lane: int, emit: Callable[[LaneEvent], None]
 ) -> None:
     """Loads the models once and commits one shard after another.
 
     Two threads work beside this one: the first prepares the next shards while models load and the device
-    computes, the second waits for what was computed, writes it and tells of it. Neither is left behind by an
-    error.
+    computes, the second waits for what was computed, writes it and emits `ShardDone`. Neither outlives this call.
 
     Args:
         folder: the run's folder, with its plan and frame store.
         indices: the shards to compute, in this order.
         device: "cpu" or "cuda:N", as this process sees it.
         lane: number of the lane, for the events.
-        report: is told of the loaded models and, in the second thread, of every committed shard.
+        emit: called when the models are loaded and, in the second thread, for every committed shard.
 
     Raises:
         MismatchError: the run was started over meanwhile.
@@ -52,7 +51,7 @@ def run_shards(
         OSError: a shard cannot be written.
     """
     for plan, shards in read_plan(folder.plan).grouped(indices):
-        _run_alike(folder, plan, shards, device, lane, report)
+        _run_alike(folder, plan, shards, device, lane, emit)
 
 
 def _run_alike(
@@ -61,19 +60,32 @@ def _run_alike(
     shards: Sequence[Shard],
     device: str,
     lane: int,
-    report: Callable[[LaneEvent], None],
+    emit: Callable[[LaneEvent], None],
 ) -> None:
     """The same for shards that all compute as a plan says."""
     started = time.perf_counter()
     streams = open_streams(device)
-    kept = KeptShards.open(folder, plan)
-    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, kept)
+    reused = ReusedShards.open(folder, plan)
+    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, reused)
     make_folder(folder.shards)
-    commit = partial(_commit, folder, plan, CommitGuard(folder, plan), lane, report)
+    guard = CommitGuard(folder, plan)
+
+    def commit(computed: ComputedShard) -> ShardCounters:
+        result, shard = computed.result(), computed.shard
+        begun = time.perf_counter()
+        is_wanted = partial(guard.require_planned, shard)
+        write_shard(folder.shard(shard.index), result, shard_identity(plan, shard), is_wanted)
+        seconds = replace(computed.seconds, write=time.perf_counter() - begun)
+        rows = shard.end - shard.begin
+        _log.info("lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), rows)
+        emit(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
+        return result.counters
+
     with Ahead(preparer.prepare, shards, ahead=SHARDS_PREPARED_AHEAD) as prepared:
-        embedder = Embedder.load(plan, streams, kept.families if kept else frozenset())
+        embedder = Embedder.load(plan, streams, reused.families if reused else frozenset())
+        hardware = f"{platform.machine()} CPU" if device == "cpu" else torch.cuda.get_device_name(device)
         seconds = time.perf_counter() - started
-        report(ModelsLoaded(lane=lane, device=device, device_name=_hardware(device), seconds=seconds))
+        emit(ModelsLoaded(lane=lane, device=device, device_name=hardware, seconds=seconds))
         with (
             closing(embedder.run(prepared)) as computed,
             Ahead(commit, computed, ahead=SHARDS_WAITING_TO_BE_WRITTEN) as committed,
@@ -81,29 +93,3 @@ def _run_alike(
             work = list(committed)
     for model in sum_counters(work).models:
         warn_if_inefficient(f"{model.name} ({model.family})", model.packing_efficiency, model.batches)
-
-
-def _commit(
-    folder: RunFolder,
-    plan: RunPlan,
-    guard: CommitGuard,
-    lane: int,
-    report: Callable[[LaneEvent], None],
-    computed: ComputedShard,
-) -> ShardCounters:
-    """Puts a shard on the disk and tells of it."""
-    result, shard = computed.result(), computed.shard
-    begun = time.perf_counter()
-    write_shard(
-        folder.shard(shard.index), result, shard_identity(plan, shard), partial(guard.require_planned, shard)
-    )
-    seconds = replace(computed.seconds, write=time.perf_counter() - begun)
-    _log.info(
-        "lane %d: shard %d of %d, %d rows", lane, shard.index + 1, len(plan.shards), shard.end - shard.begin
-    )
-    report(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
-    return result.counters
-
-
-def _hardware(device: str) -> str:
-    return platform.machine() + " CPU" if device == "cpu" else torch.cuda.get_device_name(device)

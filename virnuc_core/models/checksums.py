@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
+from virnuc_core.files import write_text
 
 SUMS_NAME: Final = "SHA256SUMS"
 _LINE: Final = re.compile(r"([0-9a-f]{64})[ ][ *]([\w-][\w.-]{0,200})", re.ASCII)

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.files import atomic_path
 from virnuc_core.models.head_facts import HEAD_FACTS
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 

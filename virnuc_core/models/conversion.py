@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from virnuc_core.atomic_write import atomic_path, sync_file, sync_folder
 from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.files import atomic_path, sync_file, sync_folder
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.checksums import write_sums
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier

@@ -6,7 +6,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 
 HEAD_FACTS: Final = "virnuc_head"  # entry of the file's metadata, JSON
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnuc_core.atomic_write import sync_file, sync_folder
 from virnuc_core.errors import CheckpointError, UsageError
+from virnuc_core.files import sync_file, sync_folder
 from virnuc_core.models.catalogue import HubCommit, find_entries, require_known_model, split_family
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.checksums import write_sums

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.pickle_check import MAX_PICKLE_BYTES, require_inert
 
 _FILE_NAME: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)

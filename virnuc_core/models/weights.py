@@ -11,7 +11,7 @@ from torch import Tensor
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.json_records import parse_object
+from virnuc_core.files import parse_object
 from virnuc_core.models.key_mapping import (
     FAIR_ESM,
     TOKEN_TYPE,

@@ -8,15 +8,15 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, SCHEMA_VERSION, ArrayDigest, new_hdf5, write_attributes
 from virnuc_core.errors import MismatchError
+from virnuc_core.files import atomic_path
+from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.results.embeddings import EMBED_VECTORS, IDS, LENGTHS, SCORES, VECTORS
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
 from virnuc_core.specs import Family
 
 _POOLING: Final[dict[Family, str]] = {

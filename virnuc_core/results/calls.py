@@ -6,7 +6,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.sequences.translation import DNA_ALONE
+from virnuc_core.sequences.frames import DNA_ALONE
 
 NO_FRAME: Final = 255
 DEFAULT_THRESHOLD: Final = 0.5

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.checked_hdf5 import (
     CHECKSUM_SUFFIX,
     HDF5_ERRORS,
@@ -34,8 +33,9 @@ from virnuc_core.checked_hdf5 import (
     stored_dataset,
 )
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import cell_text
-from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.sequences.frames import ROW_NAMES
 from virnuc_core.specs import Family
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}

@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 import h5py
 import numpy as np
 
-from virnuc_core.atomic_write import iter_temporaries
 from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
+from virnuc_core.files import iter_temporaries
+from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
@@ -24,9 +25,7 @@ from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.run_json import FileRecord, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
-from virnuc_core.run_plan import RunPlan, Shard, read_plan
-from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.store_meta import StoreMeta, content_digest
+from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 
 Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]

@@ -11,17 +11,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from virnuc_core.atomic_write import write_text
 from virnuc_core.errors import DamagedFileError
+from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
-from virnuc_core.json_records import parse_object, record_of
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.results.asked_with import settings_from
-from virnuc_core.results.report.html import write_report_page
+from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
@@ -241,7 +240,7 @@ def read_records(report: Path) -> dict[str, FileRecord]:
         files = parse_object(report.read_bytes())["files"]
         if not isinstance(files, list):
             raise ValueError("files is no list")
-        records = [record_of(FileRecord, file, f"files[{i}].") for i, file in enumerate(files)]
+        records = [from_json(FileRecord, file, f"files[{i}].") for i, file in enumerate(files)]
     except (OSError, ValueError, KeyError) as error:
         raise DamagedFileError(
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from virnuc_core.atomic_write import remove_temporaries, sync_folder, temporary_name
 from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.files import remove_temporaries, sync_folder, temporary_name
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import StoreMeta
 
 LOCK_NAME = ".virnuc.lock"
 

@@ -36,7 +36,7 @@ from virnuc_core.results.writers import (
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.translation import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
 
 PREDICTION_SCHEMA: Final = pa.schema(
     [

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from virnuc_core.atomic_write import atomic_path
+from virnuc_core.files import atomic_path
 
 NOT_AVAILABLE: Final = "NA"
 ROW_GROUP_ROWS: Final = 1 << 16

@@ -5,35 +5,151 @@ A store is a folder:
     meta.json       written last; without it the folder is not a store
     rejected.tsv    the records that were not used, with the reason
     record_*.bin    one row a used record: name, length, number in the input
-    sequence.bin    one byte string a used record: all its bases, for what is written of whole contigs
+    sequence.bin    one byte string a used record: all its bases, for outputs of whole contigs
     chunk_*.bin     one row a chunk: record, index in it, start, end
-    frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame; where it is asked for, one row a
-                    chunk without an open frame too, of which there is no protein
-    protein.bin, dna.bin   what the models are given, one byte string a frame
+    frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame; where it is asked for, also one row
+                    a chunk without an open frame, which has no protein
+    protein.bin, dna.bin   the inputs of the models, one byte string a frame
 
-When whole sequences are stored, each record is one chunk and one frame, and only one of protein and dna
-is there, which is also its sequence.
+A column of numbers is a raw little-endian file `NAME.bin`; a column of byte strings is `NAME.bin` and its offsets in
+`NAME.offsets.bin`. When whole sequences are stored, each record is one chunk and one frame, and only one of protein and
+dna exists, which is also its sequence.
 """
 
+import hashlib
+import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from gzip import GzipFile
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import UsageError
-from virnuc_core.sequences.column_files import map_column, map_strings
-from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta
-from virnuc_core.sequences.translation import ROW_NAMES
+from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.files import atomic_path, from_json, parse_object, write_text
+from virnuc_core.sequences.frames import ROW_NAMES
+from virnuc_core.specs import Alphabet, InputFile, Rows
 
 Int64 = npt.NDArray[np.int64]
 
+SCHEMA_VERSION: Final = 3
+REJECTED_NAME: Final = "rejected.tsv"
+_META_NAME: Final = "meta.json"
 _TABLE_ROWS: Final = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreMeta:
+    """What a frame store holds and where it came from.
+
+    Attributes:
+        chunk_length: in bp; None when whole sequences are stored.
+        alphabet: what the input records are.
+        rows: which rows there are; without meaning when whole sequences are stored.
+        inputs: the input files.
+        num_records: used records.
+        num_chunks: their chunks.
+        num_frames: the rows of a run: frames, or records when whole sequences are stored.
+        num_closed: those of them that are chunks without an open frame.
+        num_rejected: records that were not used.
+        num_renamed: records that got a number because an earlier one has the same name.
+        content_sha256: hex digest over everything that a run computes with.
+        min_length: records with fewer letters were not used.
+        schema_version: of the folder.
+    """
+
+    chunk_length: int | None
+    alphabet: Alphabet
+    rows: Rows
+    inputs: tuple[InputFile, ...]
+    num_records: int
+    num_chunks: int
+    num_frames: int
+    num_closed: int
+    num_rejected: int
+    num_renamed: int
+    content_sha256: str
+    min_length: int = 0
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Writes meta.json, which makes the folder a store."""
+        write_text(folder / _META_NAME, json.dumps(asdict(self), indent=2) + "\n")
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether the folder has a meta.json, of whatever state."""
+        return (folder / _META_NAME).is_file()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads meta.json.
+
+        Raises:
+            DamagedFileError: it is missing, makes no sense, or is of another schema version.
+            OSError: it cannot be read.
+        """
+        path = folder / _META_NAME
+        try:
+            meta = from_json(cls, parse_object(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
+            raise DamagedFileError(
+                f"{folder} is not a whole frame store: {path.name} cannot be used ({error!r}). "
+                "Delete the folder and run again."
+            ) from error
+        if meta.schema_version != SCHEMA_VERSION:
+            raise DamagedFileError(
+                f"{folder} is a frame store of schema version {meta.schema_version}; this program reads "
+                f"version {SCHEMA_VERSION}. Delete the folder and run again."
+            )
+        return meta
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of a store's columns."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.bin")):
+        with open(path, "rb") as stream:
+            digest.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def column_path(folder: Path, name: str) -> Path:
+    """The file of a column."""
+    return folder / f"{name}.bin"
+
+
+def map_column(folder: Path, name: str, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """Memory-maps a column of numbers, read only.
+
+    Raises:
+        DamagedFileError: the file is missing or does not hold `count` values.
+    """
+    path, size = column_path(folder, name), np.dtype(dtype).itemsize * count
+    found = path.stat().st_size if path.exists() else 0
+    if found != size:
+        raise DamagedFileError(
+            f"{path} has {found} bytes instead of {size}: the frame store is damaged. "
+            f"Delete {folder} and run again."
+        )
+    if count == 0:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, mode="r"))
+
+
+def map_strings(folder: Path, name: str, count: int) -> ByteColumn:
+    """Memory-maps a column of byte strings, read only.
+
+    Raises:
+        DamagedFileError: one of its two files is missing or of the wrong size.
+    """
+    if count == 0:
+        return ByteColumn.from_strings(())
+    offsets = map_column(folder, f"{name}.offsets", np.int64, count + 1)
+    return ByteColumn(map_column(folder, name, np.uint8, int(offsets[-1])), offsets)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,7 +157,7 @@ class FrameStore:
     """Read-only view of a frame store; every column is memory-mapped.
 
     Attributes:
-        folder: where it lies.
+        folder: its path.
         meta: counts and origin.
         record_length: int64 (num_records,), letters of each record.
         record_number: int64 (num_records,), 1-based place among all records of the input.
@@ -50,8 +166,7 @@ class FrameStore:
         chunk_start: int64 (num_chunks,), first letter, 0-based.
         chunk_end: int64 (num_chunks,), one past the last letter.
         frame_chunk: int64 (num_frames,), row of the chunk; ascending.
-        frame_number: uint8 (num_frames,), 0..5 for F1..R3, DNA_ALONE for a chunk without an open frame; 0 for whole
-            sequences.
+        frame_number: uint8 (num_frames,), index into ROW_NAMES; 0 for whole sequences.
         names: (num_records,), unique record names in UTF-8.
         sequences: (num_records,), the bases of each record, upper case; None when whole sequences are stored.
         protein: (num_frames,) for ESM-2; None when whole DNA sequences are stored.
@@ -78,7 +193,7 @@ class FrameStore:
         """Maps a store into memory.
 
         Raises:
-            DamagedFileError: the folder is not a whole store, or of another schema version.
+            DamagedFileError: the folder is not a complete store, or of another schema version.
         """
         folder = Path(folder)
         meta = StoreMeta.read(folder)
@@ -160,11 +275,6 @@ class FrameStore:
             ids[chunk - first] + ROW_NAMES[frame]
             for chunk, frame in zip(chunks.tolist(), self.frame_number[begin:end].tolist(), strict=True)
         ]
-
-    @staticmethod
-    def order_by_length(column: ByteColumn, begin: int, end: int) -> Int64:
-        """int64 (end - begin,): the rows begin..end-1 of a column, longest first, equal ones in order."""
-        return begin + np.argsort(-column.rows(begin, end).lengths, kind="stable")
 
 
 def write_frames_tsv(store: FrameStore, path: str | Path) -> None:

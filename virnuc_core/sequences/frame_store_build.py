@@ -3,26 +3,31 @@
 import logging
 import operator
 import shutil
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final, TextIO
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.atomic_write import atomic_path, naming, sync_file, sync_folder, temporary_name
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.files import atomic_path, naming, sync_file, sync_folder, temporary_name
 from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name
-from virnuc_core.sequences.chunking import chunk_table
-from virnuc_core.sequences.column_files import ColumnWriter, map_strings
-from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frame_store import (
+    REJECTED_NAME,
+    FrameStore,
+    StoreMeta,
+    column_path,
+    content_digest,
+    map_strings,
+)
+from virnuc_core.sequences.frames import DNA_ALONE, FrameTable, chunk_table, open_frames, with_closed_chunks
 from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
-from virnuc_core.sequences.record_names import NameRegister, numbered_name, renamed
-from virnuc_core.sequences.store_meta import REJECTED_NAME, StoreMeta, content_digest
-from virnuc_core.sequences.translation import DNA_ALONE, FrameTable, open_frames, with_closed_chunks
-from virnuc_core.specs import Alphabet, InputFile, Rows
+from virnuc_core.specs import Alphabet, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,7 @@ Int64 = npt.NDArray[np.int64]
 
 # Letters that are worked on at once: small enough for the processor's cache, large enough for NumPy.
 _BATCH_LETTERS: Final = 1 << 20
+_BLOCK_ROWS: Final = 1 << 16
 
 
 def build_frame_store(
@@ -44,15 +50,15 @@ def build_frame_store(
 ) -> FrameStore:
     """Reads sequence files and stores their open frames, or whole sequences, in a new store.
 
-    The store appears under its name when it is whole; a store that was there is replaced. Memory is
+    The store appears under its name when it is complete; a store that was there is replaced. Memory is
     bounded by about 5 bytes a letter of the longest record and 8 bytes a record.
 
     Args:
         inputs: regular sequence files, see `iter_records`.
-        folder: where the store shall be.
-        chunk_length: chunk length in bp; None stores whole sequences.
+        folder: path of the store.
+        chunk_length: in bp; None stores whole sequences.
         alphabet: what the records are; frames need "dna".
-        rows: of what rows are stored, when chunks are.
+        rows: which rows are stored, when chunks are.
         min_length: records with fewer letters are not used.
         rejected_copy: where rejected.tsv is also written, even if no record can be used.
 
@@ -76,7 +82,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """Gives a temporary folder to fill; it becomes `folder` when the block ends without an error.
 
     Raises:
-        UsageError: `folder` is there and is not a frame store.
+        UsageError: `folder` exists and is not a frame store.
     """
     if folder.exists() and not StoreMeta.is_in(folder):
         raise UsageError(f"{folder} is in the way: it is not a frame store. Move it or name another folder.")
@@ -95,6 +101,44 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     sync_folder(folder.parent)
 
 
+class _ColumnWriter:
+    """Appends to any number of columns in one folder; leaving its block without an error has them on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open_files = ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+        self._string_bytes: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open_files.close()
+        if error is None:
+            for name in self._files:
+                sync_file(column_path(self._folder, name))
+
+    def append(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Appends numbers to a column; the dtype must be the same at every call."""
+        if name not in self._files:
+            path = column_path(self._folder, name)
+            self._files[name] = self._open_files.enter_context(path.open("wb"))
+        self._files[name].write(np.ascontiguousarray(values).data)
+
+    def append_strings(self, name: str, strings: ByteColumn) -> None:
+        """Appends byte strings to a column."""
+        offsets = strings.offsets
+        if name not in self._string_bytes:
+            self._string_bytes[name] = 0
+            self.append(f"{name}.offsets", np.zeros(1, np.int64))
+        self.append(f"{name}.offsets", offsets[1:] + (self._string_bytes[name] - offsets[0]))
+        self.append(name, strings.data[offsets[0] : offsets[-1]])
+        self._string_bytes[name] += int(offsets[-1] - offsets[0])
+
+
 class _Builder:
     """Fills a new, empty folder with the columns, tables and meta.json of one store."""
 
@@ -106,7 +150,7 @@ class _Builder:
         self._alphabet: Alphabet = alphabet
         self._rows: Rows = rows
         self._min_length = min_length
-        self._names = NameRegister()
+        self._name_hashes = array("q")
         self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
         self._num_closed = self._num_escaped = 0
 
@@ -120,11 +164,16 @@ class _Builder:
         rejected = self._folder / REJECTED_NAME
         with (
             open(rejected, "w", encoding="utf-8", newline="\n") as table,
-            ColumnWriter(self._folder) as columns,
+            _ColumnWriter(self._folder) as columns,
         ):
             for batch in self._batches(iter_records(inputs, self._alphabet), table):
                 self._add(columns, batch)
-        _require_unchanged(inputs, digests)
+        for path, before in zip(inputs, digests, strict=True):
+            if input_digest(path) != before:
+                raise InputError(
+                    f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
+                    "command again."
+                )
         if rejected_copy is not None:
             with atomic_path(rejected_copy) as temporary:
                 shutil.copyfile(rejected, temporary)
@@ -163,31 +212,30 @@ class _Builder:
         batch: list[Record] = []
         letters = 0
         for record in records:
+            length = len(record.sequence)
             reason = rejection_reason(record.sequence, self._alphabet)
-            if reason is None and len(record.sequence) < self._min_length:
+            if reason is None and length < self._min_length:
                 reason = f"shorter than {self._min_length} (--min-length)"
             if reason is not None:
                 self._num_rejected += 1
-                length = len(record.sequence)
                 name, path = plain_name(_name(record)), cell_text(record.path)
                 rejected.write(f"{record.number}\t{name}\t{path}\t{length}\t{reason}\n")
                 continue
             batch.append(record)
-            letters += len(record.sequence)
+            letters += length
             if letters >= _BATCH_LETTERS:
                 yield batch
                 batch, letters = [], 0
         if batch:
             yield batch
 
-    def _add(self, columns: ColumnWriter, batch: list[Record]) -> None:
+    def _add(self, columns: _ColumnWriter, batch: list[Record]) -> None:
         """Appends a batch of records with their chunks and frames."""
         given = [_name(record) for record in batch]
         plain = [plain_name(name) for name in given]
         self._num_escaped += sum(map(operator.ne, given, plain))
         names = [name.encode() for name in plain]
-        for name in names:
-            self._names.add(name)
+        self._name_hashes.extend(map(hash, names))
         sequences = ByteColumn.from_strings([record.sequence for record in batch])
         columns.append_strings("record_name", ByteColumn.from_strings(names))
         columns.append("record_number", np.array([record.number for record in batch], np.int64))
@@ -198,7 +246,7 @@ class _Builder:
             self._add_frames(columns, sequences, self._chunk_length)
         self._num_records += len(batch)
 
-    def _add_whole(self, columns: ColumnWriter, sequences: ByteColumn) -> None:
+    def _add_whole(self, columns: _ColumnWriter, sequences: ByteColumn) -> None:
         """Appends records as they are: one chunk and one row each."""
         count = len(sequences)
         zeros = np.zeros(count, np.int64)
@@ -209,7 +257,7 @@ class _Builder:
         columns.append_strings(self._alphabet, sequences)
         self._num_frames += count
 
-    def _add_frames(self, columns: ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
+    def _add_frames(self, columns: _ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
         """Appends the chunks of the records and the rows of the chunks."""
         columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)
@@ -217,12 +265,14 @@ class _Builder:
         self._add_chunks(columns, self._num_records + table.record, table.index, table.start, table.end)
         starts = sequences.offsets[table.record] + table.start
         ends = sequences.offsets[table.record] + table.end
-        for begin, end in _groups(ends):
-            left, right = int(starts[begin]), int(ends[end - 1])
-            frames = self._rows_of(
-                sequences.data[left:right], starts[begin:end] - left, ends[begin:end] - left
-            )
-            columns.append("frame_chunk", first_chunk + begin + frames.chunk)
+        # A long record is many batches: its chunks are translated in groups that span about _BATCH_LETTERS each.
+        bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
+        for group in np.split(np.arange(len(ends)), np.unique(bounds)):
+            if not len(group):
+                continue
+            left, right = int(starts[group[0]]), int(ends[group[-1]])
+            frames = self._rows_of(sequences.data[left:right], starts[group] - left, ends[group] - left)
+            columns.append("frame_chunk", first_chunk + group[0] + frames.chunk)
             columns.append("frame_number", frames.frame)
             columns.append_strings("protein", frames.protein)
             columns.append_strings("dna", frames.dna)
@@ -235,12 +285,12 @@ class _Builder:
         if self._rows == "open_frames":
             return frames
         frames = with_closed_chunks(frames, bases, starts, ends)
-        return (
-            frames if self._rows == "all_chunks" else frames.take(np.flatnonzero(frames.frame == DNA_ALONE))
-        )
+        if self._rows == "all_chunks":
+            return frames
+        return frames.take(np.flatnonzero(frames.frame == DNA_ALONE))
 
     def _add_chunks(
-        self, columns: ColumnWriter, record: Int64, index: Int64, start: Int64, end: Int64
+        self, columns: _ColumnWriter, record: Int64, index: Int64, start: Int64, end: Int64
     ) -> None:
         columns.append("chunk_record", record)
         columns.append("chunk_index", index)
@@ -251,7 +301,7 @@ class _Builder:
     def _make_names_unique(self) -> int:
         """Renames the records whose name an earlier one has, and returns how many there are."""
         names = map_strings(self._folder, "record_name", self._num_records)
-        numbers = self._names.repeats(names)
+        numbers = _repeat_numbers(names, np.array(self._name_hashes, np.int64))
         rows = np.flatnonzero(numbers)
         if not len(rows):
             return 0
@@ -259,13 +309,16 @@ class _Builder:
         logger.warning(
             "%d records have the name of an earlier one, which keeps it, and get a number: the next record "
             "called %s is now %s",
-            len(rows), example, numbered_name(example.encode(), int(numbers[rows[0]])).decode(),
+            len(rows), example, _numbered(example, int(numbers[rows[0]])),
         )  # fmt: skip
         aside = self._folder / "unique_names"
         aside.mkdir()
-        with ColumnWriter(aside) as columns:
-            for block in renamed(names, numbers):
-                columns.append_strings("record_name", block)
+        with _ColumnWriter(aside) as columns:
+            for begin in range(0, len(names), _BLOCK_ROWS):
+                block = names.rows(begin, min(begin + _BLOCK_ROWS, len(names))).to_strings()
+                own = numbers[begin : begin + len(block)].tolist()
+                unique = [_numbered(name, number) for name, number in zip(block, own, strict=True)]
+                columns.append_strings("record_name", ByteColumn.from_strings(unique))
         for path in aside.iterdir():
             path.replace(self._folder / path.name)
         aside.rmdir()
@@ -286,29 +339,42 @@ class _Builder:
         )
 
 
-def _require_unchanged(inputs: Sequence[str | Path], digests: tuple[InputFile, ...]) -> None:
-    """Reads the inputs once more: what was stored must be what their digests say.
-
-    Raises:
-        InputError: one of them is not as it was.
-    """
-    for path, before in zip(inputs, digests, strict=True):
-        if input_digest(path) != before:
-            raise InputError(
-                f"{path} changed while it was read: wait until whatever writes it has ended, and run the same "
-                "command again."
-            )
-
-
 def _name(record: Record) -> str:
     return record.name or f"record_{record.number}"
 
 
-def _groups(ends: Int64) -> Iterator[tuple[int, int]]:
-    """Cuts chunks into runs (begin, end) that span about _BATCH_LETTERS bases each, for long records."""
-    bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
-    begin = 0
-    for end in [*np.unique(bounds).tolist(), len(ends)]:
-        if end > begin:
-            yield begin, end
-            begin = end
+def _numbered(name: str, number: int) -> str:
+    """The name of the number-th record of that name; 0 leaves it."""
+    return f"{name}_dup{number}" if number else name
+
+
+def _repeat_numbers(names: ByteColumn, hashes: Int64) -> npt.NDArray[np.int32]:
+    """Numbers for `_numbered` that make every name unique, without all names in memory.
+
+    Two different names share their 64-bit hash about once in 10^5 inputs of 10^7 records; the later one is
+    then renamed without need, which keeps it unique all the same.
+
+    Args:
+        names: (n,), names of the records.
+        hashes: int64 (n,), `hash` of the UTF-8 of each.
+
+    Returns:
+        int32 (n,): 0 for a name that is new; 2 for the second of its name, 3 for the third, and so on, leaving
+        out numbers that would give a name of the input.
+    """
+    order = np.argsort(hashes, kind="stable")
+    known = hashes[order]
+    numbers = np.zeros(len(hashes), np.int32)
+    for place in np.flatnonzero(known[1:] == known[:-1]):
+        previous, row = order[place], order[place + 1]
+        [name] = names.rows(row, row + 1).to_strings()
+        number = max(int(numbers[previous]), 1) + 1
+        while _contains(known, hash(_numbered(name, number).encode())):
+            number += 1
+        numbers[row] = number
+    return numbers
+
+
+def _contains(ascending: Int64, value: int) -> bool:
+    place = int(np.searchsorted(ascending, value))
+    return place < len(ascending) and int(ascending[place]) == value

@@ -1,24 +1,27 @@
 """Sequence files in, records out: FASTA and FASTQ, plain or compressed, recognised by content."""
 
+import bz2
 import hashlib
 import io
 import logging
+import lzma
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, Final, NamedTuple, Protocol, cast
 
+from backports import zstd
 from dnaio import SequenceRecord
 from dnaio.exceptions import FileFormatError
 from dnaio.readers import FastaReader, FastqReader
+from isal import igzip_lib
 
 from virnuc_core.errors import InputError
+from virnuc_core.host_memory import memory_limit
 from virnuc_core.plain_text import visible
-from virnuc_core.sequences.decompression import BUFFER_BYTES, DamagedDataError, decompressed
-from virnuc_core.sequences.record_guard import FASTA_RECORD, FASTQ_LINE, RecordGuard
 from virnuc_core.specs import Alphabet, InputFile
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 STDIN = "-"
 MAX_FOREIGN_SHARE = 0.1
 
+_BUFFER_BYTES: Final = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f"
 # Control characters become "?", as letters outside ASCII do: a sequence is written to tables, too.
@@ -33,6 +37,17 @@ _UPPER = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper(
 _UPPER_DNA = _UPPER.replace(b"U", b"T")
 _NUCLEOTIDE_CODES = b"ACGTUNRYSWKMBDHV"
 _AMINO_ACID_CODES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ*-."
+
+_MAGICS: Final = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    **{bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)},  # skippable frames
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+}
+# Bytes that tell the beginning of one member from another; a bgzip member is a gzip member marked here.
+_HEADER_BYTES: Final = 16
+_BGZIP_MARK: Final = (slice(12, 16), b"BC\x02\x00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +84,8 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
     number = 0
     for path in map(str, paths):
         first = number
-        with _reading(path) as stream:
-            for header, letters in _parse(stream, path):
+        with reading_text(path) as text:
+            for header, letters in _parse(text, path):
                 number += 1
                 words = header.split(maxsplit=1)
                 # A letter outside ASCII becomes "?", which the record is then judged by.
@@ -114,6 +129,22 @@ def input_digest(path: str | Path) -> InputFile:
         return InputFile(name=path.name, size=stream.tell(), sha256=digest.hexdigest())
 
 
+@contextmanager
+def reading_text(path: str) -> Iterator[io.BufferedReader]:
+    """Opens a file, decompressed where need be, and names it in whatever goes wrong while it is read.
+
+    Raises:
+        InputError: it is missing, not a file, truncated or damaged.
+    """
+    with _reading(path) as raw:
+        compression = _compression_of(raw.peek(_HEADER_BYTES))
+        if compression is None:
+            yield raw
+        else:
+            with io.BufferedReader(_Members(raw, compression), _BUFFER_BYTES) as text:
+                yield cast(io.BufferedReader, text)
+
+
 class _Entry(NamedTuple):
     """Stands in for dnaio's record class, which refuses headers with letters outside ASCII."""
 
@@ -122,38 +153,23 @@ class _Entry(NamedTuple):
     qualities: str | None
 
 
-@contextmanager
-def reading_text(path: str) -> Iterator[io.BufferedReader]:
-    """Opens a file, decompressed where need be, and names it in whatever goes wrong while it is read.
-
-    Raises:
-        InputError: it is missing, not a file, truncated or damaged.
-    """
-    with _reading(path) as raw, decompressed(raw) as text:
-        yield text
-
-
-def _parse(raw: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (header, sequence letters) of an open file, whatever its compression and format."""
-    text = decompressed(raw)
+def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
+    """Yields (header, sequence letters) of an open file."""
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
         text.read(len(ahead))
     text.read(len(ahead) - len(ahead.lstrip()))
     first = ahead.lstrip()[:1]
-    entries: Iterable[_Entry | SequenceRecord]
+    entries: Iterable[_Entry | SequenceRecord] = ()
     if first in (b">", b"#"):
-        entries = FastaReader(cast(BinaryIO, RecordGuard(text, FASTA_RECORD, path)), sequence_class=_Entry)
+        entries = FastaReader(cast(BinaryIO, _RecordGuard(text, _FASTA_RECORD, path)), sequence_class=_Entry)
     elif first == b"@":
-        entries = FastqReader(cast(BinaryIO, RecordGuard(text, FASTQ_LINE, path)))
+        entries = FastqReader(cast(BinaryIO, _RecordGuard(text, _FASTQ_LINE, path)))
     elif first:
         raise InputError(f"{path} is neither FASTA nor FASTQ: it begins with {text.peek(20)[:20]!r}.")
-    else:
-        entries = ()
-    with text:
-        for entry in entries:
-            yield entry.name, entry.sequence
+    for entry in entries:
+        yield entry.name, entry.sequence
 
 
 @contextmanager
@@ -162,7 +178,7 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
     source: str | int = sys.stdin.fileno() if path == STDIN else path
     try:
         with io.FileIO(source, closefd=path != STDIN) as file:
-            yield io.BufferedReader(file, BUFFER_BYTES)
+            yield io.BufferedReader(file, _BUFFER_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist. Check the path of the sequence file.") from error
     except IsADirectoryError as error:
@@ -171,7 +187,7 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         raise InputError(
             f"{path} is truncated: its compressed data end early. Copy or download it again."
         ) from error
-    except DamagedDataError as error:
+    except _DamagedDataError as error:
         raise InputError(f"{path} is damaged: {error}. Copy or download it again.") from error
     except UnicodeDecodeError as error:
         raise InputError(
@@ -186,3 +202,176 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         raise InputError(f"{path} cannot be parsed: {error}. Mend or remove that record.") from error
     except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
         raise InputError(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
+
+
+class _DamagedDataError(Exception):
+    """Compressed data that contradict their checksum or format."""
+
+
+class _Decompressor(Protocol):
+    """What the decompressors of one member have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+def _new_zstd() -> _Decompressor:
+    # As wide a window as `zstd --long=31` makes.
+    largest_window = zstd.DecompressionParameter.window_log_max.bounds()[1]
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: largest_window}
+    return cast(_Decompressor, zstd.ZstdDecompressor(options=options))
+
+
+_DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
+    "gzip": lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP),
+    "zstd": _new_zstd,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    "bzip2": bz2.BZ2Decompressor,
+}
+_DAMAGE: Final = (OSError, lzma.LZMAError, zstd.ZstdError, cast(type[Exception], igzip_lib.IsalError))
+
+
+def _compression_of(start: bytes) -> str | None:
+    return next((name for magic, name in _MAGICS.items() if start.startswith(magic)), None)
+
+
+class _Members(io.RawIOBase):
+    """All members of a compressed file; zeros may stand between and behind them, as gzip, xz and tapes have them.
+
+    Reading raises EOFError where the compressed data end early, and _DamagedDataError where they are damaged or followed
+    by something else.
+    """
+
+    def __init__(self, raw: io.BufferedReader, compression: str) -> None:
+        self._raw = raw
+        self._compression = compression
+        self._ahead = b""
+        self._member: _Decompressor | None = None
+        self._is_bgzip = self._lacks_end = False
+
+    def readable(self) -> bool:
+        """As io.BufferedReader asks."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fills the beginning of a buffer and returns how many bytes these are; 0 at the end."""
+        while self._member is not None or self._begin_member():
+            assert self._member is not None
+            content = self._decompress(self._member, len(buffer))
+            if content:
+                # Cut between two blocks, a bgzip file is still a valid, shorter gzip file, but lacks its empty last block.
+                self._lacks_end = self._is_bgzip
+            if self._member.eof:
+                self._ahead = self._member.unused_data
+                self._member = None
+            if content:
+                buffer[: len(content)] = content
+                return len(content)
+        return 0
+
+    def _decompress(self, member: _Decompressor, max_length: int) -> bytes:
+        data = b""
+        if member.needs_input:
+            data, self._ahead = self._ahead or self._raw.read1(_BUFFER_BYTES), b""
+            if not data:
+                raise EOFError
+        try:
+            return member.decompress(data, max_length)
+        except _DAMAGE as error:
+            raise _DamagedDataError(str(error)) from error
+
+    def _begin_member(self) -> bool:
+        """Goes on to the next member; False when there is none."""
+        self._ahead = self._ahead.lstrip(b"\0")
+        while len(self._ahead) < _HEADER_BYTES and (more := self._raw.read1(_BUFFER_BYTES)):
+            self._ahead = (self._ahead + more).lstrip(b"\0")
+        where, mark = _BGZIP_MARK
+        self._is_bgzip = self._compression == "gzip" and self._ahead[where] == mark
+        is_cut = bool(self._ahead) and any(magic.startswith(self._ahead) for magic in _MAGICS)
+        if is_cut or (self._lacks_end and not self._is_bgzip):
+            raise EOFError
+        if not self._ahead:
+            return False
+        if _compression_of(self._ahead) != self._compression:
+            raise _DamagedDataError(f"its {self._compression} data are followed by something else")
+        self._member = _DECOMPRESSORS[self._compression]()
+        self._lacks_end = False
+        return True
+
+
+class _RecordShape(NamedTuple):
+    """What a parser holds in memory at once.
+
+    Attributes:
+        separators: where it lets go of all that came before; each ends with `mark`.
+        mark: one byte, which is searched for first.
+        byte_cost: bytes of memory for each byte read since then, at most.
+        line_cost: bytes of memory for each line end since then.
+    """
+
+    separators: tuple[bytes, ...]
+    mark: bytes
+    byte_cost: int
+    line_cost: int
+
+
+# The text, its letters, their copies in upper case and in the batch, and their frames; one Python string a line.
+_FASTA_RECORD: Final = _RecordShape((b"\n>", b"\r>"), b">", byte_cost=8, line_cost=64)
+# A line is up to half of a record, of which the parser's growing buffer holds up to two copies.
+_FASTQ_LINE: Final = _RecordShape((b"\n",), b"\n", byte_cost=16, line_cost=0)
+_GUARD_BLOCK_BYTES: Final = 1 << 16
+_SHARE_OF_MEMORY: Final = 0.5
+
+
+class _RecordGuard(io.BufferedIOBase):
+    """Stops with an InputError before one record takes half of the memory: a few kB of compressed data may hold any amount."""
+
+    def __init__(self, stream: io.BufferedReader, shape: _RecordShape, path: str) -> None:
+        self._stream = stream
+        self._shape = shape
+        self._path = path
+        self._max_cost = _SHARE_OF_MEMORY * memory_limit()
+        self._length = self._cost = 0
+        self._last = b""
+
+    def readable(self) -> bool:
+        """As the parsers ask."""
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
+        """The next block, of whatever size is there."""
+        return self._counted(self._stream.read1(_GUARD_BLOCK_BYTES))
+
+    def read(self, size: int | None = -1) -> bytes:
+        """That many bytes, or fewer at the end."""
+        return self._counted(self._stream.read(size))
+
+    def _counted(self, block: bytes) -> bytes:
+        shape, counted = self._shape, block
+        # Most blocks of a long record have no mark, which is found out many times faster than the rest.
+        if shape.mark in block:
+            seen = self._last + block
+            begin = max(map(seen.rfind, shape.separators))
+            if begin >= 0:
+                self._length = self._cost = 0
+                counted = seen[begin + 1 :]
+        self._length += len(counted)
+        self._cost += len(counted) * shape.byte_cost
+        if shape.line_cost:
+            num_lines = counted.count(b"\n") + (counted.count(b"\r") if b"\r" in counted else 0)
+            self._cost += num_lines * shape.line_cost
+        if self._cost > self._max_cost:
+            raise InputError(
+                f"{self._path} holds a record of more than {self._length:,} bytes, which does not fit into the memory "
+                "of this machine. Split it, or leave it out."
+            )
+        self._last = block[-1:]
+        return block

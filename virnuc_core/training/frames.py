@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.sampling import sample_weights, thin

@@ -20,8 +20,8 @@ from Bio import BiopythonParserWarning, SeqIO
 from Bio.Seq import UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
-from virnuc_core.atomic_write import atomic_path
 from virnuc_core.errors import InputError
+from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import visible
 from virnuc_core.sequences.reader import reading_text
 

@@ -2,8 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name, reprocess_name, run_name
+from flows.naming import (
+    labelled_name,
+    lane_journal_name,
+    lane_name,
+    plan_journal_name,
+    plan_name,
+    reprocess_name,
+    run_name,
+)
 from virnuc_core.settings import PredictSettings
+from virnuc_core.training.labels import LabelledFiles
 
 
 @pytest.fixture
@@ -50,3 +59,13 @@ def test_plan_is_named_by_its_folder(set_parameters: SetParameters) -> None:
 def test_a_move_is_named_by_its_folder(set_parameters: SetParameters) -> None:
     set_parameters("reprocess", {"run": "/data/results"})
     assert reprocess_name() == "reprocess results"
+
+
+def test_a_training_is_named_by_its_files(set_parameters: SetParameters, tmp_path: Path) -> None:
+    viral, other = tmp_path / "viral.fa", tmp_path / "other.fa"
+    for path in (viral, other):
+        path.write_bytes(b"A" * 5000)
+    files = {"viral": (str(viral),), "other": (str(other),)}
+    for given in (files, LabelledFiles(**files)):
+        set_parameters("train", {"files": given})
+        assert labelled_name() == "train viral.fa and 1 more 10 kB"

@@ -17,6 +17,7 @@ from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.inference.engine import ComputedShard, Embedder
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.model_runner import ModelRunner
+from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.resident import ResidentModel
@@ -26,7 +27,6 @@ from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
-from virnuc_core.run_plan import RunPlan, Shard
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionBackend
 

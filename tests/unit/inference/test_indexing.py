@@ -6,9 +6,9 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import InputError, MismatchError
-from virnuc_core.inference.indexing import index_inputs
+from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.store_meta import StoreMeta
+from virnuc_core.sequences.frame_store import StoreMeta
 
 
 @pytest.fixture

@@ -5,33 +5,30 @@ import multiprocessing
 import os
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError, VirnucError
+from virnuc_core.errors import CheckpointError, UsageError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
-from virnuc_core.inference.launcher import deal_shards, run_lane
-from virnuc_core.inference.shard import pending_shards
-from virnuc_core.run_plan import RunPlan, Shard
+from virnuc_core.inference.lane_journal import JournalTail
+from virnuc_core.inference.launcher import assign_shards, compute_missing, require_main_process, run_lane
+from virnuc_core.inference.plan import Shard
 
 
-def plan_with(finished_run: MadeRun, costs: list[float]) -> RunPlan:
+def test_shards_are_assigned_by_cost(finished_run: MadeRun) -> None:
+    costs = [1, 1, 1, 5, 1, 1]
     shards = tuple(Shard(index=i, begin=i, end=i + 1, cost=cost) for i, cost in enumerate(costs))
-    return replace(finished_run.plan, shards=shards)
-
-
-def test_shards_are_dealt_by_cost(finished_run: MadeRun) -> None:
-    plan = plan_with(finished_run, [1, 1, 1, 5, 1, 1])
-    assert deal_shards(plan, range(6), 2) == ((3,), (0, 1, 2, 4, 5))
-    assert deal_shards(plan, (4, 1), 1) == ((1, 4),)
-    assert deal_shards(plan, (4, 1), 5) == ((1,), (4,))
-    assert deal_shards(plan, (), 3) == ()
+    plan = replace(finished_run.plan, shards=shards)
+    assert assign_shards(plan, range(6), 2) == ((3,), (0, 1, 2, 4, 5))
+    assert assign_shards(plan, (4, 1), 1) == ((1, 4),)
+    assert assign_shards(plan, (4, 1), 5) == ((1,), (4,))
+    assert assign_shards(plan, (), 3) == ()
 
 
 @pytest.fixture
@@ -45,13 +42,8 @@ def test_a_lane_computes_what_this_process_would(
     events: list[LaneEvent] = []
     with caplog.at_level(logging.INFO):
         report = run_lane(run.folder, (0, 2), "cpu", lane=4, on_event=events.append)
-    assert [type(event) for event in events] == [
-        LaneStarted,
-        ModelsLoaded,
-        ShardDone,
-        ShardDone,
-        LaneFinished,
-    ]
+    kinds = [LaneStarted, ModelsLoaded, ShardDone, ShardDone, LaneFinished]
+    assert [type(event) for event in events] == kinds
     assert tuple(events[2:4]) == report.shards
     begin, end = events[0], events[-1]
     assert isinstance(begin, LaneStarted)
@@ -70,18 +62,32 @@ def test_a_lane_computes_what_this_process_would(
     assert multiprocessing.active_children() == []
 
 
-def test_lanes_at_the_same_time_give_the_same_shards(run: MadeRun, finished_run: MadeRun) -> None:
-    lanes = deal_shards(run.plan, pending_shards(run.folder, run.plan), 2)
-    with ThreadPoolExecutor(2) as threads:
-        tasks = [
-            threads.submit(run_lane, run.folder, indices, "cpu", lane=lane, num_lanes=2)
-            for lane, indices in enumerate(lanes)
-        ]
-        for task in tasks:
-            task.result()
+def test_only_what_is_missing_is_computed(run: MadeRun) -> None:
+    run.compute([1])
+    threads = torch.get_num_threads()
+    [report] = compute_missing(run.folder, run.plan, ("cpu",))
+    assert torch.get_num_threads() == threads
+    wanted = [shard.index for shard in run.plan.shards if shard.index != 1]
+    assert sorted(done.shard for done in report.shards) == wanted
+    assert report.load_seconds > 0
+    [journal] = run.folder.lanes.iterdir()
+    assert len(JournalTail(journal).read_new()) == len(wanted) + 3
+    assert compute_missing(run.folder, run.plan, ("cpu",)) == []
+
+
+def test_several_processes_give_the_same_bytes(run: MadeRun, finished_run: MadeRun) -> None:
+    # Two names of the one device there is everywhere.
+    assert len(compute_missing(run.folder, run.plan, ("cpu", "cpu"))) == 2
     for shard in run.plan.shards:
         mine, theirs = (r.folder.shard(shard.index).read_bytes() for r in (run, finished_run))
         assert mine == theirs
+
+
+def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_main_process()
+    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{launcher._LANE_PROCESS}-0")
+    with pytest.raises(UsageError, match="__main__"):
+        require_main_process()
 
 
 def test_an_error_of_the_lane_is_raised_here(tmp_path: Path) -> None:
@@ -126,19 +132,12 @@ def test_threads_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("VIRNUC_THREADS", "8")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     reload()
-    assert launcher._child_environment("cpu", 3) == (
-        "cpu",
-        {
-            "OMP_NUM_THREADS": "2",
-            "MKL_NUM_THREADS": "2",
-            "RAYON_NUM_THREADS": "2",
-            "TORCHINDUCTOR_COMPILE_THREADS": "2",
-        },
-    )
-    assert launcher._child_environment("cpu", 4)[1]["RAYON_NUM_THREADS"] == "2"
-    device, environment = launcher._child_environment("cuda:1", 16)
-    assert (device, environment["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "1")
-    assert environment["OMP_NUM_THREADS"] == "1"
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    assert launcher._child_environment("cpu", 3) == dict.fromkeys(names, "2")
+    assert launcher._child_environment("cuda:1", 16) == {
+        **dict.fromkeys(names, "1"),
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     reload()
-    assert launcher._child_environment("cuda:1", 2)[1]["CUDA_VISIBLE_DEVICES"] == "6"
+    assert launcher._child_environment("cuda:1", 2)["CUDA_VISIBLE_DEVICES"] == "6"

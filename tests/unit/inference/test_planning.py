@@ -11,14 +11,13 @@ import torch
 from tests.made_models import ESM2, MadeModels, MadeRun, make_head, plan_run
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
-from virnuc_core.inference import planning, speed_warnings
+from virnuc_core.inference import planning
+from virnuc_core.inference.plan import RunPlan, read_plan, require_same_plan, write_plan
 from virnuc_core.inference.planning import make_plan, open_plan
 from virnuc_core.inference.shard import require_all_shards
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
-from virnuc_core.plan_comparison import require_same_plan
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.settings import RunConfig
 
 
@@ -202,7 +201,7 @@ def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
         ).warnings
         == ()
     )
-    monkeypatch.setattr(speed_warnings, "find_spec", lambda name: None)
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
     [warning] = make_plan(config, finished_run.store, "embed", ("cuda:0",)).warnings
     assert warning.startswith("Triton is not installed: virnuc's kernels cannot run")
 

@@ -12,9 +12,9 @@ import torch
 from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import MismatchError
+from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.prefetch import Ahead, PreparedBatch, Preparer
 from virnuc_core.inference.streams import HostStreams
-from virnuc_core.run_plan import Shard
 
 
 @pytest.fixture(autouse=True)

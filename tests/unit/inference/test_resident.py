@@ -14,6 +14,7 @@ from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import DeviceError, DeviceMemoryError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.model_runner import ModelRunner
+from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.prefetch import Preparer
 from virnuc_core.inference.resident import ResidentModel, memory_for
 from virnuc_core.inference.shard import ShardResult
@@ -22,7 +23,6 @@ from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.loading import load_model
-from virnuc_core.run_plan import Shard
 from virnuc_core.specs import AttentionBackend
 
 STREAMS = HostStreams("cpu")

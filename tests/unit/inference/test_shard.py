@@ -12,6 +12,7 @@ import pytest
 from tests.made_models import MadeModels, MadeRun, plan_run
 from tests.made_plans import PLAN, model
 from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import (
     ModelCounters,
     ShardCounters,
@@ -28,7 +29,6 @@ from virnuc_core.inference.shard import (
     write_shard,
 )
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan
 
 IDENTITY = shard_identity(PLAN, PLAN.shards[1])
 WORK = ModelCounters(

@@ -10,12 +10,12 @@ from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_
 from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.env_config import reload
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.kept import KeptShards
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import make_plan, open_plan
+from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.results.integrity import check_run
 from virnuc_core.results.run_opening import drop_next
-from virnuc_core.run_plan import read_plan
 from virnuc_core.settings import RunConfig
 
 PADDED = ("VIRNUC_DISABLE_PACKING",)
@@ -165,7 +165,7 @@ def test_reprocessing_makes_all_shards_alike(run: MadeRun, models: MadeModels, t
     rescued.compute(range(2, len(run.plan.shards)))
     for switches, kept_shards in (((), {0, 1}), (PADDED, set(range(2, len(run.plan.shards))))):
         moved = begin_move(rescued, models.config(switches=switches))
-        kept = KeptShards.open(moved.folder, moved.plan)
+        kept = ReusedShards.open(moved.folder, moved.plan)
         assert kept is not None
         assert kept.families == {"dnabert_s", "esm2"}
         assert {s.index for s in moved.plan.shards if kept.read(s)} == kept_shards

@@ -16,12 +16,12 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DamagedFileError, DeviceError, MismatchError
 from virnuc_core.inference.engine import Embedder
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
+from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import RunPlan, read_plan, write_plan
 from virnuc_core.specs import Family
 
 
@@ -119,7 +119,7 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
         begun.set()
         return encode(self, proteins)
 
-    def fail(plan: RunPlan, streams: HostStreams, kept_families: frozenset[Family]) -> Embedder:
+    def fail(plan: RunPlan, streams: HostStreams, reused_families: frozenset[Family]) -> Embedder:
         assert begun.wait(10), "nothing is prepared while models load"
         raise CheckpointError("broken")
 

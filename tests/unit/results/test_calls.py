@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnuc_core.results.calls import NO_FRAME, ChunkCalls, ContigCalls, call_chunks, call_contigs
-from virnuc_core.sequences.translation import DNA_ALONE
+from virnuc_core.sequences.frames import DNA_ALONE
 
 PROBABILITY = st.floats(0, 1, width=32)
 

@@ -12,15 +12,14 @@ import pytest
 from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_head, plan_run, write_contigs
 from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
-from virnuc_core.inference.indexing import index_inputs
 from virnuc_core.inference.launcher import run_lane
-from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.scorer import Scorer
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.translation import LEAST_BASES
+from virnuc_core.sequences.frames import LEAST_BASES
 
 
 def computed(root: Path, fasta: Path, models: MadeModels, **changes: object) -> MadeRun:

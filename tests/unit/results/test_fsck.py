@@ -17,13 +17,13 @@ from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
 from tests.made_moves import begin_move
 from virnuc_core.checked_hdf5 import write_attributes
 from virnuc_core.errors import InputError
+from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.results import writers
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.integrity import Finding, inspect_path
 from virnuc_core.results.run_json import records_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.run_plan import read_plan, write_plan
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from virnuc_core.results.regions import (
 )
 from virnuc_core.results.writers import ResultWriter
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.chunking import chunk_table
+from virnuc_core.sequences.frames import chunk_table
 
 NAN = float("nan")
 STEP = 480  # neighbours overlap by 20 bp

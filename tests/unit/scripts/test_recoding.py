@@ -1,7 +1,7 @@
 import numpy as np
 
 from scripts.train_bundled.recoding import recode
-from virnuc_core.sequences.translation import FrameTable, open_frames
+from virnuc_core.sequences.frames import FrameTable, open_frames
 
 
 def real_looking_frames(seed: int) -> FrameTable:

@@ -1,42 +1,65 @@
+import gzip
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.sequences.frame_store import FrameStore, write_frames_tsv
+from benchmarks.reliability.binary_edits import hostile_json
+from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.store_meta import SCHEMA_VERSION, StoreMeta
-from virnuc_core.sequences.translation import DNA_ALONE
+from virnuc_core.sequences.frames import DNA_ALONE
+from virnuc_core.sequences.reader import input_digest
+from virnuc_core.specs import Alphabet
 
 SEQUENCES = {"long": "GCC" * 300, "none": "TTAATTAACTAGCTAG" * 5, "short": "GCCGCCA"}
+PEAK_MEMORY = """
+import resource, sys
+from virnuc_core.sequences.frame_store_build import build_frame_store
+build_frame_store([sys.argv[1]], sys.argv[2], 500)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def build(
+    tmp_path: Path, text: str, chunk_length: int | None = 500, alphabet: Alphabet = "dna"
+) -> FrameStore:
+    path = tmp_path / "input.fa"
+    path.write_text(text, encoding="utf-8")
+    return build_frame_store([path], tmp_path / "frames", chunk_length, alphabet)
+
+
+def fasta(records: dict[str, str]) -> str:
+    return "".join(f">{name}\n{sequence}\n" for name, sequence in records.items())
+
+
+def table(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> FrameStore:
-    path = tmp_path / "input.fa"
-    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in SEQUENCES.items()))
-    return build_frame_store([path], tmp_path / "frames", 500)
+    return build(tmp_path, fasta(SEQUENCES))
 
 
 def test_ids_of_any_range(store: FrameStore) -> None:
     assert store.record_names(0, 3) == list(SEQUENCES)
     chunks = ["long_chunk_1", "long_chunk_2", "none_chunk_1", "short_chunk_1"]
-    assert store.chunk_ids(0, store.num_chunks) == chunks
     frames = store.frame_ids(0, store.num_frames)
-    assert frames[0] == "long_chunk_1F1"
-    assert frames[-1] == "short_chunk_1R3"
+    assert (frames[0], frames[-1]) == ("long_chunk_1F1", "short_chunk_1R3")
     for begin in range(store.num_frames + 1):
         for end in range(begin, store.num_frames + 1):
             assert store.frame_ids(begin, end) == frames[begin:end]
     for begin in range(5):
         assert store.chunk_ids(begin, 4) == chunks[begin:]
-
-
-def test_a_chunk_without_an_open_frame_has_a_row_as_chunk_only(store: FrameStore) -> None:
     assert 2 not in store.frame_chunk
     assert store.chunk_record.tolist() == [0, 0, 1, 2]
+    assert [store.sequence(row).decode() for row in range(3)] == list(SEQUENCES.values())
+    with pytest.raises(ValueError, match="read-only"):
+        store.frame_chunk[0] = 1
 
 
 def test_a_chunk_without_an_open_frame_may_have_a_row_of_its_dna(store: FrameStore, tmp_path: Path) -> None:
@@ -52,90 +75,25 @@ def test_a_chunk_without_an_open_frame_may_have_a_row_of_its_dna(store: FrameSto
         assert made.protein is not None
         assert made.dna.rows(place, place + 1).to_strings() == [SEQUENCES["none"]]
         assert made.protein.rows(place, place + 1).to_strings() == [""]
-        assert made.frame_number[place] == DNA_ALONE
-        assert made.meta.num_closed == 1
+        assert (made.frame_number[place], made.meta.num_closed) == (DNA_ALONE, 1)
     others = np.delete(np.arange(every.num_frames), row)
     for name in ("dna", "protein"):
         kept = getattr(every, name).take(others)
         assert kept.to_strings() == getattr(store, name).rows(0, store.num_frames).to_strings()
 
 
-def test_rows_are_found_without_reading_the_others(store: FrameStore) -> None:
-    assert store.dna is not None
-    assert store.protein is not None
-    for row in range(store.num_frames):
-        chunk = store.frame_chunk[row]
-        record = store.chunk_record[chunk]
-        strand = list(SEQUENCES.values())[record][store.chunk_start[chunk] : store.chunk_end[chunk]]
-        if store.frame_number[row] >= 3:
-            strand = strand[::-1].translate(str.maketrans("ACGT", "TGCA"))
-        frame = store.frame_number[row] % 3
-        dna = store.dna.rows(row, row + 1).to_strings()[0]
-        assert strand[frame:].startswith(dna)
-        assert len(store.protein.rows(row, row + 1).to_strings()[0]) == len(dna) // 3
-
-
-def test_every_record_is_there_as_a_whole(store: FrameStore) -> None:
-    assert [store.sequence(row).decode() for row in range(3)] == list(SEQUENCES.values())
-
-
-def test_whole_sequences_are_stored_once(tmp_path: Path) -> None:
-    path = tmp_path / "input.fa"
-    path.write_text(">a\nACGU\n>b\nNNTT\n")
-    store = build_frame_store([path], tmp_path / "frames", None)
-    assert [store.sequence(row) for row in range(2)] == [b"ACGT", b"NNTT"]
+@pytest.mark.parametrize("alphabet", ["dna", "protein"])
+def test_whole_sequences_are_stored_once(tmp_path: Path, alphabet: Alphabet) -> None:
+    store = build(tmp_path, ">a\nACGU\n>b x\nggg\n", None, alphabet)
+    column, other = (store.dna, store.protein) if alphabet == "dna" else (store.protein, store.dna)
+    assert other is None
     assert store.sequences is None
-
-
-def test_order_by_length_is_longest_first_and_stable() -> None:
-    column = ByteColumn.from_strings(["xxxx", "a", "bbb", "c", "ddd"])
-    assert FrameStore.order_by_length(column, 1, 5).tolist() == [2, 4, 1, 3]
-    assert FrameStore.order_by_length(column, 2, 2).tolist() == []
-
-
-def test_columns_cannot_be_written_to(store: FrameStore) -> None:
-    assert isinstance(store.frame_chunk, np.ndarray)
-    with pytest.raises(ValueError, match="read-only"):
-        store.frame_chunk[0] = 1
-
-
-def test_opened_again_it_is_the_same(store: FrameStore) -> None:
-    again = FrameStore.open(store.folder)
-    assert again.meta == store.meta
-    assert again.frame_ids(0, again.num_frames) == store.frame_ids(0, store.num_frames)
-
-
-def test_a_folder_without_meta_is_not_a_store(store: FrameStore) -> None:
-    (store.folder / "meta.json").unlink()
-    with pytest.raises(DamagedFileError, match="not a whole frame store"):
-        FrameStore.open(store.folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"inputs": [{}]}', '{"inputs": 3}'])
-def test_meta_of_another_shape_is_damage(store: FrameStore, text: str) -> None:
-    (store.folder / "meta.json").write_text(text)
-    with pytest.raises(DamagedFileError, match=r"meta\.json cannot be used"):
-        FrameStore.open(store.folder)
-
-
-def test_another_schema_version_is_refused(store: FrameStore) -> None:
-    path = store.folder / "meta.json"
-    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
-    with pytest.raises(DamagedFileError, match="version 99"):
-        StoreMeta.read(store.folder)
-
-
-def test_a_cut_column_is_damage(store: FrameStore) -> None:
-    path = store.folder / "dna.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedFileError, match=r"dna\.bin"):
-        FrameStore.open(store.folder)
-
-
-def test_the_table_of_whole_sequences_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "input.fa"
-    path.write_text(">a\nACGT\n")
-    store = build_frame_store([path], tmp_path / "frames", None)
+    assert column is not None
+    expected = ["ACGT" if alphabet == "dna" else "ACGU", "GGG"]
+    assert column.to_strings() == [store.sequence(row).decode() for row in range(2)] == expected
+    assert store.frame_ids(0, 2) == ["a", "b"]
+    assert (store.num_records, store.num_chunks, store.num_frames) == (2, 2, 2)
+    assert store.chunk_end.tolist() == [4, 3]
     with pytest.raises(UsageError, match="whole sequences"):
         write_frames_tsv(store, tmp_path / "frames.tsv")
 
@@ -144,3 +102,177 @@ def test_equal_tables_are_equal_files(store: FrameStore, tmp_path: Path) -> None
     for name in ("a.tsv.gz", "b.tsv.gz"):
         write_frames_tsv(store, tmp_path / name)
     assert (tmp_path / "a.tsv.gz").read_bytes() == (tmp_path / "b.tsv.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{}", '{"inputs": [{}]}', '{"inputs": 3}', *(b.decode("latin-1") for b in hostile_json("inputs").values())],
+)  # fmt: skip
+def test_a_store_with_another_meta_is_damaged(store: FrameStore, text: str | None) -> None:
+    path = store.folder / "meta.json"
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DamagedFileError, match=r"not a whole frame store: meta\.json cannot be used"):
+        FrameStore.open(store.folder)
+
+
+def test_another_schema_version_is_refused(store: FrameStore) -> None:
+    path = store.folder / "meta.json"
+    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
+    with pytest.raises(DamagedFileError, match="version 99"):
+        FrameStore.open(store.folder)
+
+
+@pytest.mark.parametrize("name", ["dna.bin", "record_name.offsets.bin", "frame_number.bin"])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_cut_or_missing_column_is_damage(store: FrameStore, name: str, is_missing: bool) -> None:
+    path = store.folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    if is_missing:
+        path.unlink()
+    found = 0 if is_missing else len(content) - 1
+    with pytest.raises(DamagedFileError, match=f"{name} has {found} bytes instead of {len(content)}"):
+        FrameStore.open(store.folder)
+
+
+def test_every_record_is_used_or_listed(tmp_path: Path) -> None:
+    store = build(tmp_path, ">a\nACGT\n>b\n>c\nEEEEFFFF\n>\nGGG\n>\n")
+    file = str(tmp_path / "input.fa")
+    assert store.record_names(0, 2) == ["a", "record_4"]
+    assert (store.record_number.tolist(), store.record_length.tolist()) == ([1, 4], [4, 3])
+    assert table(store.rejected_path) == [
+        ["record", "id", "file", "length", "reason"],
+        ["2", "b", file, "0", "empty sequence"],
+        ["3", "c", file, "8", "not DNA: 8 of 8 letters are not IUPAC nucleotide codes"],
+        ["5", "record_5", file, "0", "empty sequence"],
+    ]
+    assert (store.meta.num_records, store.meta.num_rejected) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a", "b", "A", "a_dup2"], ["a", "b", "A", "a_dup2"]),
+        (["a", "b", "a", "b", "a"], ["a", "b", "a_dup2", "b_dup2", "a_dup3"]),
+        (["a", "a", "a_dup2", "a", "a_dup3"], ["a", "a_dup4", "a_dup2", "a_dup5", "a_dup3"]),
+        ([f"c{i}" for i in range(70_000)] + ["c5", "Möwe", "Möwe"],
+         [f"c{i}" for i in range(70_000)] + ["c5_dup2", "Möwe", "Möwe_dup2"]),
+        ([f"{'a' * 2000}{i}" for i in range(3)], ["a" * 1000, "a" * 1000 + "_dup2", "a" * 1000 + "_dup3"]),
+        (["=1+1", "\x1b[2J", "../x", "a/b", '"q', "\u202ex", "+1", "%2B1", "=1+1"],
+         ["%3D1+1", "%1B[2J", "../x", "a/b", "%22q", "%E2%80%AEx", "%2B1", "%2B1_dup2", "%3D1+1_dup2"]),
+    ],
+    ids=["no repeat", "in order", "not a name of the input", "several blocks", "long", "hostile"],
+)  # fmt: skip
+def test_names_are_made_harmless_and_unique(
+    tmp_path: Path, names: list[str], expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = build(tmp_path, "".join(f">{name} words\nA\n" for name in names))
+    assert store.record_names(0, len(names)) == expected
+    assert store.chunk_ids(0, 1) == [f"{expected[0]}_chunk_1"]
+    assert store.meta.num_renamed == sum("_dup" in name for name in expected) - sum(
+        "_dup" in n for n in names
+    )
+    assert (f"{store.meta.num_renamed} records have the name of an earlier one" in caplog.text) == bool(
+        store.meta.num_renamed
+    )
+    assert ("names that could do harm" in caplog.text) == (any(len(n) > 1000 or n[0] == "=" for n in names))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["frames", "input.fa"]
+    assert not list(store.folder.glob("*/"))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("=in\x1b.fa", "=in%1B.fa"), ("gen\udce8me.fa", "gen%ED%B3%A8me.fa")]
+)
+def test_hostile_file_names_and_rejected_records(tmp_path: Path, name: str, written: str) -> None:
+    path = tmp_path / name
+    path.write_text(">=1\n!!!!\n>ok\nACGTACGT\n", encoding="utf-8")
+    build_frame_store([path], tmp_path / "frames", 60, rejected_copy=tmp_path / "rejected.tsv")
+    _, row = table(tmp_path / "rejected.tsv")
+    assert row[:3] == ["1", "%3D1", f"{tmp_path}/{written}"]
+
+
+def test_several_files_are_one_input(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = [tmp_path / "empty.fa", tmp_path / "a.fa", tmp_path / "b.fa.gz"]
+    paths[0].write_text("")
+    paths[1].write_text(">x\nACGT\n")
+    paths[2].write_bytes(gzip.compress(b">x\nGGG\n"))
+    store = build_frame_store(paths, tmp_path / "frames", 300)
+    assert store.record_names(0, 2) == ["x", "x_dup2"]
+    assert store.meta.inputs == tuple(input_digest(path) for path in paths)
+    assert f"{paths[0]} holds no sequence record" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", ">a\n>b\n", ">p\nMEEPLQFILE\n"])
+def test_nothing_usable_is_an_error_that_leaves_the_list_only(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "input.fa"
+    path.write_text(text)
+    listed = tmp_path / "rejected.tsv"
+    with pytest.raises(InputError, match=r"no sequence record|can be used"):
+        build_frame_store([path], tmp_path / "frames", 500, rejected_copy=listed)
+    assert len(table(listed)) == 1 + text.count(">")
+    assert sorted(tmp_path.iterdir()) == [path, listed]
+
+
+def test_a_store_is_replaced_by_a_complete_one_only(tmp_path: Path) -> None:
+    store = build(tmp_path, ">a\nACGTACGT\n")
+    bad = tmp_path / "bad.fa.gz"
+    bad.write_bytes(gzip.compress(b">b\nACGT\n")[:-9])
+    with pytest.raises(InputError, match="truncated"):
+        build_frame_store([bad], store.folder, 500)
+    assert FrameStore.open(store.folder).record_names(0, 1) == ["a"]
+    (tmp_path / ".frames.tmp").mkdir()
+    (tmp_path / ".frames.tmp" / "protein.bin").write_bytes(b"of a killed process")
+    assert build(tmp_path, ">b\nACGTACGT\n").record_names(0, 1) == ["b"]
+    assert not (tmp_path / ".frames.tmp").exists()
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / "thesis.tex").write_text("x")
+    with pytest.raises(UsageError, match="in the way"):
+        build(tmp_path, ">a\nACGT\n")
+    assert (tmp_path / "frames" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(("chunk_length", "alphabet"), [(0, "dna"), (-5, "dna"), (500, "protein")])
+def test_a_chunk_length_that_makes_no_sense_is_refused(
+    tmp_path: Path, chunk_length: int, alphabet: Alphabet
+) -> None:
+    with pytest.raises(UsageError, match="chunk length"):
+        build(tmp_path, ">a\nACGT\n", chunk_length, alphabet)
+
+
+def test_records_over_several_batches_give_the_frames_of_each_alone(tmp_path: Path) -> None:
+    letters = random.Random(1)
+    records = ["".join(letters.choices("ACG", k=length)) for length in (2_500_000, 700_000, 700_001, 1200)]
+    write_frames_tsv(
+        build(tmp_path, fasta({f"r{i}": r for i, r in enumerate(records)})), tmp_path / "all.tsv"
+    )
+    parts = []
+    for i, record in enumerate(records):
+        # A record in front moves every border of a batch.
+        write_frames_tsv(
+            build(tmp_path, fasta({"front": "GCC" * 50_000, f"r{i}": record})), tmp_path / "one.tsv"
+        )
+        parts += [row for row in table(tmp_path / "one.tsv") if row[0].startswith(f"r{i}_")]
+    assert table(tmp_path / "all.tsv")[1:] == parts
+
+
+def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
+    texts = [">a\nACGTACGT\n", ">a  comment\nacgt\nACGT\n", ">b\nACGTACGT\n", ">a\nACGTACGA\n"]
+    first, same, *others = (build(tmp_path, text).meta.content_sha256 for text in texts)
+    assert same == first
+    assert first not in others
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    record = "".join(random.Random(2).choices("ACGT", k=20_000))
+    peaks = []
+    for copies in (100, 2000):
+        path = tmp_path / f"{copies}.fa"
+        path.write_text("".join(f">r{i}\n{record}\n" for i in range(copies)))
+        command = [sys.executable, "-c", PEAK_MEMORY, str(path), str(tmp_path / f"frames{copies}")]
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert peaks[1] < peaks[0] + 40 * 1024, peaks

@@ -48,22 +48,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "input"
 
 
-def test_fasta_is_cleaned(path: Path) -> None:
-    assert read(path, FASTA) == [("one", "ACGTACGT"), ("two", "NNRY")]
-
-
 def test_u_stays_u_in_proteins(path: Path) -> None:
     assert read(path, b">p\nMKuv*\n", "protein") == [("p", "MKUV*")]
 
 
-def test_fastq_is_read_whatever_the_file_is_called(tmp_path: Path) -> None:
-    assert read(tmp_path / "reads.fa", FASTQ) == [("one", "ACGT"), ("two", "GGCA")]
-    assert read(tmp_path / "contigs.fastq", FASTA) == [("one", "ACGTACGT"), ("two", "NNRY")]
-
-
-@pytest.mark.parametrize("compress", COMPRESSIONS)
-@pytest.mark.parametrize("name", ["plain_name", "wrong.fa.gz", "wrong.zst"])
-def test_compression_is_seen_in_the_content(
+@pytest.mark.parametrize("compress", [bytes, *COMPRESSIONS])
+@pytest.mark.parametrize("name", ["wrong.fastq.gz", "wrong.fa"])
+def test_format_and_compression_are_recognised_by_content(
     tmp_path: Path, compress: Callable[[bytes], bytes], name: str
 ) -> None:
     assert read(tmp_path / name, compress(FASTA)) == [("one", "ACGTACGT"), ("two", "NNRY")]
@@ -163,30 +154,18 @@ def test_altered_bytes_are_an_error(path: Path, compress: Callable[[bytes], byte
         (b">a M\xc3\xb6we\nACGT\n", "ACGT"),
         (b"@a\r\nACGT\r\n+\r\nIIII\r\n", "ACGT"),
         (b">a\nAC\xc3\xa4GT\n", "AC?GT"),
-    ],
-    ids=[
-        "dos",
-        "mac",
-        "blanks",
-        "blank start",
-        "byte order mark",
-        "comments",
-        "umlaut",
-        "fastq dos",
-        "letter",
+        (b">a\nACG\x1c\x1bACG\0\nACG\x7f\n", "ACG??ACG?ACG?"),
     ],
 )
 def test_odd_layouts(path: Path, content: bytes, expected: str) -> None:
     assert read(path, content) == [("a", expected)]
 
 
-@pytest.mark.parametrize("header", [b">", b"> ", b">\t"])
-def test_a_header_without_a_name_gives_an_empty_name(path: Path, header: bytes) -> None:
-    assert read(path, header + b"\nACGT\n") == [("", "ACGT")]
-
-
-def test_the_name_is_the_first_word(path: Path) -> None:
-    assert read(path, b">gi|1|emb\tx y\nA\n>  two words\nA\n") == [("gi|1|emb", "A"), ("two", "A")]
+@pytest.mark.parametrize(
+    ("header", "name"), [(b">", ""), (b"> ", ""), (b">\t", ""), (b">gi|1\tx", "gi|1"), (b">  two w", "two")]
+)
+def test_the_name_is_the_first_word(path: Path, header: bytes, name: str) -> None:
+    assert read(path, header + b"\nACGT\n") == [(name, "ACGT")]
 
 
 def test_records_are_numbered_over_all_files(tmp_path: Path) -> None:
@@ -226,17 +205,27 @@ def test_other_content_is_one_clear_error(path: Path, content: bytes, message: s
     assert str(path) in str(caught.value)
 
 
-def test_missing_files_folders_and_locked_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        list(iter_records([tmp_path / "none.fa"], "dna"))
-    with pytest.raises(InputError, match="is a folder"):
-        list(iter_records([tmp_path], "dna"))
-    locked = tmp_path / "locked.fa"
-    locked.write_bytes(FASTA)
-    locked.chmod(0)
-    if not os.access(locked, os.R_OK):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.fa", "does not exist"),
+        (".", "is a folder"),
+        *((name, "cannot be read") for name in ("a\0b.fa", "\ud800.fa", "x" * 5000)),
+    ],
+)
+def test_impossible_paths(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(iter_records([f"{tmp_path}/{name}"], "dna"))
+    with pytest.raises(InputError, match=message):
+        input_digest(f"{tmp_path}/{name}")
+
+
+def test_a_file_without_permission_is_named(path: Path) -> None:
+    path.write_bytes(FASTA)
+    path.chmod(0)
+    if not os.access(path, os.R_OK):
         with pytest.raises(InputError, match="cannot be read"):
-            list(iter_records([locked], "dna"))
+            list(iter_records([path], "dna"))
 
 
 @pytest.mark.parametrize("content", [FASTA, gzip.compress(FASTQ, mtime=0)])
@@ -279,8 +268,33 @@ def test_a_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
 def test_what_can_be_read_only_once_has_no_digest(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for path in ("-", pipe):
+    for path in ("-", pipe, "/dev/zero"):
         with pytest.raises(InputError, match="only once"):
             input_digest(path)
-    with pytest.raises(InputError, match="does not exist"):
-        input_digest(tmp_path / "none.fa")
+
+
+@pytest.mark.parametrize(
+    ("content", "fits"),
+    [
+        (b">a\nACGT\r\n" * 50_000, True),
+        (b">a\nACGT\r" * 50_000, True),
+        (b"@a\nACGT\n+\nIIII\n" * 50_000, True),
+        (b"\n \t" * 100_000 + b">a\nACGT\n", True),
+        (b">a\n" + b"A" * 200_000, False),
+        (b">a\n" + b"A\n" * 15_000, False),
+        (b">a\nA\n" * 50_000 + b"A" * 200_000, False),
+        (b"@a\n" + b"A" * 100_000, False),
+    ],
+    ids=["FASTA", "FASTA of a Mac", "FASTQ", "blanks", "long", "many lines", "late", "FASTQ line"],
+)
+def test_a_record_that_does_not_fit_into_memory_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, fits: bool
+) -> None:
+    monkeypatch.setattr("virnuc_core.sequences.reader.memory_limit", lambda: 2_200_000)
+    if fits:
+        assert len(read(path, gzip.compress(content))) == content.count(b"a\n") + content.count(b"a\r")
+    else:
+        with pytest.raises(
+            InputError, match=r"input holds a record of more than [\d,]+ bytes, which does not fit"
+        ):
+            read(path, gzip.compress(content))

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.markdown import cell, code, link, links_of, size, table
+from tasks.pages.markdown import cell, code, link, links_of, size, table
 
 
 def test_foreign_names_are_shown_as_they_are() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from tasks.model_card import HeadCard, head_card, head_page
+from tasks.pages.model_card import HeadCard, head_card, head_page
 from tests.made_plans import PLAN
 from tests.unit.tasks.test_training_plots import made_calls
 from virnuc_core.models.classifier import MLPClassifier

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tasks import plots
-from tasks.plots import p_virus_figure, throughput_figure
+from tasks.pages import plots
+from tasks.pages.plots import p_virus_figure, throughput_figure
 from virnuc_core.results.tables import PREDICTION_SCHEMA
 
 

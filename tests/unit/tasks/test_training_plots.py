@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.training_plots import reliability_figure, roc_figure, save_png
+from tasks.pages.plots import reliability_figure, roc_figure, save_png
 from virnuc_core.training.metrics import KnownCalls, figures_of
 
 

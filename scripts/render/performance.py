@@ -1,0 +1,187 @@
+"""Tables of docs/performance.md: speed against the floor and other programs, and accuracy of each precision."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from scripts.render.tables import Json, MakeTable, Results, of_kind, table
+
+
+def bench_cases(results: Results) -> Iterator[Json]:
+    """Every case of virnuc's own benchmark with its file."""
+    for name, result in of_kind(results, "bench"):
+        for case in result["cases"]:
+            yield {**case, "file": name, "others": result["cases"]}
+
+
+def precision_rows(results: Results) -> Iterator[Json]:
+    """Speed of each precision over fp16, and of mixed lengths over one length, within a run."""
+    for case in bench_cases(results):
+        over_fp16, over_fixed = (
+            _over(case, change) for change in ({"precision": "fp16"}, {"lengths": "fixed:166"})
+        )
+        if over_fp16 or over_fixed:
+            yield {**case, "over_fp16": over_fp16, "over_fixed": over_fixed}
+
+
+def _over(case: Json, change: Json) -> float | None:
+    """Tokens/s over those of the case that differs in this only; None where there is none, or it is itself."""
+    wanted = {key: case[key] for key in ("model", "precision", "lengths")}
+    if wanted == wanted | change:
+        return None
+    found = [other for other in case["others"] if (wanted | change).items() <= {**other}.items()]
+    speed = case["forward"]["tokens_per_second"]
+    return float(speed / found[0]["forward"]["tokens_per_second"]) if found else None
+
+
+def end_to_end_rows(results: Results) -> Iterator[Json]:
+    """From stored sequences to shards on the disk."""
+    for case in bench_cases(results):
+        for run in case["end_to_end"]:
+            yield {**case, **run, "gpus": len(run["devices"])}
+
+
+def peer_rows(results: Results) -> list[Json]:
+    """Residues/s of the other programs, and how many times as fast virnuc is in the same run."""
+    rows: list[Json] = []
+    for name, result in of_kind(results, "peers"):
+        ours = [
+            {
+                "model": case["model"].rpartition(":")[2],
+                "lengths": case["lengths"],
+                "program": f"virnuc {case['precision']}",
+                "precision": case["precision"],
+                "rate": case["forward"]["letters_per_second"],
+                "ratios": "",
+                "file": name,
+            }
+            for case in result["cases"]
+        ]
+        for peer in result["peers"]:
+            row = {"model": peer["model"], "lengths": peer.get("lengths", ""), "program": peer["peer"]}
+            rate = peer.get("residues_per_second")
+            if rate is None:
+                rows.append(
+                    {**row, "rate": None, "why": peer.get("skipped", "no memory"), "ratios": "", "file": ""}
+                )
+                continue
+            same = [own for own in ours if (own["model"], own["lengths"]) == (row["model"], row["lengths"])]
+            ratios = ", ".join(f"{own['precision']} {own['rate'] / rate:.2f}" for own in same)
+            rows.append({**row, "rate": rate, "ratios": ratios, "file": name})
+        rows += ours
+    return sorted(({"why": "", **row} for row in rows), key=lambda row: (row["model"], row["lengths"]))
+
+
+def attention_rows(results: Results) -> Iterator[Json]:
+    """Attention alone of every candidate: milliseconds as a layer calls it, and without the rotation."""
+    for name, result in of_kind(results, "flash-attention"):
+        for row in result["attention"]:
+            if "failed" not in row:
+                yield {"without_rotation": {"ms": None}, **row, "file": name}
+
+
+def attention_failures(results: Results) -> Iterator[Json]:
+    """Which candidates could not run which cases, and why."""
+    for name, result in of_kind(results, "flash-attention"):
+        cases: dict[tuple[str, str], list[str]] = {}
+        for row in (*result["attention"], *result["forward"]):
+            if "failed" in row:
+                cases.setdefault((row["candidate"], row["failed"]), []).append(
+                    f"{row['model']} {row['precision']}"
+                )
+        for (candidate, reason), named in cases.items():
+            yield {
+                "candidate": candidate,
+                "cases": ", ".join(dict.fromkeys(named)),
+                "why": reason,
+                "file": name,
+            }
+
+
+def attention_forward_rows(results: Results) -> Iterator[Json]:
+    """Whole models with every backend, over the first, virnuc's own, in the same run."""
+    for name, result in of_kind(results, "flash-attention"):
+        first: dict[tuple[str, ...], float] = {}
+        for row in result["forward"]:
+            if "failed" not in row:
+                rate = row["tokens_per_second"]
+                own = first.setdefault((row["model"], row["precision"], row["lengths"]), rate)
+                yield {**row, "share": rate / own, "file": name}
+
+
+def accuracy_rows(results: Results) -> Iterator[Json]:
+    """Each precision against fp32 on the same device."""
+    for name, result in of_kind(results, "accuracy"):
+        models = [result["models"][key].rpartition(":")[2] for key in ("esm_model", "dnabert_model")]
+        for precision, found in result["against_fp32"].items():
+            agreement = {
+                unit: None if share is None else f"{100 * share:.3f} %"
+                for unit in ("frame", "chunk")
+                for share in [found.get(f"{unit}_calls_agree")]
+            }
+            names = {"models": " and ".join(dict.fromkeys(models)), "precision": precision, "file": name}
+            yield {**names, "frames": result["frames"], **found, **agreement}
+
+
+def run_rows(results: Results) -> Iterator[Json]:
+    """Command and machine of every file."""
+    for name, result in results.items():
+        if "kind" in result and "machine" in result:
+            machine = result["machine"]
+            versions = ", ".join(
+                f"{key} {machine[key]}" for key in ("torch", "cuda", "triton") if machine[key]
+            )
+            driver = f", driver {machine['driver_version']}" if "driver_version" in machine else ""
+            where = f"{machine['device']}{driver}; {versions}"
+            yield {"file": name, "command": result["command"], "machine": where}
+
+
+TABLES: Final[dict[str, MakeTable]] = {
+    "forward": table(
+        "model|precision|lengths|tokens/s|letters/s|sequences/s|floor, tokens/s|of the floor|spread|memory, GB|packed"
+        "|file",
+        "{model:plain}|{precision}|{lengths}|{forward[tokens_per_second]:count}|{forward[letters_per_second]:count}"
+        "|{forward[sequences_per_second]:count}|{floor_tokens_per_second:count}|{over_floor:.3f}"
+        "|{forward[repeats]:spread}|{peak_memory_bytes:GB}|{forward[packing_efficiency]:.3f}|{file}",
+        bench_cases,
+    ),
+    "precision": table(
+        "model|precision|lengths|over own fp16|over fixed:166|file",
+        "{model:plain}|{precision}|{lengths}|{over_fp16:.3f}|{over_fixed:.3f}|{file}",
+        precision_rows,
+    ),
+    "end-to-end": table(
+        "model|precision|lengths|GPUs|sequences/s|tokens/s|of forward passes alone|of linear|seconds measured|load, s"
+        "|file",
+        "{model:plain}|{precision}|{lengths}|{gpus}|{speed[sequences_per_second]:count}"
+        "|{speed[tokens_per_second]:count}|{over_gpu_only:.3f}|{over_linear:.3f}|{work_seconds:each}"
+        "|{load_seconds:.1f}|{file}",
+        end_to_end_rows,
+    ),
+    "flash-attention": table(
+        "model|precision|lengths|kernel|ms|ms without rotation|spread|relative error|file",
+        "{model}|{precision}|{lengths}|{candidate}|{as_called[ms]:.3f}|{without_rotation[ms]:.3f}"
+        "|{as_called[repeats]:spread}|{relative_error:.1e}|{file}",
+        attention_rows,
+    ),
+    "flash-forward": table(
+        "model|precision|lengths|attention|tokens/s|over the first|spread|file",
+        "{model}|{precision}|{lengths}|{candidate}|{tokens_per_second:count}|{share:.3f}|{repeats:spread}|{file}",
+        attention_forward_rows,
+    ),
+    "flash-failures": table(
+        "kernel|not measured|why|file", "{candidate}|{cases}|{why}|{file}", attention_failures
+    ),
+    "peers": table(
+        "model|lengths|program|residues/s|virnuc over it|file",
+        "{model}|{lengths}|{program}|{rate:count}{why}|{ratios}|{file}",
+        peer_rows,
+    ),
+    "accuracy": table(
+        "models|precision|frames|worst cosine, protein|worst cosine, DNA|calls of frames agree|calls of chunks agree"
+        "|file",
+        "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}|{frame}|{chunk}"
+        "|{file}",
+        accuracy_rows,
+    ),
+    "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
+}

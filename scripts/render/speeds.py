@@ -1,0 +1,62 @@
+"""The speeds that `virnuc models list` shows, put together from the result files.
+
+Forward passes over sequences of one length (166 residues, 500 bases) on one device; of each model, precision and device
+the first result by name of its file.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Final
+
+from scripts.render.tables import Json, Results
+from virnuc_core.inference.model_facts import MeasuredSpeed
+
+_LENGTHS: Final = {"esm2": 166, "dnabert_s": 500}
+
+
+def render(results: Results) -> str:
+    """The content of speeds.json."""
+    found: dict[tuple[str, ...], MeasuredSpeed] = {}
+    for name, document in results.items():
+        for speed in (*_gpu_speeds(name, document), *_cpu_speeds(name, document)):
+            found.setdefault((speed.family, speed.name, speed.precision, speed.machine), speed)
+    return json.dumps([asdict(speed) for _, speed in sorted(found.items())], indent=1) + "\n"
+
+
+def _gpu_speeds(result: str, document: Json) -> Iterator[MeasuredSpeed]:
+    for case in document["cases"] if document.get("kind") == "bench" else ():
+        length = _LENGTHS[case["family"]]
+        if case["lengths"] == f"fixed:{length}" and case["model"].startswith("random:"):
+            yield MeasuredSpeed(
+                family=case["family"],
+                name=case["model"].removeprefix("random:"),
+                precision=case["precision"],
+                machine=document["machine"]["device"],
+                letters_per_second=_three_digits(case["forward"]["letters_per_second"]),
+                letters=length,
+                result=result,
+                command=document["command"],
+            )
+
+
+def _cpu_speeds(result: str, document: Json) -> Iterator[MeasuredSpeed]:
+    model = re.fullmatch(r"ESM-2 (\w+), random weights", str(document.get("model")))
+    speeds = document.get("residues_per_second", {})
+    if model and "virnuc fp32, budget 2048" in speeds:
+        yield MeasuredSpeed(
+            family="esm2",
+            name=model[1],
+            precision="fp32",
+            machine=f"{document['cpu']}, {document['threads']} threads",
+            letters_per_second=_three_digits(speeds["virnuc fp32, budget 2048"]["median"]),
+            letters=document["length"],
+            result=result,
+            command=document["command"],
+        )
+
+
+def _three_digits(value: float) -> int:
+    """What a figure from another machine is worth."""
+    return int(round(value, 3 - len(str(int(value)))))

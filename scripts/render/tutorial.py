@@ -1,0 +1,142 @@
+"""The outputs in docs/tutorial.md, by running its commands.
+
+Blocks marked `bash` and `python` are run one after another in a folder that holds `examples/`; a block marked `text` after one is what
+it prints. Blocks with other marks are for reading. A test runs the same and compares.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.render.tables import ROOT
+from virnuc_cli.main import main as virnuc
+
+PAGE: Final = ROOT / "docs" / "tutorial.md"
+
+_BLOCK: Final = re.compile(r"^```(?P<mark>\w+)\n(?P<body>.*?)^```\n", re.DOTALL | re.MULTILINE)
+# What is another on each machine, and each time.
+_VOLATILE: Final = (
+    (re.compile(r"[\d,.]+ (sequences|residues)/s"), r"N \1/s"),
+    (re.compile(r"\b[0-9a-f]{64}\b"), "HASH"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A block that is run.
+
+    Attributes:
+        mark: "bash" or "python".
+        body: its lines.
+        shown: what the page says it prints; None where it says nothing.
+        place: where that stands in the page.
+    """
+
+    mark: str
+    body: str
+    shown: str | None
+    place: tuple[int, int]
+
+
+def steps(text: str) -> Iterator[Step]:
+    """The blocks that are run, in order."""
+    blocks = list(_BLOCK.finditer(text))
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block["mark"] in ("bash", "python"):
+            is_shown = after is not None and after["mark"] == "text"
+            yield Step(
+                mark=block["mark"],
+                body=block["body"],
+                shown=after["body"] if after is not None and is_shown else None,
+                place=after.span("body") if after is not None and is_shown else (0, 0),
+            )
+
+
+def run(step: Step, names: dict[str, Any]) -> str:
+    """Runs one block in the present folder and gives its standard output.
+
+    Args:
+        step: the block.
+        names: what the blocks of Python before it have left behind.
+
+    Raises:
+        RuntimeError: a command failed.
+    """
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if step.mark == "python":
+            exec(compile(step.body, str(PAGE), "exec"), names)  # noqa: S102 - it is a page of this repository
+        else:
+            for command in _commands(step.body):
+                _run_command(command)
+    return printed.getvalue()
+
+
+def stable(text: str) -> str:
+    """The text without what is another each time."""
+    for pattern, instead in _VOLATILE:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _commands(body: str) -> Iterator[str]:
+    """The commands of a block: its lines, those of a here-document together."""
+    lines = iter(body.splitlines())
+    for line in lines:
+        command = [line]
+        if "<<END" in line:
+            for inner in lines:
+                command.append(inner)
+                if inner == "END":
+                    break
+        yield "\n".join(command)
+
+
+def _run_command(command: str) -> None:
+    """Runs virnuc in this process, which has what it needs in memory, and anything else in a shell."""
+    program, *arguments = shlex.split(command) if "\n" not in command else [""]
+    if program == "virnuc":
+        if code := virnuc(arguments):
+            raise RuntimeError(f"{command} ended with exit code {code}")
+        return
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with exit code {done.returncode}: {done.stderr}")
+    print(done.stdout, end="")
+
+
+@contextlib.contextmanager
+def in_folder_with_examples() -> Iterator[Path]:
+    """A temporary folder with what a clone has and the page uses, as the present one."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="virnuc-tutorial-") as folder:
+        shutil.copytree(ROOT / "examples", Path(folder, "examples"))
+        os.chdir(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+def render(text: str) -> str:
+    """Runs all blocks, and gives the page with what they print now."""
+    names: dict[str, Any] = {}
+    shift = 0
+    with in_folder_with_examples():
+        for step in list(steps(text)):
+            printed = run(step, names)
+            print(step.body + printed)
+            if step.shown is not None and stable(printed) != stable(step.shown):
+                begin, end = (position + shift for position in step.place)
+                text = text[:begin] + printed + text[end:]
+                shift += len(printed) - (end - begin)
+    return text

@@ -1,0 +1,145 @@
+"""Plots of a run and of how good calls are, drawn without a display and without any state between them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from virnuc_core.files import atomic_path
+from virnuc_core.results.calls import DEFAULT_THRESHOLD
+from virnuc_core.results.tables import PREDICTION_SCHEMA
+from virnuc_core.results.writers import NOT_AVAILABLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from virnuc_core.training.metrics import Figures, KnownCalls
+
+# Seconds (Unix time) and value.
+Curve = Sequence[tuple[float, float]]
+
+_BINS: Final = 50
+_BLOCK_ROWS: Final = 1 << 16
+_MAX_NAMED_CURVES: Final = 10
+_MANY_SECONDS: Final = 180.0
+_VIRUS_COLOUR: Final = "#c8553d"
+_OTHER_COLOUR: Final = "#588b8b"
+
+
+def p_virus_figure(predictions: Path, threshold: float = DEFAULT_THRESHOLD) -> "Figure":
+    """How sure the calls are: scored chunks by their probability of being viral.
+
+    Args:
+        predictions: a predictions.tsv, read a block of rows at a time.
+        threshold: p_virus from which chunks are called virus.
+    """
+    edges = np.linspace(0.0, 1.0, _BINS + 1)
+    counts = np.zeros(_BINS, dtype=np.int64)
+    values = _p_virus(predictions)
+    while block := list(islice(values, _BLOCK_ROWS)):
+        counts += np.histogram(block, edges)[0]
+    figure, axes = new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
+    is_virus = edges[:-1] >= threshold - 1e-9
+    colours = np.where(is_virus, _VIRUS_COLOUR, _OTHER_COLOUR).tolist()
+    axes.bar(
+        edges[:-1], counts, width=1 / _BINS, align="edge", color=colours, edgecolor="white", linewidth=0.4
+    )
+    axes.axvline(threshold, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, 1)
+    for x, what, number in ((0.25, "other", counts[~is_virus]), (0.75, "virus", counts[is_virus])):
+        axes.text(x, 1.01, f"{what}: {number.sum():,}", ha="center", transform=axes.get_xaxis_transform())
+    return figure
+
+
+def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
+    """Sequences a second over time, a line a lane; many lanes have no names.
+
+    Args:
+        lanes: the name of each, the moments at which its shards were done, and its speed in them.
+    """
+    moments = [moment for _, curve in lanes for moment, _ in curve]
+    begin, end = min(moments, default=0.0), max(moments, default=0.0)
+    unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
+    figure, axes = new_figure("Throughput of the lanes", unit, "sequences/s")
+    is_named = len(lanes) <= _MAX_NAMED_CURVES
+    style = {"marker": "o", "markersize": 3} if is_named else {"linewidth": 0.6, "alpha": 0.6}
+    for name, curve in lanes:
+        times = [(moment - begin) / seconds for moment, _ in curve]
+        axes.plot(times, [value for _, value in curve], label=name, **style)
+    axes.set_ylim(bottom=0)
+    if is_named and lanes:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _p_virus(predictions: Path) -> Iterator[float]:
+    column = PREDICTION_SCHEMA.names.index("p_virus")
+    with predictions.open(encoding="utf-8") as lines:
+        next(lines, None)
+        for line in lines:
+            value = line.split("\t", column + 1)[column]
+            if value != NOT_AVAILABLE:
+                yield float(value)
+
+
+def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+    """An empty plot in the style of all of them."""
+    from matplotlib.figure import Figure  # takes a second, and not every process draws
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", pad=18)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", linewidth=0.4)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
+    """Share of viruses found over the share of false positives, a line a level; levels of one class have none."""
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    figure, axes = new_figure(
+        "Viruses found and false positives", "others called virus", "viruses called virus"
+    )
+    for name, calls in levels.items():
+        scored = calls.take(calls.is_scored)
+        if scored.is_viral.any() and not scored.is_viral.all():
+            false_positives, found, _ = roc_curve(scored.is_viral, scored.p_virus)
+            area = roc_auc_score(scored.is_viral, scored.p_virus)
+            axes.plot(false_positives, found, label=f"{name}: AUROC {area:.3f}")
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="chance")
+    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return figure
+
+
+def reliability_figure(levels: "dict[str, Figures]") -> "Figure":
+    """Share of viruses over the score that they have, a line a level; on the diagonal, a score is a probability."""
+    figure, axes = new_figure("Are scores probabilities?", "mean P(virus)", "share of viruses")
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="a probability")
+    for name, figures in levels.items():
+        points = [
+            (one.mean_p, one.share_viral)
+            for one in figures.reliability
+            if one.mean_p is not None and one.share_viral is not None
+        ]
+        if points:
+            error = "" if figures.ece is None else f", ECE {figures.ece:.3f}"
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"{name}{error}")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    return figure
+
+
+def save_png(figure: "Figure", path: Path) -> None:
+    """Writes a plot; equal plots are equal files."""
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})

@@ -1,0 +1,135 @@
+"""The stages of a run as Prefect tasks, and what every one of them is to Prefect."""
+
+import socket
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+
+from tasks.artifacts import ProgressArtifact
+from virnuc_core import pipeline
+from virnuc_core.errors import is_retryable
+from virnuc_core.inference import launcher
+from virnuc_core.inference.events import LaneEvent, ShardDone
+from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.shard import missing_shards, pending_shards, remove_shard_temporaries
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.settings import RunConfig
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, 60.0]
+
+# Set while this process is being stopped: nothing is tried again then.
+stopping: Final = threading.Event()
+
+
+def resumable_task(function: Callable[P, R]) -> Task[P, R]:
+    """Makes a task of a function that finds on the disk what is already done.
+
+    So nothing is cached or persisted: a retry calls it again, and it resumes. Only errors that may go away are retried.
+    Errors of the operating system become `StorageError`.
+    """
+
+    @wraps(function)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+        with pipeline.translate_os_errors():
+            return function(*args, **kwargs)
+
+    make_task = task(
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=len(RETRY_DELAYS_SECONDS),
+        retry_delay_seconds=RETRY_DELAYS_SECONDS,
+        retry_condition_fn=retry_if_transient,
+    )
+    return make_task(translated)
+
+
+def retry_if_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """Whether a task that has failed is to be retried."""
+    error = state.result(raise_on_failure=False)
+    return not stopping.is_set() and isinstance(error, BaseException) and is_retryable(error)
+
+
+# Planning and computing are not here: they are tasks and runs of the lanes.
+_TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
+    stage: resumable_task(stage)
+    for stage in (
+        *(pipeline.label, pipeline.index, pipeline.divide, pipeline.validate, pipeline.aggregate),
+        *(pipeline.classify, pipeline.fit, pipeline.replace),
+    )
+}
+
+
+def as_tasks(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
+    """Stages of a run, those that can be as Prefect tasks."""
+    return [_TASKS.get(stage, stage) for stage in stages]
+
+
+@resumable_task
+def plan(folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...]) -> RunPlan:
+    """Writes the plan, or makes sure that the one in the folder is of the same run.
+
+    Raises:
+        VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
+    """
+    return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder)
+
+
+@resumable_task
+def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """The shards that are missing or damaged; the latter are set aside.
+
+    Args:
+        folder: the run's folder.
+        taken: shards that are being computed, to be left out; what killed lanes have left of others is removed.
+    """
+    stopping.clear()
+    pending = tuple(shard for shard in pending_shards(folder, read_plan(folder.plan)) if shard not in taken)
+    remove_shard_temporaries(folder, pending)
+    return pending
+
+
+@resumable_task
+def compute_shards(
+    folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
+) -> None:
+    """Computes shards in a process of their own; called again, it leaves out those that are there by then.
+
+    Raises:
+        LaneError: the process died.
+        VirnucError: what the process raised.
+        OSError: what it met when it read or wrote files.
+    """
+    left = missing_shards(folder, shards)
+    if not left:
+        return
+    planned = read_plan(folder.plan).shards
+    rows = {shard: planned[shard].end - planned[shard].begin for shard in shards}
+    total = sum(rows.values())
+    done = total - sum(rows[shard] for shard in left)
+    bar = ProgressArtifact(f"virnuc-lane-{lane}", f"Lane {lane} on {socket.gethostname()} {device}")
+
+    def emit(event: LaneEvent) -> None:
+        nonlocal done
+        journal.write(event)
+        if isinstance(event, ShardDone):
+            done += rows[event.shard]
+            bar.update(100 * done / total)
+
+    launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
+
+
+def end_lane_processes() -> None:
+    """Ends every lane of this process, and has none of them retried."""
+    stopping.set()
+    launcher.end_lane_processes()

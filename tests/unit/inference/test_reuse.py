@@ -1,0 +1,164 @@
+"""A run that is made from another one is byte for byte the one made from nothing, and computes only what it must."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.made_models import (
+    WIDTH,
+    MadeModels,
+    MadeRun,
+    make_esm2,
+    make_head,
+    make_models,
+    plan_run,
+    write_contigs,
+)
+from tests.made_moves import begin_move, content, from_nothing, write_results
+from virnuc_core.errors import MismatchError
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.reuse import ReusedShards
+from virnuc_core.inference.shard import ShardResult, read_shard, shard_identity
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Family
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> MadeModels:
+    """Models of its own, whose files a test may break."""
+    return make_models(tmp_path)
+
+
+@pytest.fixture
+def run(models: MadeModels, tmp_path: Path) -> MadeRun:
+    made = plan_run(
+        tmp_path / "run", write_contigs(tmp_path / "in.fa", 16), models.config(), shard_seconds=0.02
+    )
+    made.compute()
+    return made
+
+
+def results(run: MadeRun) -> list[ShardResult]:
+    return [read_shard(run.folder.shard(s.index), shard_identity(run.plan, s)) for s in run.plan.shards]
+
+
+def break_weights(models: MadeModels) -> None:
+    """Makes the DNA model one that cannot be loaded any more."""
+    weights = models.dnabert / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+
+
+def other_head(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(head=str(make_head(folder / "other_head.safetensors", 2 * WIDTH, seed=7)))
+
+
+def larger_esm2(models: MadeModels, folder: Path) -> RunConfig:
+    head = make_head(folder / "wide_head.safetensors", WIDTH + 64, seed=3)
+    return models.config(esm_model=str(make_esm2(folder / "esm2_large", width=64)), head=str(head))
+
+
+def other_weights(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(esm_model=str(make_esm2(folder / "esm2_other")))
+
+
+def other_layer(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(repr_layer=2)
+
+
+def rounded(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(embeddings="float16")
+
+
+def not_stored(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(embeddings="none")
+
+
+def one_by_one(models: MadeModels, folder: Path) -> RunConfig:
+    return models.config(engine="reference", dnabert_engine="packed")
+
+
+MOVES: Mapping[Callable[[MadeModels, Path], RunConfig], set[Family]] = {
+    other_head: {"dnabert_s", "esm2"},
+    larger_esm2: {"dnabert_s"},
+    other_weights: {"dnabert_s"},
+    other_layer: {"dnabert_s"},
+    rounded: {"dnabert_s", "esm2"},
+    not_stored: {"dnabert_s", "esm2"},
+    one_by_one: {"dnabert_s"},
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_it_is_the_run_from_nothing(
+    move: Callable[[MadeModels, Path], RunConfig], models: MadeModels, run: MadeRun, tmp_path: Path
+) -> None:
+    moved = begin_move(run, move(models, tmp_path))
+    assert [(s.begin, s.end) for s in moved.plan.shards] == [(s.begin, s.end) for s in run.plan.shards]
+    kept = ReusedShards.open(moved.folder, moved.plan)
+    assert kept is not None
+    assert kept.families == MOVES[move]
+    fresh = from_nothing(moved, tmp_path / "fresh")
+    break_weights(models)  # what is kept is not computed
+    moved.compute()
+    for made in (moved, fresh):
+        write_results(made)
+    assert content(moved.folder) == content(fresh.folder)
+    for before, now, expected in zip(results(run), results(moved), results(fresh), strict=True):
+        np.testing.assert_array_equal(now.scores, expected.scores)
+        assert now.counters == expected.counters
+        if now.dna is not None and now.dna.dtype == np.float32:
+            np.testing.assert_array_equal(now.dna, before.dna)
+            np.testing.assert_array_equal(now.protein, expected.protein)
+
+
+def test_the_plan_is_that_of_a_run_from_nothing(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
+    config = other_weights(models, tmp_path)
+    moved = begin_move(run, config)
+    fresh = plan_run(tmp_path / "fresh", tmp_path / "in.fa", config)
+    assert moved.plan == replace(fresh.plan, shards=moved.plan.shards)
+    costs = [sum(shard.cost for shard in plan.shards) for plan in (moved.plan, fresh.plan)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-3)
+
+
+def test_a_damaged_old_shard_is_computed(
+    models: MadeModels, run: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = begin_move(run, other_head(models, tmp_path))
+    fresh = from_nothing(moved, tmp_path / "fresh")
+    shard = run.folder.shard(1)
+    shard.write_bytes(shard.read_bytes()[:-9])
+    run.folder.shard(2).unlink()
+    with caplog.at_level(logging.WARNING):
+        moved.compute()
+    assert "nothing can be kept of shard 1" in caplog.text
+    assert "nothing can be kept of shard 2" in caplog.text
+    assert content(moved.folder) == content(fresh.folder)
+
+
+def test_a_model_that_is_needed_after_all_is_checked(
+    models: MadeModels, run: MadeRun, tmp_path: Path
+) -> None:
+    moved = begin_move(run, other_head(models, tmp_path))
+    run.folder.shard(1).unlink()
+    break_weights(models)
+    with pytest.raises(MismatchError, match="model dnabert"):
+        moved.compute()
+    assert moved.folder.shard(0).exists()
+
+
+def test_vectors_of_another_version_are_not_kept(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
+    moved = begin_move(run, other_head(models, tmp_path))
+    older = ReusedShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
+    assert older.families == set()
+
+
+def test_a_run_from_nothing_keeps_nothing(run: MadeRun) -> None:
+    assert ReusedShards.open(run.folder, run.plan) is None
+    assert run.folder.previous is None
+    assert RunFolder(run.folder.root / "next").previous is None
+    assert read_plan(run.folder.plan) == run.plan

@@ -1,0 +1,126 @@
+"""What the doctor says of this machine and of made-up ones."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from virnuc_core.doctor import checks
+from virnuc_core.doctor.checks import RunOutput, compare_outputs
+from virnuc_core.env_config import reload
+from virnuc_core.models.catalogue import BUNDLED_HEADS
+
+VECTORS = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+SCORES = np.full((6, 2), 0.5, np.float32)
+REFERENCE = RunOutput((VECTORS, VECTORS), SCORES)
+
+
+def test_the_machine_of_the_tests_is_fit() -> None:
+    parts = (checks.version_findings, checks.cuda_findings, checks.device_findings, checks.self_test_findings)
+    findings = [finding for part in parts for finding in part()]
+    assert {"torch", "prefect", "triton", "cpu"} <= {finding.name for finding in findings}
+    assert [finding.summary for finding in findings if finding.state == "problem"] == []
+    [device, self_test] = [finding for finding in findings if finding.name == "cpu"]
+    assert "auto: fp32, sdpa attention" in device.found
+    assert self_test.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("built_for", "driver", "visible", "state", "advice"),
+    [
+        (None, "580.65.06", None, "problem", "this torch is for the CPU alone"),
+        ("13.0", "570.10", None, "problem", "CUDA 13.0 needs driver 580 or later"),
+        ("13.0", "580.65.06", "7", "problem", "CUDA_VISIBLE_DEVICES is '7'"),
+        ("12.8", "570.10", None, "problem", "torch cannot use the GPUs"),
+        ("12.8", "570.10", "", "ok", ""),
+    ],
+)
+def test_gpus_that_torch_does_not_see(
+    built_for: str | None,
+    driver: str,
+    visible: str | None,
+    state: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    reload()
+    found = checks._cuda(driver, num_gpus=2, seen=0)
+    assert (found.state, found.is_device) == (state, True)
+    assert advice in found.advice
+    assert bool(found.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("major", "gigabytes", "state", "advice"),
+    [
+        (9, 140, "ok", ""),
+        (7, 16, "warning", "older than compute capability 8.0"),
+        (8, 2, "warning", "other programs use its memory"),
+    ],
+)
+def test_a_gpu_is_described(
+    major: int, gigabytes: int, state: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = SimpleNamespace(
+        name="NVIDIA Made", total_memory=gigabytes * 10**9, major=major, minor=0, uuid="made-up"
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    gpu, cpu = checks.device_findings()
+    assert (gpu.name, gpu.state, gpu.is_device, cpu.name) == ("cuda:0", state, True, "cpu")
+    assert advice in gpu.advice
+    memory = f"NVIDIA Made, {gigabytes} GB, {gigabytes} GB free"
+    assert f"{memory}, compute capability {major}.0; auto: fp16" in gpu.found
+
+
+@pytest.mark.parametrize(
+    ("home", "state"), [("not/yet", "ok"), ("file/home", "problem"), ("/proc/nowhere", "problem")]
+)
+def test_the_home_is_one_that_can_be_written(
+    home: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / home))
+    reload()
+    findings = {finding.name: finding for finding in checks.host_findings()}
+    assert set(findings) >= {"open files", "working folder", "VIRNUC_HOME", "temporary folder"}
+    found = findings["VIRNUC_HOME"]
+    assert (found.state == "problem") == (state == "problem")
+    assert ("GB free in" if state == "ok" else "cannot be written") in found.found
+    assert state == "ok" or "VIRNUC_HOME" in found.advice
+    assert not (tmp_path / "not").exists()
+
+
+def test_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    reload()
+    folder = tmp_path / "compiled" / "inductor"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "code").write_bytes(b"0" * 3_000_000)
+    findings = {finding.name: finding.found for finding in checks.cache_findings()}
+    assert findings["code compiled by torch"] == f"0.003 GB in {folder}"
+
+
+def test_bundled_models_are_intact() -> None:
+    findings = list(checks.bundled_findings())
+    assert [finding.name for finding in findings] == ["esm2:tiny", "dnabert:tiny", *BUNDLED_HEADS]
+    assert all(finding.state == "ok" and "fingerprint" in finding.found for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "score_change", "state"),
+    [(np.nan, 0, "problem"), (50.0, 0, "problem"), (0, 0.02, "problem"), (0, 0.001, "ok")],
+)
+def test_a_device_that_computes_wrongly_is_a_problem(change: float, score_change: float, state: str) -> None:
+    vectors = VECTORS.copy()
+    vectors[3, 2] += change
+    found = compare_outputs("cuda:0", RunOutput((VECTORS, vectors), SCORES + score_change), REFERENCE)
+    assert (found.state, found.is_device) == (state, True)
+    assert ("computes wrongly" in found.advice) == (state == "problem")

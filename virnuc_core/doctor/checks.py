@@ -1,0 +1,308 @@
+"""Versions, CUDA, devices, the host, caches and bundled models, and a small run on every device."""
+
+import os
+import platform
+import random
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from virnuc_core import __version__
+from virnuc_core.doctor.comparison import cosines
+from virnuc_core.doctor.finding import Finding
+from virnuc_core.env_config import available_threads, env
+from virnuc_core.errors import VirnucError, storage_error
+from virnuc_core.host_memory import free_memory
+from virnuc_core.inference.compile_cache import compile_cache_environment
+from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolve_devices, resolve_precision
+from virnuc_core.inference.launcher import run_lane
+from virnuc_core.inference.nvidia_smi import query_gpus
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.shard import read_shard, shard_identity
+from virnuc_core.inference.worker import run_shards
+from virnuc_core.models.attention import resolve_attention
+from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
+from virnuc_core.models.hub import cache_folder
+from virnuc_core.models.random_weights import published_spec
+from virnuc_core.models.verification import verify
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.settings import RunConfig
+from virnuc_core.specs import Engine
+from virnuc_core.versions import (
+    FLASH_ATTN,
+    FLASH_ATTN_VERSION,
+    OLDEST_DRIVER,
+    State,
+    check_versions,
+    installed_version,
+    is_older,
+    triton_of_torch,
+)
+
+_LEAST_GPU_MEMORY_GB: Final = 4.0
+# The kernels need what came with this generation (Ampere).
+_TRIED_CAPABILITY: Final = (8, 0)
+# For a run at all, and for one that is not cramped.
+_LEAST_MEMORY_GB: Final = (1.0, 4.0)
+_LEAST_DISK_GB: Final = (0.5, 10.0)
+_LEAST_FILES: Final = 1024
+
+_NUM_CONTIGS: Final = 8
+_CODONS: Final = 160  # of each, fewer than fill a chunk
+# fp16 on a GPU stays above 0.9999996 and within 0.002 (docs/performance.md); what is broken is far off.
+_LEAST_COSINE: Final = 0.9999
+_MOST_SCORE_DIFFERENCE: Final = 0.01
+
+
+def version_findings() -> Iterator[Finding]:
+    """Each package of the table of known versions."""
+    yield Finding("versions", "virnuc", "ok", __version__)
+    for check in check_versions():
+        found = check.found or "not installed"
+        is_device = check.package in ("torch", "triton", FLASH_ATTN)
+        yield Finding("versions", check.package, check.state, found, check.advice, is_device)
+
+
+def cuda_findings() -> Iterator[Finding]:
+    """The CUDA of torch, the driver, triton and flash-attn-4, and whether they go together."""
+    rows = query_gpus(("driver_version",), units=False)
+    seen = torch.cuda.device_count()
+    yield _cuda(rows[0][0] if rows else "", len(rows), seen)
+    yield _triton(is_needed=seen > 0)
+    if version := installed_version(FLASH_ATTN):
+        found = f"{version}; used with --attention flash-attn only"
+        advice = f"that takes {FLASH_ATTN_VERSION} only: pip install 'virnuc[gpu]'"
+        yield _device_finding(
+            "cuda", FLASH_ATTN, "warning", found, "" if version == FLASH_ATTN_VERSION else advice
+        )
+
+
+def device_findings() -> Iterator[Finding]:
+    """Every device that runs may use, with what "auto" chooses there."""
+    for index in range(torch.cuda.device_count()):
+        yield _gpu(f"cuda:{index}")
+    bf16 = "with bf16 instructions" if cpu_has_bf16() else "without bf16 instructions"
+    found = f"{platform.machine()}, {available_threads()} threads, {bf16}; auto: {_choices('cpu')}"
+    yield Finding("devices", "cpu", "ok", found)
+
+
+def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
+    """The build of torch against the driver."""
+    built_for = torch.version.cuda
+    found = f"torch for CUDA {built_for or 'none (CPU only)'}, driver {driver or 'none'}, {seen} of {num_gpus} GPUs seen"
+    advice = ""
+    visible = env().cuda_visible_devices
+    if num_gpus and not seen and visible != ():
+        oldest = OLDEST_DRIVER.get(int(built_for.split(".")[0])) if built_for else None
+        if not built_for:
+            advice = (
+                "this torch is for the CPU alone: install the CUDA build, as PyTorch's installation page says"
+            )
+        elif oldest and is_older(driver, str(oldest)):
+            advice = (
+                f"CUDA {built_for} needs driver {oldest} or later: update the driver, or take an older torch"
+            )
+        elif visible is not None:
+            advice = f"CUDA_VISIBLE_DEVICES is {','.join(visible)!r}: unset it to use the GPUs"
+        else:
+            advice = "torch cannot use the GPUs: see whether nvidia-smi and a restart of the driver help"
+    return _device_finding("cuda", "torch", "problem", found, advice)
+
+
+def _triton(*, is_needed: bool) -> Finding:
+    """Triton against what torch was made for."""
+    found, wanted = installed_version("triton"), triton_of_torch()
+    advice = ""
+    if is_needed and not found:
+        advice = f"the fast kernels need it: pip install triton{f'=={wanted}' if wanted else ''}"
+    elif found and wanted and found != wanted:
+        advice = f"this torch was made for triton {wanted}: pip install triton=={wanted}"
+    asked = f", torch asks for {wanted}" if wanted else ""
+    return _device_finding("cuda", "triton", "warning", f"{found or 'not installed'}{asked}", advice)
+
+
+def _gpu(device: str) -> Finding:
+    properties = torch.cuda.get_device_properties(device)
+    _, free = least_free_memory([device])
+    found = (
+        f"{properties.name}, {properties.total_memory / 1e9:.0f} GB, {free / 1e9:.0f} GB free, compute capability "
+        f"{properties.major}.{properties.minor}; auto: {_choices(device)}"
+    )
+    advice = ""
+    if (properties.major, properties.minor) < _TRIED_CAPABILITY:
+        advice = "nobody has tried GPUs older than compute capability 8.0: compare with --devices cpu first"
+    elif free / 1e9 < _LEAST_GPU_MEMORY_GB:
+        advice = "other programs use its memory: see nvidia-smi, or choose others with --devices"
+    return _device_finding("devices", device, "warning", found, advice)
+
+
+def _device_finding(topic: str, name: str, state: State, found: str, advice: str) -> Finding:
+    """Of a GPU or of what computes on it; without advice it is fine."""
+    return Finding(topic, name, state if advice else "ok", found, advice, is_device=True)
+
+
+def _choices(device: str) -> str:
+    """What "auto" means on a device, for a large model of each family."""
+    precision = resolve_precision("auto", device)
+    chosen = dict.fromkeys(
+        resolve_attention("auto", device, entry.family, precision, published_spec(entry).head_dim)
+        for entry in CATALOGUE
+        if entry.name in ("650M", "DNABERT-S")
+    )
+    return f"{precision}, {' and '.join(chosen)} attention"
+
+
+def host_findings() -> Iterator[Finding]:
+    """Memory, file limit, and the disks that a run writes to."""
+    if (free := free_memory()) is not None:
+        advice = "end other programs, or give the job more memory"
+        state, advice = _graded(free / 1e9, _LEAST_MEMORY_GB, advice)
+        yield Finding("host", "memory", state, f"{free / 1e9:.1f} GB free", advice)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
+    if soft < _LEAST_FILES and soft != resource.RLIM_INFINITY:
+        advice = f"ulimit -n {min(4 * _LEAST_FILES, hard) if hard > 0 else 4 * _LEAST_FILES}"
+        yield Finding("host", "open files", "warning", found, advice)
+    else:
+        yield Finding("host", "open files", "ok", found)
+    folders = {"working folder": Path.cwd(), "VIRNUC_HOME": env().home, "temporary folder": None}
+    for name, folder in folders.items():
+        yield _disk(name, folder)
+
+
+def _disk(name: str, folder: Path | None) -> Finding:
+    """Free space, and whether files can be made; a home that does not exist is made by the first run."""
+    try:
+        folder = folder or Path(tempfile.gettempdir())
+        existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free / 1e9
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        advice = "set VIRNUC_HOME to one that can" if name == "VIRNUC_HOME" else storage_error(error).args[0]
+        found = f"{folder or 'no folder for temporary files'} cannot be written ({reason})"
+        return Finding("host", name, "problem", found, advice)
+    state, advice = _graded(free, _LEAST_DISK_GB, "make room, or work on another disk")
+    return Finding("host", name, state, f"{free:.1f} GB free in {folder}", advice)
+
+
+def _graded(amount: float, least: tuple[float, float], advice: str) -> tuple[State, str]:
+    """State and advice by how much of something there is."""
+    if amount < least[0]:
+        return "problem", advice
+    return ("warning", advice) if amount < least[1] else ("ok", "")
+
+
+def cache_findings() -> Iterator[Finding]:
+    """What is kept from run to run, how large it is, and where."""
+    compiled = compile_cache_environment()
+    folders = {
+        "models of the hub": cache_folder(),
+        "code compiled by torch": Path(compiled["TORCHINDUCTOR_CACHE_DIR"]),
+        "code compiled by Triton": Path(compiled["TRITON_CACHE_DIR"]),
+        "runs in MLflow": env().home / "mlflow.db",
+        "Prefect": Path(env().prefect_home or env().home / "prefect"),
+    }
+    for name, path in folders.items():
+        yield Finding("caches", name, "ok", f"{_size(path) / 1e9:.3f} GB in {path}")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links are not followed."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for file in (Path(folder, name) for name in names):
+            total += file.lstat().st_size if os.path.lexists(file) else 0
+    return total or (path.stat().st_size if path.is_file() else 0)
+
+
+def bundled_findings() -> Iterator[Finding]:
+    """Whether the models and heads of the package are byte for byte those that it was made with."""
+    names = [entry.qualified_name for entry in CATALOGUE if isinstance(entry.source, Path)]
+    for name in (*names, *BUNDLED_HEADS):
+        found = verify(name)
+        if found.is_whole and found.hashes_from:
+            yield Finding("bundled", name, "ok", f"whole, fingerprint {found.fingerprint[:12]}")
+        else:
+            reasons = "; ".join(found.problems) or "no hashes are known of its files"
+            yield Finding("bundled", name, "problem", reasons, "install virnuc again")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """Vectors of each model, and scores, of the frames of a small run, in row order."""
+
+    vectors: tuple[npt.NDArray[np.float32], ...]
+    scores: npt.NDArray[np.float32]
+
+
+def self_test_findings() -> Iterator[Finding]:
+    """A small run on every device, in a process of its own as a lane is, against the reference engine on the CPU."""
+    with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
+        try:
+            folder = Path(scratch)
+            _write_contigs(folder / "contigs.fa")
+            reference = _small_run(folder, "cpu", "reference")
+        except (VirnucError, OSError) as error:
+            yield _failed("reference", error, is_device=False)
+            return
+        for device in dict.fromkeys((*resolve_devices(("auto",)), "cpu")):
+            try:
+                yield compare_outputs(device, _small_run(folder, device, "packed"), reference)
+            except (VirnucError, OSError) as error:
+                yield _failed(device, error, is_device=True)
+
+
+def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Finding:
+    """One device against the reference."""
+    worst = [cosines(*pair).min() for pair in zip(found.vectors, reference.vectors, strict=True)]
+    difference = float(np.abs(found.scores - reference.scores).max())
+    # NaN compares as false.
+    is_good = all(cosine >= _LEAST_COSINE for cosine in worst) and difference <= _MOST_SCORE_DIFFERENCE
+    figures = f"{len(found.scores)} frames, least cosine {min(worst):.7f}, largest difference of scores {difference:.5f}"
+    advice = "this device computes wrongly: do not use it; try --attention sdpa, --precision fp32 and another torch"
+    return _device_finding("self test", device, "problem", figures, "" if is_good else advice)
+
+
+def _write_contigs(path: Path) -> None:
+    """Random stop-free DNA of several lengths, the same on every machine."""
+    rng = random.Random(0)  # noqa: S311 - synthetic data
+    codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
+    sense = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
+    with path.open("w") as file:
+        for number in range(_NUM_CONTIGS):
+            length = _CODONS - 15 * number
+            file.write(f">contig_{number}\n{''.join(rng.choices(sense, k=length))}\n")
+
+
+def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
+    """A run with the bundled models, from planning to what is in the shards."""
+    run = RunFolder(folder / f"{engine}-{device.replace(':', '-')}")
+    run.root.mkdir()
+    store = build_frame_store([folder / "contigs.fa"], run.frames, 500)
+    config = RunConfig(devices=(device.removeprefix("cuda:"),), engine=engine)
+    plan = open_plan(config, store, "predict", (device,), run)
+    shards = range(len(plan.shards))
+    if engine == "reference":
+        run_shards(run, shards, device, 0, lambda event: None)
+    else:
+        run_lane(run, shards, device)
+    results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]
+    dna, protein, scores = (
+        np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")
+    )
+    return RunOutput((dna, protein), scores)
+
+
+def _failed(device: str, error: VirnucError | OSError, *, is_device: bool) -> Finding:
+    advice = "the lines above may say why; otherwise report what virnuc doctor says"
+    return Finding("self test", device, "problem", f"it failed: {error}", advice, is_device)

@@ -1,0 +1,170 @@
+"""Files that are either complete or absent whenever the process or the machine stops, and JSON from files."""
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
+_LARGEST_FLOAT: Final = 1e300  # NaN is not smaller
+
+Record = TypeVar("Record")
+
+
+@contextmanager
+def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Gives a temporary name to write to; it becomes `path` when the block ends without an error.
+
+    The content is on the disk before the name is, and the name is on the disk when this returns.
+
+    Args:
+        path: the final name; an older file there is replaced.
+        shared: another process may write the same file, so the temporary name is unique, and what a killed process
+            leaves behind is for `remove_temporaries`. Otherwise the name is fixed and the next writer overwrites it.
+    """
+    temporary = temporary_name(path)
+    if shared:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with naming(path):
+        try:
+            yield temporary
+            sync_file(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives this name to errors of the operating system in the block that name no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_text(path: Path, text: str, *, shared: bool = False) -> None:
+    """Writes a small UTF-8 text file atomically; `shared` as for `atomic_path`."""
+    with atomic_path(path, shared=shared) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def temporary_name(path: Path) -> Path:
+    """The hidden name beside `path` under which its content is written first."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def iter_temporaries(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The temporary files in a folder, of killed and of running processes, and the names they were meant for."""
+    for path in sorted(folder.glob(".*.tmp")):
+        if match := _TEMPORARY.fullmatch(path.name):
+            yield path, match[1]
+
+
+def remove_temporaries(folder: Path, names: Container[str]) -> None:
+    """Removes temporary files of killed processes that were meant for these names, which nobody may be writing now."""
+    for path, name in iter_temporaries(folder):
+        if name in names and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder unless it exists; its name is on the disk when this returns."""
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Waits until the content of a closed file is on the disk."""
+    _fsync(path, os.O_RDWR)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
+    _fsync(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def parse_object(text: bytes | str) -> dict[str, Any]:
+    """Reads one JSON object.
+
+    Raises:
+        ValueError: it is no JSON, too deeply nested, or another value than an object.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"it is a {type(document).__name__} and no object")
+    return document
+
+
+def from_json(kind: type[Record], values: object, where: str = "") -> Record:
+    """Makes a dataclass, and those within it, from parsed JSON.
+
+    Args:
+        kind: the dataclass; its fields may be numbers, strings, Literals, tuples, other dataclasses, and unions with None.
+        values: an object of exactly its fields; those with defaults may be missing.
+        where: path of the object in the document, for messages.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type; it is named.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where or 'it'} is a {type(values).__name__} and no object")
+    hints = _type_hints(kind)  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    if unknown := sorted(set(map(str, values)) - set(known)):
+        raise ValueError(f"{where}{unknown[0][:40]!r} is not known")
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}{name} is missing")
+    return kind(**{name: _checked(hints[name], value, f"{where}{name}") for name, value in values.items()})
+
+
+@lru_cache(maxsize=64)
+def _type_hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    """The value as an instance of the type, or a ValueError."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in get_args(hint):
+            return None
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
+        return _checked(hint, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value, f"{where}.")
+    if origin is Literal:
+        fits = isinstance(value, str) and value in get_args(hint)
+    elif hint is float:
+        fits = type(value) in (int, float) and abs(value) < _LARGEST_FLOAT
+    else:
+        fits = type(value) is hint
+    if not fits:
+        raise ValueError(f"{where} is {value!r:.60}")
+    return value

@@ -1,0 +1,221 @@
+"""Chunks of records and the stop-free reading frames of chunks, cut and translated without a loop over chunks."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.columns import ByteColumn, concatenated_ranges
+from virnuc_core.errors import UsageError
+
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+
+FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
+# Frame number of a chunk without an open frame, whose row has only DNA.
+DNA_ALONE: Final = 6
+ROW_NAMES: Final = (*FRAME_NAMES, "DNA")
+# A, C, G and T that a chunk must hold for a DNA-only score: about ten tokens of DNABERT-S.
+LEAST_BASES: Final = 50
+
+_STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
+_DROPPED = 0  # in place of the amino acid of a codon that is not pure ACGT
+_STOP = ord("*")
+
+
+def _base_table(values: tuple[int, int, int, int], other: int) -> bytes:
+    """A translate table that maps A, C, G, T to `values` and every other byte to `other`."""
+    table = bytearray([other] * 256)
+    for base, value in zip(b"ACGT", values, strict=True):
+        table[base] = value
+    return bytes(table)
+
+
+# The three tables of a codon add up to 0..63 for pure ACGT and to 64 or more otherwise, within a byte.
+_FIRST = _base_table((0, 16, 32, 48), 64)
+_SECOND = _base_table((0, 4, 8, 12), 64)
+_THIRD = _base_table((0, 1, 2, 3), 64)
+_AMINO_ACID = _STANDARD_CODE + bytes([_DROPPED] * 192)
+_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """n chunks in order of record and position; all columns int64 (n,).
+
+    Attributes:
+        record: row of the record.
+        index: 0-based place of the chunk in its record.
+        start: first base, 0-based, in the record.
+        end: one past the last base.
+    """
+
+    record: Int64
+    index: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+
+def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
+    """Cuts records into overlapping chunks.
+
+    A record of L bases gives n = ceil(L / chunk_length) chunks that cover all of it; the surplus
+    n * chunk_length - L is shared out as overlaps between neighbours. The last chunk is often shorter.
+
+    Args:
+        lengths: int64 (R,), bases of each record, at least 1.
+        chunk_length: in bp.
+
+    Raises:
+        UsageError: `chunk_length` is below 1.
+
+    Source: VirNucPro, `split_fasta_chunk`: overlaps are base + 1 for the first `longer` chunks and base
+    for the others, so that chunk i is shifted back by i * base + min(i, longer).
+    """
+    if chunk_length < 1:
+        raise UsageError(f"The chunk length is {chunk_length} bp; it must be at least 1.")
+    counts = -(-lengths // chunk_length)
+    surplus = counts * chunk_length - lengths
+    base = surplus // np.maximum(counts, 1)
+    longer = surplus - base * (counts - 1)
+
+    record = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+    index = np.arange(len(record), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = index * (chunk_length - base[record]) - np.minimum(index, longer[record])
+    end = np.minimum(start + chunk_length, lengths[record])
+    return ChunkTable(record, index, start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """n rows of a range of chunks, in order of chunk and frame.
+
+    Attributes:
+        chunk: int64 (n,), row of the chunk.
+        frame: uint8 (n,), index into ROW_NAMES.
+        protein: the translation; codons with other letters than ACGT are left out.
+        dna: the input of DNABERT-S: the frame's strand from the frame's start, 3 bases a residue and one
+            more unless the chunk ends there.
+    """
+
+    chunk: Int64
+    frame: UInt8
+    protein: ByteColumn
+    dna: ByteColumn
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    def take(self, rows: Int64) -> "FrameTable":
+        """The given rows, copied, in the given order."""
+        return FrameTable(self.chunk[rows], self.frame[rows], self.protein.take(rows), self.dna.take(rows))
+
+
+def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Translates chunks in six frames and keeps each frame whose protein is non-empty and has no stop.
+
+    Args:
+        bases: uint8 (N,), upper-case sequence; records may lie end to end.
+        starts: int64 (C,), first base of each chunk in `bases`.
+        ends: int64 (C,), one past the last base of each chunk.
+
+    Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no least length;
+    the slice given to DNABERT-S is strand[f : f + 1 + 3 * residues].
+    """
+    total = len(bases)
+    forward = np.ascontiguousarray(bases).tobytes()
+    strands = forward + forward[::-1].translate(_COMPLEMENT)
+    residues, codons_per_phase = _translate_by_phase(strands)
+
+    # A chunk's reverse complement lies mirrored in the second half of `strands`.
+    shift = np.arange(3)
+    first = np.concatenate([starts[:, None] + shift, (2 * total - ends)[:, None] + shift], axis=1).ravel()
+    num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
+    begin = (first % 3) * codons_per_phase + first // 3
+    end = begin + num_codons
+
+    num_dropped = _count_between(np.flatnonzero(residues == _DROPPED), begin, end)
+    num_stops = _count_between(np.flatnonzero(residues == _STOP), begin, end)
+    kept = np.flatnonzero((num_stops == 0) & (num_codons > num_dropped))
+
+    protein = _gather(residues, begin[kept], num_codons[kept])
+    if num_dropped[kept].any():
+        protein = ByteColumn(
+            protein.data[protein.data != _DROPPED], _offsets((num_codons - num_dropped)[kept])
+        )
+    chunk, frame = np.divmod(kept, 6)
+    strand_left = (ends - starts)[chunk] - frame % 3
+    dna = _gather(
+        np.frombuffer(strands, np.uint8), first[kept], np.minimum(3 * protein.lengths + 1, strand_left)
+    )
+    return FrameTable(chunk, frame.astype(np.uint8), protein, dna)
+
+
+def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Adds a row for each chunk without an open frame: no protein, and all its DNA as it is given.
+
+    A chunk with fewer than `LEAST_BASES` of A, C, G and T gets none: its vector would be that of the gap.
+
+    Args:
+        frames: the open frames of the chunks.
+        bases: as for `open_frames`.
+        starts: as for `open_frames`.
+        ends: as for `open_frames`.
+    """
+    is_base = np.frombuffer(np.ascontiguousarray(bases).tobytes().translate(_FIRST), np.uint8) < 64
+    num_bases = _count_between(np.flatnonzero(is_base), starts, ends)
+    closed = np.setdiff1d(np.flatnonzero(num_bases >= LEAST_BASES), frames.chunk)
+    chunk = np.concatenate((frames.chunk, closed))
+    frame = np.concatenate((frames.frame, np.full(len(closed), DNA_ALONE, np.uint8)))
+    no_protein = np.zeros(len(closed), np.int64)
+    whole = _gather(bases, starts[closed], ends[closed] - starts[closed])
+    protein_offsets = _offsets(np.append(frames.protein.lengths, no_protein))
+    dna_offsets = _offsets(np.append(frames.dna.lengths, whole.lengths))
+    table = FrameTable(
+        chunk,
+        frame,
+        ByteColumn(frames.protein.data, protein_offsets),
+        ByteColumn(np.concatenate((frames.dna.data, whole.data)), dna_offsets),
+    )
+    return table.take(np.argsort(chunk, kind="stable"))
+
+
+def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
+    """Amino acid of the codon at every position, grouped by position mod 3.
+
+    Returns:
+        uint8 (3 * M,) and M: the codon at position p is at (p % 3) * M + p // 3, so that every reading
+        frame is one contiguous range.
+    """
+    codes = np.frombuffer(strands.translate(_FIRST), np.uint8).copy()
+    codes[:-1] += np.frombuffer(strands.translate(_SECOND), np.uint8)[1:]
+    codes[:-2] += np.frombuffer(strands.translate(_THIRD), np.uint8)[2:]
+    rows = -(-len(strands) // 3)
+    by_phase = np.full((3, rows), 64, np.uint8)
+    for phase in range(3):
+        column = codes[phase::3]
+        by_phase[phase, : len(column)] = column
+    return np.frombuffer(by_phase.tobytes().translate(_AMINO_ACID), np.uint8), rows
+
+
+def _count_between(positions: Int64, begin: Int64, end: Int64) -> Int64:
+    """int64 (n,): how many of the ascending positions lie in begin[i]..end[i]-1."""
+    counts: Int64 = np.searchsorted(positions, end) - np.searchsorted(positions, begin)
+    return counts
+
+
+def _gather(source: UInt8, begin: Int64, lengths: Int64) -> ByteColumn:
+    """Copies the ranges source[begin[i] : begin[i] + lengths[i]] into a column."""
+    index, offsets = concatenated_ranges(begin, lengths)
+    return ByteColumn(source[index], offsets)
+
+
+def _offsets(lengths: Int64) -> Int64:
+    """int64 (n + 1,): running sum of the lengths, from 0."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

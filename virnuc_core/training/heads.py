@@ -1,0 +1,277 @@
+"""A head from labelled records: the records, their split, the fit, its metrics on the test records, and its file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.errors import InputError
+from virnuc_core.files import make_folder, write_text
+from virnuc_core.inference.plan import RunPlan, read_plan
+from virnuc_core.inference.shard import ShardCounters
+from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
+from virnuc_core.results.calls import call_chunks, call_contigs
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.sequences.frames import LEAST_BASES
+from virnuc_core.sequences.reader import input_digest
+from virnuc_core.specs import InputFile
+from virnuc_core.training.frames import (
+    PartCounts,
+    count_parts,
+    draw_frames,
+    read_features,
+    record_of_frames,
+    score_frames,
+)
+from virnuc_core.training.genbank import GenBankCounts
+from virnuc_core.training.labels import (
+    LabelledFiles,
+    LabelledSource,
+    RecordTable,
+    open_sources,
+    read_records,
+    read_table,
+)
+from virnuc_core.training.metrics import Figures, KnownCalls, figures_of
+from virnuc_core.training.split import PARTS, TEST, TRAIN, VALIDATION, split_records
+from virnuc_core.training.trainer import TrainedHead, TrainerSettings, train_head
+
+_RECORD_COLUMNS: Final = ("record", "id", "class", "group", "part")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled:
+    """Labelled records, and the files that they come from.
+
+    Attributes:
+        files: the files as given, without the table of labels.
+        sources: the sequence files to be read.
+        table: every record.
+        genbank: what was found in GenBank files.
+    """
+
+    files: tuple[InputFile, ...]
+    sources: tuple[LabelledSource, ...]
+    table: RecordTable
+    genbank: GenBankCounts
+
+    @property
+    def paths(self) -> list[str]:
+        """The sequence files, in order."""
+        return [source.path for source in self.sources]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSettings:
+    """Everything that decides a head, apart from the vectors.
+
+    Attributes:
+        trainer: the fit itself.
+        held_out: share of the groups of each class for validation, and again for the test.
+        group_power: see `sample_weights`.
+        most_frames: about how many frames are learnt from at most.
+    """
+
+    trainer: TrainerSettings
+    held_out: float
+    group_power: float
+    most_frames: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSplit:
+    """Which records are for training, validation and test.
+
+    Attributes:
+        part: int8 (R,), index into `PARTS`.
+        counts: what each part has of each class.
+    """
+
+    part: npt.NDArray[np.int8]
+    counts: tuple[PartCounts, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedHead:
+    """A head on the disk.
+
+    Attributes:
+        path: its file.
+        fingerprint: SHA-256 of the file.
+        trained: how it came about.
+        calls: its calls of the test records, of chunks and of contigs.
+        work: the work of all shards together.
+    """
+
+    path: Path
+    fingerprint: str
+    trained: TrainedHead
+    calls: dict[str, KnownCalls]
+    work: ShardCounters
+
+    @property
+    def levels(self) -> dict[str, Figures]:
+        """Metrics on the test records, of chunks and of contigs."""
+        return {level: figures_of(calls) for level, calls in self.calls.items()}
+
+
+def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
+    """Reads every labelled record once.
+
+    Args:
+        files: where the records and their classes are.
+        folder: GenBank files are taken apart into it.
+        groups: table of records that are known to be related.
+        kinship: group records that are alike as well.
+
+    Raises:
+        VirnucError: a file cannot be read, a record has no label, or the same sequence is in both classes.
+    """
+    sources, genbank = open_sources(files, folder.sequences)
+    own_groups = None if groups is None else read_table(groups, "group")
+    table = read_records(sources, own_groups, kinship=kinship)
+    given = (*files.viral, *files.other, *files.genbank, *files.labelled)
+    digests = tuple(input_digest(path) for path in given)
+    return Labelled(files=digests, sources=sources, table=table, genbank=genbank)
+
+
+def known_calls(
+    is_called: Sequence[bool] | npt.NDArray[np.bool_],
+    p_virus: npt.NDArray[np.float64],
+    rows: npt.NDArray[np.int64],
+    table: RecordTable,
+) -> KnownCalls:
+    """Calls of n chunks or contigs beside what they are.
+
+    Args:
+        is_called: (n,), whether they are called virus.
+        p_virus: float64 (n,), NaN where there is no score.
+        rows: int64 (n,), rows of their records in the table.
+        table: all records.
+    """
+    return KnownCalls(
+        is_viral=table.is_viral[rows],
+        is_called=np.asarray(is_called, np.bool_),
+        p_virus=p_virus,
+        classes=table.classes[rows],
+        class_names=table.class_names,
+        lengths=table.lengths[rows],
+    )
+
+
+def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> RecordSplit:
+    """Splits the records, before anything is computed for them, and writes down which is where.
+
+    Raises:
+        InputError: there is no open frame, or a class has too few groups of records.
+    """
+    store = FrameStore.open(folder.frames)
+    if store.num_frames == 0 and store.meta.rows == "closed_chunks":
+        raise InputError(
+            f"every chunk of {LEAST_BASES} bases or more has an open frame, so there is nothing that a head for DNA alone would "
+            "be for. Give longer records, or a longer --chunk-length."
+        )
+    if store.num_frames == 0:
+        raise InputError(
+            "no record has an open frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "Give longer records, or a shorter --chunk-length."
+        )
+    records = record_of_frames(store)
+    is_usable = np.zeros(len(table.names), np.bool_)
+    is_usable[records] = True
+    part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
+    make_folder(folder.training)
+    written = dict(
+        zip((store.record_number - 1).tolist(), store.record_names(0, store.num_records), strict=True)
+    )
+    lines = ["\t".join(_RECORD_COLUMNS)]
+    for row, name in written.items():
+        class_name = table.class_names[table.classes[row]]
+        lines.append(f"{row + 1}\t{name}\t{class_name}\t{table.groups[row]}\t{PARTS[part[row]]}")
+    write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
+    return RecordSplit(part=part, counts=count_parts(table, part, records, is_usable))
+
+
+def fit_head(
+    folder: RunFolder, table: RecordTable, split: RecordSplit, settings: HeadSettings, out: Path
+) -> FittedHead:
+    """Fits, calibrates, writes and measures a head.
+
+    Raises:
+        DamagedFileError: a shard is missing or not whole.
+        OSError: the head cannot be written.
+    """
+    plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
+    records = record_of_frames(store)
+    rng = np.random.default_rng(settings.trainer.seed)
+    drawn = [
+        draw_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
+        for part in (TRAIN, VALIDATION)
+    ]
+    features, work = read_features(folder, plan, [one.rows for one in drawn])
+    train, validation = (one.with_features(x) for one, x in zip(drawn, features, strict=True))
+    trained = train_head(train, validation, settings.trainer)
+    save_classifier(trained.classifier, out, _facts(plan, trained, settings))
+    calls = _test_calls(folder, plan, store, table, split, out)
+    document = {
+        "settings": asdict(settings),
+        "parts": [asdict(one) for one in split.counts],
+        "temperature": trained.temperature,
+        "best_epochs": trained.best_epochs,
+        "history": [asdict(one) for one in trained.history],
+        "test": {level: asdict(figures_of(known)) for level, known in calls.items()},
+    }
+    write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
+    return FittedHead(
+        path=out, fingerprint=classifier_fingerprint(out), trained=trained, calls=calls, work=work
+    )
+
+
+def _test_calls(
+    folder: RunFolder, plan: RunPlan, store: FrameStore, table: RecordTable, split: RecordSplit, head: Path
+) -> dict[str, KnownCalls]:
+    """Calls of the chunks and contigs of the test records, made as in a predict run."""
+    is_test_record = split.part[store.record_number - 1] == TEST
+    is_test_chunk = is_test_record[store.chunk_record]
+    rows = np.flatnonzero(is_test_chunk[store.frame_chunk])
+    scores = score_frames(folder, plan, head, rows)
+    number_of_chunk = np.cumsum(is_test_chunk) - 1
+    chunk_record = store.chunk_record[is_test_chunk]
+    chunks = call_chunks(
+        scores, number_of_chunk[store.frame_chunk[rows]], store.frame_number[rows], len(chunk_record)
+    )
+    contigs = call_contigs(chunks, chunk_record, store.num_records)
+    own = np.flatnonzero(is_test_record)
+    chunk_rows = store.record_number[chunk_record] - 1
+    return {
+        "chunks": known_calls(chunks.is_virus, chunks.p_virus, chunk_rows, table),
+        "contigs": known_calls(
+            contigs.is_virus[own], contigs.mean_p[own], store.record_number[own] - 1, table
+        ),
+    }
+
+
+def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
+    """What the file of the head says about itself."""
+    return {
+        "virnuc_version": plan.virnuc_version,
+        "chunk_length": plan.chunk_length,
+        "input_digest": plan.input_digest,
+        "models": {
+            model.family: {
+                "name": model.name,
+                "weights_fingerprint": model.weights_fingerprint,
+                "repr_layer": model.repr_layer,
+                "precision": model.precision,
+            }
+            for model in plan.models
+        },
+        "settings": asdict(settings),
+        "best_epochs": trained.best_epochs,
+        "temperature": trained.temperature,
+    }
