@@ -10,7 +10,7 @@ from virnuc_cli.options import OUTPUT_OPTIONS, CommandGroup, output_mode, with_o
 
 if TYPE_CHECKING:
     from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
-    from virnuc_core.models.pulling import Pulled
+    from virnuc_core.models.hub import Pulled
 
 _LETTERS = {"esm2": "aa", "dnabert_s": "bp"}
 _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
@@ -49,7 +49,7 @@ def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, deb
     """Fetches models ahead of time, at their pinned revisions, and checks their hashes."""
     from virnuc_cli.terminal import show
     from virnuc_core.models.hub import hide_progress
-    from virnuc_core.models.pulling import pull as fetch_whole  # imports torch
+    from virnuc_core.models.hub import pull as fetch_whole  # imports torch
 
     if quiet or as_json:
         hide_progress()
@@ -70,7 +70,7 @@ def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> i
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
     from virnuc_cli.terminal import show
     from virnuc_core.errors import DamagedFileError
-    from virnuc_core.models.verification import verify as read_whole  # imports torch
+    from virnuc_core.models.hub import verify as read_whole  # imports torch
 
     found = [read_whole(name) for name in names]
     text = "\n".join(each.summary for each in found)
