@@ -330,7 +330,7 @@ def server_rates(url: str, repeats: int) -> Json:
     """What the server answers by kind of request, also while many runs wait."""
     from prefect.client.orchestration import get_client
 
-    from deployments.server import GPU_POOL, server_url
+    from deployments.server import GPU_POOL
     from flows.pool import LANE_DEPLOYMENT
 
     with get_client(sync_client=True) as client:
