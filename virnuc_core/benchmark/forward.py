@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.batching.packing import pack
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.benchmark.report import Json, speed
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
 from virnuc_core.inference.plan import PlannedModel
-from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
