@@ -15,7 +15,15 @@ from pydantic import Field, FiniteFloat
 from flows.outputs import require_absolute
 from flows.predict import predict
 from tasks.artifacts import attach_api_log_handler
-from tasks.nightly import DIGESTS_NAME, DigestCache, NightlyBatch, PredictResult, iter_inbox, lock_results
+from tasks.nightly import (
+    DIGESTS_NAME,
+    DigestCache,
+    NightlyBatch,
+    PredictFile,
+    PredictResult,
+    iter_inbox,
+    lock_results,
+)
 from tasks.pages.nightly_page import NightlyReport, publish_nightly
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
@@ -72,6 +80,28 @@ def nightly(
         **{name: ",".join(value) if isinstance(value, tuple) else value for name, value in settings},
     }
 
+    with lock_results(results) as is_alone:
+        if not is_alone:
+            message = f"another nightly run is at work in {results}: this one leaves everything to it"
+            _log.warning(message)
+            return Completed(message=message, data=NightlyReport(inbox=inbox, out=results, outcomes=()))
+        with tracked_run(nightly_name(), params, prefect_tags(results)) as tracked:
+            files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
+            with DigestCache(results / DIGESTS_NAME) as digests:
+                predict_file = _predicting(settings, mode, lane_minutes)
+                batch = NightlyBatch(results, digests, predict_file, settle_seconds)
+                report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
+            publish_nightly(report, tracked)
+            if report.counts["failed"]:
+                raise VirnucError(
+                    f"{report.summary}. {report.failures} They are tried again by the next nightly run."
+                )
+    return Completed(message=report.summary, data=report)
+
+
+def _predicting(settings: PredictSettings, mode: LaneMode, lane_minutes: float) -> PredictFile:
+    """Runs of predict with the settings of the nightly run."""
+
     def predict_file(path: Path, out: Path) -> PredictResult:
         # The state, and not the result: an error ends this run alone.
         state: State[Any] = predict(
@@ -87,19 +117,4 @@ def nightly(
         link = url_for("flow-run", obj_id=run_id) if run_id else None
         return PredictResult(error=error, link=link or "")
 
-    with lock_results(results) as is_alone:
-        if not is_alone:
-            message = f"another nightly run is at work in {results}: this one leaves everything to it"
-            _log.warning(message)
-            return Completed(message=message, data=NightlyReport(inbox=inbox, out=results, outcomes=()))
-        with tracked_run(nightly_name(), params, prefect_tags(results)) as tracked:
-            files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
-            with DigestCache(results / DIGESTS_NAME) as digests:
-                batch = NightlyBatch(results, digests, predict_file, settle_seconds)
-                report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
-            publish_nightly(report, tracked)
-            if report.counts["failed"]:
-                raise VirnucError(
-                    f"{report.summary}. {report.failures} They are tried again by the next nightly run."
-                )
-    return Completed(message=report.summary, data=report)
+    return predict_file
