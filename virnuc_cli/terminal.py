@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -20,8 +20,7 @@ from rich.progress import (
 )
 
 from tasks.lanes import LaneProgress, use_progress
-
-OutputMode = Literal["human", "quiet", "json"]
+from virnuc_cli.options import OutputMode
 
 # A log file wants a line now and then, not one a shard.
 _SECONDS_BETWEEN_LINES = 10.0
