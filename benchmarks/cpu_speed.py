@@ -27,8 +27,8 @@ from benchmarks.esm_models import fair_esm_model, hugging_face_model
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.inference.device import cpu_has_bf16, default_token_budget
+from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.esm2 import ESM2
-from virnuc_core.models.pooling import mean_pool
 from virnuc_core.specs import ModelSpec
 
 SPEC = ModelSpec(
@@ -59,7 +59,7 @@ def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Conten
             batch = tokens.take(rows)
             layout = model.build_layout(batch.cu_seqlens, "sdpa")
             hidden_states = model(torch.from_numpy(batch.input_ids), layout)
-            vectors.append(mean_pool(hidden_states, layout.cu_seqlens, specials=False))
+            vectors.append(mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=False))
         return vectors
 
     return run

@@ -30,11 +30,10 @@ from virnuc_core.benchmark.synthetic import draw_lengths
 from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.planning import plan_models
-from virnuc_core.models.attention import PackedLayout, resolve_attention
-from virnuc_core.models.attention_plain import turned
-from virnuc_core.models.attention_varlen import VarlenAttention
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.attention import PackedLayout, VarlenAttention, resolve_attention
+from virnuc_core.models.attention_plain import split_qkv
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
@@ -67,7 +66,7 @@ class Fa3Attention:
         """(T, 3, N, H) -> (T, N * H)."""
         from fa3_fwd_interface import flash_attn_varlen_func
 
-        q, k, v = turned(qkv, self.table)
+        q, k, v = split_qkv(qkv, self.table)
         bounds, longest = self.cu_seqlens, self.max_seqlen
         output: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest)
         return output.flatten(1)
@@ -192,7 +191,7 @@ def forward_rows(
         token_budget=_FORWARD_TOKENS,
     )
     [planned] = plan_models(config, (device,), None)
-    model, _ = load_model(resolve_checkpoint(planned.location, planned.family), device, precision)
+    model = load_model(open_checkpoint(planned.location, planned.family), device, precision)
     for lengths in ("fixed:166", "lognormal"):
         what = {"model": name, "lengths": lengths, "precision": precision}
         rounds: dict[str, Callable[[], float]] = {}

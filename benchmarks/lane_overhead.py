@@ -11,15 +11,29 @@ may be at work. Writes benchmarks/results/lane_overhead.json.
 import argparse
 import os
 import platform
+import re
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
+
+import httpx
 
 from benchmarks.reports import print_and_write
+from virnuc_core.inference.events import LaneFinished, ModelsLoaded
+from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.run_folder import RunFolder
@@ -28,9 +42,16 @@ from virnuc_core.settings import RunConfig
 
 RESULT: Final = Path(__file__).parent / "results" / "lane_overhead.json"
 EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
+ROW_TABLES: Final = ("flow_run", "flow_run_state", "task_run", "task_run_state", "log", "events", "artifact")
 # So that the few examples make a shard for each lane.
 _SHARD_SECONDS: Final = 0.2
-# What a lane's processes load, from nothing to everything.
+_SECONDS_IDLE: Final = 20.0
+_CLIENTS: Final = 4
+_SECONDS_OF_REQUESTS: Final = 3.0
+_MOST_SECONDS: Final = 600.0
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+_REQUEST: Final = re.compile(r'"([A-Z]+ \S+?)(?:\?\S*)? HTTP/1\.1"')
+# What a lane's processes import, from nothing to everything.
 _PROGRAMS: Final = {
     "interpreter": "pass",
     "torch": "import torch",
@@ -41,20 +62,117 @@ _PROGRAMS: Final = {
     "MLflow": "import mlflow",
 }
 
+Json = dict[str, Any]
+Request = tuple[str, str, Json | None]
 
-def program_seconds(repeats: int) -> dict[str, list[float]]:
-    """Seconds of whole processes of this Python that only import."""
-    seconds: dict[str, list[float]] = {name: [] for name in _PROGRAMS}
-    for _ in range(repeats):
-        for name, program in _PROGRAMS.items():
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", program], check=True)
-            seconds[name].append(time.perf_counter() - begin)
-    return seconds
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Prefect server: its address, the log of its requests, its database, and how long it took to start."""
+
+    url: str
+    log: Path
+    database: Path
+    start_seconds: float
+
+    def requests(self) -> Counter[str]:
+        """Requests so far by kind, without ids."""
+        names = _REQUEST.findall(self.log.read_text(errors="replace"))
+        return Counter(_UUID.sub("ID", name) for name in names)
+
+    def rows(self) -> Counter[str]:
+        """Rows so far in the tables that grow with every run, and the bytes of the database."""
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
+
+            def number(query: str) -> int:
+                return int(database.execute(query).fetchone()[0])
+
+            rows = {table: number(f"SELECT count(*) FROM {table}") for table in ROW_TABLES}
+            return Counter(rows | {"bytes": number("PRAGMA page_count") * number("PRAGMA page_size")})
+
+
+def prepare_environment(home: Path, port: int) -> None:
+    """Gives Prefect and virnuc a home of their own, here and in every process started from here.
+
+    Prefect reads the environment when it is first imported, so this module imports it inside functions.
+    """
+    os.environ.update(
+        VIRNUC_HOME=str(home),
+        PREFECT_HOME=str(home),
+        PREFECT_API_URL=f"http://127.0.0.1:{port}/api",
+        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING",
+    )
+
+
+@contextmanager
+def serving(home: Path, port: int) -> Iterator[Server]:
+    """A server with virnuc's pools and deployments, on the loopback interface, for as long as the block lasts."""
+    from deployments.register import NightlyChoice, register
+
+    command = (sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    log, url = home / "server.log", f"http://127.0.0.1:{port}/api"
+    begin = time.perf_counter()
+    with running(command, log, {"PREFECT_SERVER_LOGGING_LEVEL": "INFO"}) as process:
+        wait_until(lambda: process.poll() is not None or _is_healthy(url), "the server is up")
+        start_seconds = time.perf_counter() - begin
+        register(NightlyChoice())
+        yield Server(url, log, home / "prefect.db", start_seconds)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is interrupted, as by Ctrl-C, when the block ends."""
+    env = {**os.environ, **environment}
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(
+            command, stdout=lines, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2.0).is_success
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> int:
+    """Looks a few times a second, and says how often it did.
+
+    Raises:
+        TimeoutError: it does not become so.
+    """
+    end, looks = time.monotonic() + _MOST_SECONDS, 1
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {_MOST_SECONDS:.0f} s in vain until {what}")
+        time.sleep(0.2)
+        looks += 1
+    return looks
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def plan_a_run(root: Path) -> RunFolder:
     """A run over the example contigs with the bundled models; the folder holds its plan and frame store."""
+    root.mkdir()
     folder = RunFolder(root)
     config = RunConfig(
         chunk_length=500,
@@ -68,13 +186,208 @@ def plan_a_run(root: Path) -> RunFolder:
     return folder
 
 
+def program_seconds(repeats: int) -> dict[str, list[float]]:
+    """Seconds of whole processes of this Python that only import."""
+    seconds: dict[str, list[float]] = {name: [] for name in _PROGRAMS}
+    for _ in range(repeats):
+        for name, program in _PROGRAMS.items():
+            run = partial(subprocess.run, [sys.executable, "-c", program], check=True)
+            seconds[name].append(_seconds(run))
+    return seconds
+
+
 def device_process_seconds(folder: RunFolder, repeats: int) -> dict[str, list[float]]:
     """Seconds of a lane's device process without shards: until its models are loaded, and until it has ended."""
     reports = [run_lane(folder, (), "cpu") for _ in range(repeats)]
+    return {name: [getattr(report, name) for report in reports] for name in ("load_seconds", "seconds")}
+
+
+def subflow_seconds(repeats: int, folder: Path) -> Json:
+    """Seconds of tasks, subflows and lanes in one process, with Prefect's heartbeats and without them."""
+    from prefect import flow, task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.lanes import embed_lane
+
+    @task(cache_policy=NO_CACHE, persist_result=False)
+    def nothing() -> None:
+        """A task without work."""
+
+    @flow(name="nothing", persist_result=False)
+    def nothing_as_flow() -> None:
+        """A flow without work."""
+
+    @flow(name="parent", persist_result=False)
+    def parent() -> dict[str, list[float]]:
+        """What a parent calls; the lane finds nothing to do."""
+        calls: dict[str, Callable[[], object]] = {
+            "task": nothing,
+            "subflow": nothing_as_flow,
+            "lane": lambda: embed_lane(str(folder), (), lane=0, device="cpu"),
+        }
+        return {name: [_seconds(call) for _ in range(repeats)] for name, call in calls.items()}
+
+    measured: Json = {}
+    for name, frequency in (("with_heartbeat", 60), ("without_heartbeat", None)):
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: frequency}):
+            measured[name] = {"flow": [_seconds(nothing_as_flow) for _ in range(repeats)], **parent()}
+    return measured
+
+
+def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
+    """What lanes of one shard cost on a pool with one worker, and what they leave in the database."""
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.deployments import run_deployment
+
+    from deployments.server import GPU_POOL
+    from deployments.worker import QUERY_SECONDS, WorkerChoice, worker_programs
+    from flows.pool import LANE_DEPLOYMENT
+
+    ids: list[Any] = []
+
+    def submit(lane: int) -> None:
+        parameters = {"folder": str(folder.root), "shards": [lane], "lane": lane, "device": "cpu"}
+        run: Any = run_deployment(LANE_DEPLOYMENT, parameters=parameters, timeout=0)
+        ids.append(run.id)
+
+    @flow(name="parent", persist_result=False)
+    def submit_all() -> list[float]:
+        """One lane after another; seconds of each."""
+        return [_seconds(partial(submit, lane)) for lane in range(lanes)]
+
+    def have_ended() -> bool:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)))
+        return all(run.state is not None and run.state.is_final() for run in runs)
+
+    def has_worker() -> bool:
+        return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(GPU_POOL))
+
+    (worker,) = worker_programs(WorkerChoice(devices="cpu", workers=1, runs=0))
+    log = folder.root / "worker.log"
+    with get_client(sync_client=True) as client, running(worker.command, log, worker.environment):
+        wait_until(has_worker, "the worker is online")
+        before = server.requests()
+        time.sleep(_SECONDS_IDLE)
+        idle = server.requests() - before
+        before, rows, begin = server.requests(), server.rows(), time.time()
+        submitted = submit_all()
+        polls = wait_until(have_ended, "all lanes have ended")
+        took = time.time() - begin
+        time.sleep(5.0)  # events and logs are written behind
+        requests, grown = server.requests() - before, server.rows() - rows
+        requests["POST /api/flow_runs/filter"] -= polls  # those are of this benchmark
+        runs = [_timeline(client, folder, lane, run_id) for lane, run_id in enumerate(ids)]
     return {
-        "load_seconds": [report.load_seconds for report in reports],
-        "seconds": [report.seconds for report in reports],
+        "lanes": lanes,
+        "worker_query_seconds": QUERY_SECONDS,
+        "submit_seconds": submitted,
+        **_phases(sorted(runs, key=lambda run: run["PENDING"])),
+        "wall_seconds": took,
+        "idle_worker_requests_per_second": {name: n / _SECONDS_IDLE for name, n in idle.most_common(6)},
+        "requests_per_lane": {name: n / lanes for name, n in requests.most_common(25)},
+        "requests_per_lane_in_all": sum(requests.values()) / lanes,
+        "rows_per_lane": {name: n / lanes for name, n in grown.items()},
     }
+
+
+def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[str, float]:
+    """When a run came into each state for the first time, by the server's clock, and seconds of its device process.
+
+    Raises:
+        RuntimeError: it did not end well, so its times mean nothing.
+    """
+    from flows.naming import lane_journal_name
+
+    states = sorted(client.read_flow_run_states(run_id), key=lambda state: state.timestamp)
+    if not states[-1].is_completed():
+        raise RuntimeError(f"lane {run_id} ended {states[-1].name}: {states[-1].message}")
+    journal = JournalTail(folder.lane_journal(lane_journal_name(lane, run_id)))
+    events = [entry.event for entry in journal.read_new()]
+    return {
+        **{state.type.value: state.timestamp.timestamp() for state in reversed(states)},
+        "load": next(event.seconds for event in events if isinstance(event, ModelsLoaded)),
+        "process": next(event.seconds for event in events if isinstance(event, LaneFinished)),
+    }
+
+
+def _phases(runs: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Seconds of each phase of lanes that one worker ran one after another."""
+    return {
+        "pending_to_running_seconds": [run["RUNNING"] - run["PENDING"] for run in runs],
+        "running_to_completed_seconds": [run["COMPLETED"] - run["RUNNING"] for run in runs],
+        "load_seconds": [run["load"] for run in runs],
+        "process_seconds": [run["process"] for run in runs],
+        "completed_to_next_pending_seconds": [b["PENDING"] - a["COMPLETED"] for a, b in pairwise(runs)],
+        # What a lane costs besides its device process.
+        "besides_process_seconds": [b["PENDING"] - a["PENDING"] - a["process"] for a, b in pairwise(runs)],
+    }
+
+
+def server_rates(url: str, repeats: int) -> Json:
+    """What the server answers by kind of request, also while many runs wait."""
+    from prefect.client.orchestration import get_client
+
+    from deployments.server import GPU_POOL
+    from flows.pool import LANE_DEPLOYMENT
+
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(LANE_DEPLOYMENT)
+    lane = {"parameters": {"folder": "there is none", "shards": list(range(10)), "lane": 0}}
+    health: Request = ("GET", "/health", None)
+    due = {"work_queue_names": [], "limit": 200}
+    poll: Request = ("POST", f"/work_pools/{GPU_POOL}/get_scheduled_flow_runs", due)
+    create: Request = ("POST", f"/deployments/{deployment.id}/create_flow_run", lane)
+    states: Request = ("POST", "/flow_runs/filter", {"limit": 200, "sort": "START_TIME_DESC"})
+
+    def rates(request: Request, clients: int = _CLIENTS) -> dict[str, list[float]]:
+        measured = [_rate(url, request, clients) for _ in range(repeats)]
+        names = ("answered_per_second", "refused_per_second")
+        return dict(zip(names, map(list, zip(*measured, strict=True)), strict=True))
+
+    found = {
+        "health": rates(health),
+        "poll of an empty pool": rates(poll),
+        "create a run, one client": rates(create, clients=1),
+        "create a run": rates(create),
+    }
+    with httpx.Client(timeout=60.0) as session:
+        for _ in range(200):
+            _is_answered(session, url, create)
+    found["poll of a pool with a full queue"] = rates(poll)
+    found["states of 200 runs"] = rates(states)
+    return {"clients": _CLIENTS, "rates": found}
+
+
+def _rate(url: str, request: Request, clients: int) -> tuple[float, float]:
+    """Requests a second that are answered, and that are refused because the database is busy."""
+
+    def ask_until(end: float) -> Counter[bool]:
+        answers: Counter[bool] = Counter()
+        with httpx.Client(timeout=60.0) as client:
+            while time.monotonic() < end:
+                answers[_is_answered(client, url, request)] += 1
+        return answers
+
+    begin = time.monotonic()
+    with ThreadPoolExecutor(clients) as threads:
+        answers = sum(threads.map(ask_until, [begin + _SECONDS_OF_REQUESTS] * clients), Counter[bool]())
+    took = time.monotonic() - begin
+    return answers[True] / took, answers[False] / took
+
+
+def _is_answered(client: httpx.Client, url: str, request: Request) -> bool:
+    """Whether the server answers; one whose database is busy says so, or hangs up."""
+    method, path, body = request
+    try:
+        response = client.request(method, url + path, json=body)
+    except httpx.TransportError:
+        return False
+    if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+        response.raise_for_status()
+    return response.is_success
 
 
 def main() -> None:
@@ -90,12 +403,8 @@ def main() -> None:
     with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
         home = Path(scratch)
         prepare_environment(home, arguments.port)
-        # Prefect reads the environment when it is imported, so not before the line above.
-        from benchmarks import prefect_costs, prefect_server
-
-        (home / "run").mkdir()
         folder = plan_a_run(home / "run")
-        report: dict[str, object] = {
+        report: Json = {
             "command": "python -m benchmarks.lane_overhead " + " ".join(sys.argv[1:]),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, shared with other programs",
             "load_average": os.getloadavg(),
@@ -103,23 +412,12 @@ def main() -> None:
             "program_seconds": program_seconds(arguments.repeats),
             "device_process": device_process_seconds(folder, arguments.repeats),
         }
-        with prefect_server.serving(home, arguments.port) as server:
+        with serving(home, arguments.port) as server:
             report["server_start_seconds"] = server.start_seconds
-            report["in_process"] = prefect_costs.subflow_seconds(arguments.repeats, folder.root)
-            report["pool"] = prefect_costs.pool_seconds(server, arguments.lanes, folder)
-            report["server"] = prefect_server.server_rates(server.url, arguments.repeats)
+            report["in_process"] = subflow_seconds(arguments.repeats, folder.root)
+            report["pool"] = pool_seconds(server, arguments.lanes, folder)
+            report["server"] = server_rates(server.url, arguments.repeats)
     print_and_write(report, arguments.out)
-
-
-def prepare_environment(home: Path, port: int) -> None:
-    """Gives Prefect and virnuc a home of their own, here and in every process started from here."""
-    os.environ.update(
-        VIRNUC_HOME=str(home),
-        PREFECT_HOME=str(home),
-        PREFECT_API_URL=f"http://127.0.0.1:{port}/api",
-        PREFECT_SERVER_ANALYTICS_ENABLED="false",
-        PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING",
-    )
 
 
 if __name__ == "__main__":

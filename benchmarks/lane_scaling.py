@@ -1,23 +1,31 @@
-"""What a billion frames cost, and how long lanes should be on 1 to 1,000 GPUs, from what was measured.
+"""What a billion frames cost, and how long lanes should be on 1 to 1,000 GPUs: a simulation fed by what was measured.
 
     python -m benchmarks.lane_scaling
 
 Reads the speeds of one GPU (forward_*, end_to_end_*, scaling_*), the costs of a lane (lane_overhead) and the speed of
 indexing (frames) from benchmarks/results, and writes lane_simulation.json there, with every assumption in it. It
 takes a few minutes on one core.
+
+The simulation has discrete events. A parent cuts the shards of a run into lanes and submits them one after another;
+idle GPUs take them from a queue. A lane pays for its start and for requests to the server; then it computes shards. A
+failure is one of four: the device process dies (the lane starts another after a delay), the flow run dies (its worker
+takes another lane), the GPU is out, or its host with all of its GPUs. What a lane leaves undone is submitted again when
+that is noticed; a shard is what is lost. All times are in seconds.
 """
 
 import argparse
 import json
+import math
+import random
 import statistics
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from benchmarks.lane_model import Failures, Lanes, Outcome, Pool
-from benchmarks.lane_simulation import simulate
+import simpy
+
 from virnuc_core.inference.sharding import MAX_SHARD_ROWS, SHARD_SECONDS
 from virnuc_core.sequences.frame_store_build import build_frame_store
 
@@ -28,6 +36,9 @@ FRAMES: Final = (10**7, 10**8, 10**9)
 GPUS: Final = (1, 8, 32, 100, 300, 1000)
 LANE_MINUTES: Final = (1, 2, 5, 10, 15, 20, 30, 60)
 SEEDS: Final = 3
+PROCESS_RETRY_DELAYS: Final = (2.0, 10.0, 60.0)
+RESUBMIT_DELAYS: Final = (5.0, 30.0, 120.0)
+RUN_NOTICED: Final = 2.0  # until a dead flow run is seen as crashed, and its worker takes work again
 
 # What is not measured here.
 ASSUMPTIONS: Final[dict[str, float]] = {
@@ -54,10 +65,228 @@ PROTEIN_MODELS: Final = (
     ("650M", "end_to_end_650M", "fp16", 1280),
     ("650M", "forward_650M", "fp8", 1280),
 )
-DNA_WIDTH: Final = 768
-SCORE_BYTES: Final = 8
+DNA_WIDTH, SCORE_BYTES = 768, 8
 
 Json = dict[str, Any]
+Steps = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """A run cut into lanes, on a pool of GPUs that fail.
+
+    Attributes:
+        num_shards, shard: shards of the run, and work in one.
+        lane: work that a lane should have; lanes hold whole shards, as equally many as possible.
+        start, reload: of a lane until its first shard, and the part of it that a new device process costs.
+        spread: standard deviation of the speed of a lane, relative.
+        whole_rounds: more lanes than `lane` asks for, so that every GPU gets the same number.
+        num_gpus, gpus_per_host: GPUs, each with a worker, and how many a host takes with it.
+        worker_poll, parent_poll: how often a worker asks for work, and the parent for lanes that have ended.
+        submit: what the parent takes to submit a lane.
+        server_rate: requests that the server answers in a second.
+        requests_per_lane, requests_per_poll: requests of a lane, and of a worker each time it asks.
+        process_mtbf, run_mtbf, gpu_mtbf, host_mtbf: mean time between failures of a GPU's device process, its flow run,
+            the GPU itself and a host.
+        repair: how long a GPU or a host is out.
+        host_noticed: until missing heartbeats say that the lanes of a lost host are dead.
+    """
+
+    num_shards: int
+    shard: float
+    lane: float
+    start: float = 0.0
+    reload: float = 0.0
+    spread: float = 0.0
+    whole_rounds: bool = False
+    num_gpus: int
+    gpus_per_host: int = 8
+    worker_poll: float = 0.0
+    parent_poll: float = 0.0
+    submit: float = 0.0
+    server_rate: float = math.inf
+    requests_per_lane: float = 0.0
+    requests_per_poll: float = 0.0
+    process_mtbf: float = math.inf
+    run_mtbf: float = math.inf
+    gpu_mtbf: float = math.inf
+    host_mtbf: float = math.inf
+    repair: float = 3600.0
+    host_noticed: float = 540.0
+
+    def cut_lanes(self) -> list[int]:
+        """Shards of each lane."""
+        wanted = math.ceil(self.num_shards * self.shard / self.lane - 1e-9)
+        if self.whole_rounds:
+            wanted = math.ceil(wanted / self.num_gpus) * self.num_gpus
+        count = min(wanted, self.num_shards)
+        each, more = divmod(self.num_shards, max(1, count))
+        return [each + 1] * more + [each] * (count - more)
+
+    @property
+    def seconds_behind_polls(self) -> float:
+        """How long the requests of one lane wait, all together, behind polls of the workers.
+
+        By the exact mean value analysis of a closed queue with exponential times: the n-th worker finds the queue that
+        there is without it.
+        """
+        if not self.requests_per_poll or math.isinf(self.server_rate):
+            return 0.0
+        between, length = self.worker_poll / self.requests_per_poll, 0.0
+        for n in range(1, self.num_gpus + 1):
+            response = (1 + length) / self.server_rate
+            length = n * response / (between + response)
+        return self.requests_per_lane / self.server_rate * length
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Shards that are left, device processes that died, and times in a row that it was given up without a shard."""
+
+    shards: int
+    restarts: int = 0
+    failures: int = 0
+
+
+class Simulation:
+    """One run; the same arguments give the same outcome.
+
+    Attributes:
+        makespan: until the parent knows that all shards are done.
+        spent: GPU seconds by purpose: useful (shards that were kept), starting, lost (unfinished shards, and waiting to
+            begin again), down (GPUs that were out), idle (waiting for lanes).
+        num_lanes, num_failures: lanes that were submitted, again included, and failures that met a lane at work.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int = 0) -> None:
+        self._case, self._rng = scenario, random.Random(seed)
+        self._env = simpy.Environment()
+        self._queue: simpy.Store = simpy.Store(self._env)
+        self._server = simpy.Resource(self._env)
+        self._behind_polls = scenario.seconds_behind_polls
+        self._lane_ended = self._env.event()
+        self._open = self.num_lanes = self.num_failures = 0
+        self.spent = dict.fromkeys(("useful", "starting", "lost", "down", "idle"), 0.0)
+        self._outages: list[tuple[str, float, float]] = []
+        num_hosts = -(-scenario.num_gpus // scenario.gpus_per_host)
+        self._host_fails = [self._draw(scenario.host_mtbf) for _ in range(num_hosts)]
+        for gpu in range(scenario.num_gpus):
+            self._env.process(self._work(gpu))
+        self._env.run(self._env.process(self._oversee()))
+        self.makespan = self._env.now
+        for purpose, begin, end in self._outages:  # some last longer than the run
+            self.spent[purpose] += min(end, self.makespan) - begin
+        self.spent["idle"] = scenario.num_gpus * self.makespan - sum(self.spent.values())
+
+    @property
+    def wasted(self) -> float:
+        """Share of the GPU time that was there (not down) and did nothing useful."""
+        there = sum(self.spent.values()) - self.spent["down"]
+        return 1 - self.spent["useful"] / there if there else 0.0
+
+    def _oversee(self) -> Steps:
+        """The parent: submits one lane after another, and waits for all of them."""
+        sizes = self._case.cut_lanes()
+        self._open = len(sizes)
+        for size in sizes:
+            yield from self._submit(_Lane(size))
+        while self._open:
+            self._lane_ended = self._env.event()
+            yield self._lane_ended
+        yield from self._until_polled(self._case.parent_poll)
+
+    def _submit(self, lane: _Lane) -> Steps:
+        self.num_lanes += 1
+        yield self._env.timeout(self._case.submit)
+        self._queue.put(lane)
+
+    def _submit_again(self, lane: _Lane, noticed: float) -> Steps:
+        """What a lane left undone, when the parent has seen that, after a delay that grows."""
+        yield self._env.timeout(noticed)
+        yield from self._until_polled(self._case.parent_poll)
+        yield self._env.timeout(RESUBMIT_DELAYS[min(lane.failures, len(RESUBMIT_DELAYS) - 1)])
+        yield from self._submit(_Lane(lane.shards, failures=lane.failures + 1))
+
+    def _until_polled(self, interval: float) -> Steps:
+        yield self._env.timeout(self._rng.uniform(0, interval))
+
+    def _work(self, gpu: int) -> Steps:
+        """A GPU with its worker."""
+        while True:
+            lane = yield self._queue.get()
+            failed = self._host_fails_next(gpu)
+            if failed <= self._env.now:  # it is out: the lane stays where it is
+                self._queue.put(lane)
+                yield from self._be_out("down", failed + self._case.repair - self._env.now)
+                continue
+            yield from self._until_polled(self._case.worker_poll)
+            with self._server.request() as turn:
+                yield turn
+                yield self._env.timeout(self._case.requests_per_lane / self._case.server_rate)
+            yield self._env.timeout(self._behind_polls)
+            yield from self._compute(lane, gpu)
+
+    def _compute(self, lane: _Lane, gpu: int) -> Steps:
+        """A lane on a GPU, until it has ended in one way or another."""
+        shard = self._case.shard / max(0.1, self._rng.gauss(1.0, self._case.spread))
+        starting = self._case.start
+        while True:
+            kind, lasts = self._next_failure(gpu, starting + lane.shards * shard)
+            yield self._env.timeout(lasts)
+            begun = max(0.0, lasts - starting)
+            done = min(int(begun / shard), lane.shards - 1) if kind else lane.shards
+            self.spent["starting"] += min(lasts, starting)
+            self.spent["useful"] += done * shard
+            self.spent["lost"] += begun - done * shard
+            lane.shards -= done
+            if not kind:
+                self._open -= 1
+                if not self._lane_ended.triggered:
+                    self._lane_ended.succeed()
+                return
+            lane.failures *= not done
+            self.num_failures += 1
+            if kind != "process" or lane.restarts == len(PROCESS_RETRY_DELAYS):
+                yield from self._give_up(lane, kind)
+                return
+            yield from self._be_out("lost", PROCESS_RETRY_DELAYS[lane.restarts])
+            lane.restarts += 1
+            starting = self._case.reload
+
+    def _give_up(self, lane: _Lane, kind: str) -> Steps:
+        """Leaves the rest of a lane to the parent, who hears of it later; the GPU may be out meanwhile."""
+        # On a broken GPU the lane finds no device, as often as it tries.
+        noticed = {"gpu": sum(PROCESS_RETRY_DELAYS), "host": self._case.host_noticed}.get(kind, RUN_NOTICED)
+        self._env.process(self._submit_again(lane, noticed))
+        if kind in ("gpu", "host"):
+            yield from self._be_out("down", self._case.repair)
+        else:
+            yield from self._be_out("lost", noticed)
+
+    def _be_out(self, purpose: str, seconds: float) -> Steps:
+        self._outages.append((purpose, self._env.now, self._env.now + seconds))
+        yield self._env.timeout(seconds)
+
+    def _next_failure(self, gpu: int, within: float) -> tuple[str, float]:
+        """The first failure that meets a GPU within some seconds, and when; "" for none."""
+        times = {
+            "process": self._draw(self._case.process_mtbf),
+            "run": self._draw(self._case.run_mtbf),
+            "gpu": self._draw(self._case.gpu_mtbf),
+            "host": max(0.0, self._host_fails_next(gpu) - self._env.now),
+        }
+        kind = min(times, key=lambda name: times[name])
+        return (kind, times[kind]) if times[kind] < within else ("", within)
+
+    def _host_fails_next(self, gpu: int) -> float:
+        """When the host of a GPU fails next; in the past while it is out."""
+        host = gpu // self._case.gpus_per_host
+        while (repaired := self._host_fails[host] + self._case.repair) <= self._env.now:
+            self._host_fails[host] = repaired + self._draw(self._case.host_mtbf)
+        return self._host_fails[host]
+
+    def _draw(self, mtbf: float) -> float:
+        return math.inf if math.isinf(mtbf) else self._rng.expovariate(1 / mtbf)
 
 
 def read(name: str) -> Json:
@@ -68,37 +297,29 @@ def read(name: str) -> Json:
 
 def frames_per_second(name: str, precision: str) -> float:
     """Sequences/s of one GPU, stored sequences to shards; where only the forward pass was measured, by its share."""
-    case = next(
-        case
-        for case in read(name)["cases"]
-        if case["precision"] == precision and case["lengths"] in ("fixed:166", "fixed:500")
-    )
+    cases = [case for case in read(name)["cases"] if case["precision"] == precision]
+    case = next(case for case in cases if case["lengths"] in ("fixed:166", "fixed:500"))
     if case["end_to_end"]:
         return float(case["end_to_end"][0]["speed"]["sequences_per_second"])
-    whole = "scaling_3B" if "3B" in name else "end_to_end_650M"
-    share = float(read(whole)["cases"][0]["end_to_end"][0]["over_gpu_only"])
-    return share * float(case["forward"]["sequences_per_second"])
+    measured = read("scaling_3B" if "3B" in name else "end_to_end_650M")["cases"][0]["end_to_end"][0]
+    return float(measured["over_gpu_only"] * case["forward"]["sequences_per_second"])
 
 
 def work() -> list[Json]:
     """GPU time and bytes for each pair of models, a frame."""
     dna = frames_per_second("end_to_end_dnabert_s", "fp16")
-    rows = []
-    for model, name, precision, width in PROTEIN_MODELS:
-        protein = frames_per_second(name, precision)
-        values = width + DNA_WIDTH
-        rows.append(
-            {
-                "models": f"{model} {precision} + DNABERT-S fp16",
-                "files": [name, "end_to_end_dnabert_s"],
-                "frames_per_second": 1 / (1 / protein + 1 / dna),
-                "bytes_per_frame": {
-                    dtype: values * size + SCORE_BYTES
-                    for dtype, size in (("float32", 4), ("float16", 2), ("none", 0))
-                },
-            }
-        )
-    return rows
+    return [
+        {
+            "models": f"{model} {precision} + DNABERT-S fp16",
+            "files": [name, "end_to_end_dnabert_s"],
+            "frames_per_second": 1 / (1 / frames_per_second(name, precision) + 1 / dna),
+            "bytes_per_frame": {
+                dtype: (width + DNA_WIDTH) * size + SCORE_BYTES
+                for dtype, size in (("float32", 4), ("float16", 2), ("none", 0))
+            },
+        }
+        for model, name, precision, width in PROTEIN_MODELS
+    ]
 
 
 def preparing() -> Json:
@@ -120,49 +341,52 @@ def lane_costs() -> Json:
     measured = read("lane_overhead")
     pool = measured["pool"]
     rates = {name: max(rate["answered_per_second"]) for name, rate in measured["server"]["rates"].items()}
-    requests = pool["requests_per_lane"]
-    is_poll = "get_scheduled_flow_runs"
     load = max(run["load_seconds"] for run in read("scaling_3B")["cases"][0]["end_to_end"])
     weights = ASSUMPTIONS["weights_bytes"] / ASSUMPTIONS["storage_bytes_per_second"]
     besides = min(pool["besides_process_seconds"]) - pool["worker_query_seconds"] / 2
+    requests = pool["requests_per_lane"]
     return {
         "besides_process_seconds": besides,
         "load_seconds": load,
         "weights_seconds": weights,
         "start_seconds": besides + load + weights,
         "submit_seconds": min(pool["submit_seconds"]),
-        "requests": sum(n for name, n in requests.items() if is_poll not in name),
+        "requests": sum(n for name, n in requests.items() if "get_scheduled_flow_runs" not in name),
         "server_requests_per_second": rates["create a run, one client"],
         "polls_per_second": rates["poll of a pool with a full queue"],
         "least_poll_seconds": pool["worker_query_seconds"],
     }
 
 
-def failures_of(times: float) -> Failures:
-    """Failures so many times as often as was reported for a large training run."""
+def failures_of(times: float) -> Json:
+    """The fields of a scenario for failures so many times as often as was reported for a large training run."""
     if not times:
-        return Failures()
+        return {}
+    gpu_hours = REPORTED["gpus"] * REPORTED["days"] * 24
     hours = {
         "process_mtbf": ASSUMPTIONS["process_mtbf_hours"],
         "run_mtbf": ASSUMPTIONS["run_mtbf_hours"],
-        "gpu_mtbf": REPORTED["gpus"] * REPORTED["days"] * 24 / REPORTED["of_gpus"],
-        "host_mtbf": REPORTED["gpus"]
-        / ASSUMPTIONS["gpus_per_host"]
-        * REPORTED["days"]
-        * 24
-        / REPORTED["of_all_else"],
+        "gpu_mtbf": gpu_hours / REPORTED["of_gpus"],
+        "host_mtbf": gpu_hours / ASSUMPTIONS["gpus_per_host"] / REPORTED["of_all_else"],
     }
-    return Failures(
-        repair=ASSUMPTIONS["repair_seconds"],
-        host_noticed=ASSUMPTIONS["host_noticed_seconds"],
-        **{name: 3600 * value / times for name, value in hours.items()},
-    )
+    waits = {"repair": ASSUMPTIONS["repair_seconds"], "host_noticed": ASSUMPTIONS["host_noticed_seconds"]}
+    return {**{name: 3600 * value / times for name, value in hours.items()}, **waits}
 
 
-def pool_of(gpus: int, costs: Json, server_times: float) -> Pool:
-    """A pool whose workers ask as often as they may without taking more of the server than their share."""
+def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: float) -> Scenario:
+    """A run over so many frames in lanes of 10 minutes, cut as the planning does it on a GPU, without failures.
+
+    Workers ask as often as they may without taking more of the server than their share.
+    """
+    shard_rows = min(MAX_SHARD_ROWS, int(rate * SHARD_SECONDS["cuda"]))
     polls = costs["polls_per_second"] * server_times
-    return Pool(
+    return Scenario(
+        num_shards=-(-frames // shard_rows),
+        shard=shard_rows / rate,
+        lane=600,
+        start=costs["start_seconds"],
+        reload=costs["load_seconds"] + costs["weights_seconds"],
+        spread=ASSUMPTIONS["speed_spread"],
         num_gpus=gpus,
         gpus_per_host=int(ASSUMPTIONS["gpus_per_host"]),
         worker_poll=max(costs["least_poll_seconds"], gpus / polls / ASSUMPTIONS["server_share_of_polls"]),
@@ -174,33 +398,20 @@ def pool_of(gpus: int, costs: Json, server_times: float) -> Pool:
     )
 
 
-def lanes_of(frames: int, rate: float, minutes: float, costs: Json) -> Lanes:
-    """A run over so many frames, cut as the planning does it on a GPU."""
-    shard_rows = min(MAX_SHARD_ROWS, int(rate * SHARD_SECONDS["cuda"]))
-    return Lanes(
-        num_shards=-(-frames // shard_rows),
-        shard=shard_rows / rate,
-        lane=60 * minutes,
-        start=costs["start_seconds"],
-        reload=costs["load_seconds"] + costs["weights_seconds"],
-        spread=ASSUMPTIONS["speed_spread"],
-    )
-
-
-def summary(outcomes: list[Outcome], pool: Pool) -> Json:
+def summary(runs: list[Simulation], num_gpus: int) -> Json:
     """Means over the seeds; shares are of the GPU time that was there."""
-    there = statistics.mean(pool.num_gpus * o.makespan - o.down for o in outcomes)
+    there = statistics.mean(num_gpus * run.makespan - run.spent["down"] for run in runs)
     shares = {
-        key: statistics.mean(getattr(o, key) for o in outcomes) / there
-        for key in ("starting", "lost", "idle")
+        key: statistics.mean(run.spent[key] for run in runs) / there for key in ("starting", "lost", "idle")
     }
-    return {
-        "wasted": statistics.mean(outcome.wasted for outcome in outcomes),
+    means = {
+        "wasted": statistics.mean(run.wasted for run in runs),
         **shares,
-        "hours": statistics.mean(outcome.makespan for outcome in outcomes) / 3600,
-        "lanes": outcomes[0].num_lanes,
-        "failures_met": statistics.mean(outcome.failures for outcome in outcomes),
+        "hours": statistics.mean(run.makespan for run in runs) / 3600,
+        "lanes": runs[0].num_lanes,
+        "failures_met": statistics.mean(run.num_failures for run in runs),
     }
+    return {name: round(value, 5) for name, value in means.items()}
 
 
 def simulations(costs: Json, rate: float) -> Iterator[Json]:
@@ -211,11 +422,10 @@ def simulations(costs: Json, rate: float) -> Iterator[Json]:
     cases += [(frames, fast, "as reported", True) for frames in FRAMES]
     for frames, server, failures, whole in cases:
         for gpus in GPUS:
-            pool = pool_of(gpus, costs, server)
+            base = scenario_of(frames, rate, gpus, costs, server)
+            base = replace(base, whole_rounds=whole, **failures_of(FAILURE_TIMES[failures]))
             for minutes in LANE_MINUTES:
-                lanes = replace(lanes_of(frames, rate, minutes, costs), whole_rounds=whole)
-                trouble = failures_of(FAILURE_TIMES[failures])
-                outcomes = [simulate(lanes, pool, trouble, seed) for seed in range(SEEDS)]
+                scenario = replace(base, lane=60.0 * minutes)
                 yield {
                     "frames": frames,
                     "server_times": server,
@@ -223,8 +433,8 @@ def simulations(costs: Json, rate: float) -> Iterator[Json]:
                     "whole_rounds": whole,
                     "gpus": gpus,
                     "lane_minutes": minutes,
-                    "worker_poll_seconds": pool.worker_poll,
-                    **{key: round(value, 5) for key, value in summary(outcomes, pool).items()},
+                    "worker_poll_seconds": scenario.worker_poll,
+                    **summary([Simulation(scenario, seed) for seed in range(SEEDS)], gpus),
                 }
 
 
@@ -236,12 +446,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "lane_simulation.json")
     arguments = parser.parse_args()
     sets, costs = work(), lane_costs()
-    rate = sets[0]["frames_per_second"]
     report = {
         "command": "python -m benchmarks.lane_scaling",
         "assumptions": ASSUMPTIONS,
         "reported_failures": REPORTED,
-        "failures": {name: asdict(failures_of(times)) for name, times in FAILURE_TIMES.items() if times},
+        "failures": {name: failures_of(times) for name, times in FAILURE_TIMES.items() if times},
         "seeds": SEEDS,
         "work": sets,
         "preparing": preparing(),
@@ -250,7 +459,7 @@ def main() -> None:
         "simulated_models": sets[0]["models"],
     }
     # One line a case.
-    cases = ",\n  ".join(json.dumps(case) for case in simulations(costs, rate))
+    cases = ",\n  ".join(json.dumps(case) for case in simulations(costs, sets[0]["frames_per_second"]))
     text = json.dumps(report, indent=1).removesuffix("\n}")
     arguments.out.write_text(f'{text},\n "simulations": [\n  {cases}\n ]\n}}\n')
 

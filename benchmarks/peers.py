@@ -30,8 +30,7 @@ from virnuc_core.benchmark.run import run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec
 
 RESULT = Path(__file__).parent / "results" / "peers.json"
@@ -159,7 +158,7 @@ def measure_peer(
     if importlib.util.find_spec(peer.package) is None:
         yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
         return
-    embed = peer.load(read_spec(resolve_checkpoint(f"random:{name}", "esm2")), device)
+    embed = peer.load(open_checkpoint(f"random:{name}", "esm2").spec, device)
     for lengths, strings in sequences.items():
         rates: dict[int, float | None] = {}
         for budget in peer.budgets:

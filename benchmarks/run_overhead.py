@@ -14,60 +14,28 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.lane_overhead import prepare_environment
+from benchmarks.lane_overhead import EXAMPLE, prepare_environment, serving
 from benchmarks.reports import print_and_write
 from virnuc_core.benchmark.report import machine
 from virnuc_core.inference.device import resolve_devices
 
 RESULT: Final = Path(__file__).parent / "results" / "run_overhead.json"
-EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
 
 
-@dataclass(frozen=True, slots=True)
-class RunCost:
-    """Seconds of one run.
-
-    Attributes:
-        wall: from the start of the command to its end.
-        work: of the busiest lane, with loaded models.
-        stages: of the flow, by name.
-    """
-
-    wall: float
-    work: float
-    stages: dict[str, float]
-
-    @property
-    def overhead(self) -> float:
-        """What is not work."""
-        return self.wall - self.work
-
-
-def measure(fasta: Path, out: Path, flags: list[str]) -> RunCost:
-    """Runs the command in a process of its own."""
+def measure(fasta: Path, out: Path, flags: list[str]) -> dict[str, Any]:
+    """Seconds of one run: of the command, of the busiest lane with loaded models, and of the stages of the flow."""
     begin = time.perf_counter()
-    command = [
-        sys.executable,
-        "-m",
-        "virnuc_cli",
-        "predict",
-        str(fasta),
-        "--out",
-        str(out),
-        "--quiet",
-        *flags,
-    ]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
+    subprocess.run([*command, *flags], check=True)
     wall = time.perf_counter() - begin
     report = json.loads((out / "run.json").read_text())
     work = max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"])
-    return RunCost(wall, work, report["stage_seconds"])
+    return {"wall": wall, "work": work, "stages": report["stage_seconds"]}
 
 
 def main() -> None:
@@ -84,15 +52,12 @@ def main() -> None:
     with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
         home = Path(scratch)
         prepare_environment(home, arguments.port)
-        # Prefect reads the environment when it is imported, so not before the line above.
-        from benchmarks.prefect_server import serving
-
         with serving(home, arguments.port):
-            costs = [
+            runs = [
                 measure(arguments.fasta, home / f"run{number}", arguments.flags)
                 for number in range(arguments.repeats + 1)
             ][1:]
-    overheads = sorted(cost.overhead for cost in costs)
+    overheads = sorted(run["wall"] - run["work"] for run in runs)
     flags = f' --flags "{shlex.join(arguments.flags)}"' if arguments.flags else ""
     report = {
         "command": f"python -m benchmarks.run_overhead {arguments.fasta.name} --repeats {arguments.repeats}{flags}",
@@ -100,7 +65,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         "overhead_seconds": {"smallest": overheads[0], "median": median(overheads), "largest": overheads[-1]},
-        "runs": [asdict(cost) for cost in costs],
+        "runs": runs,
     }
     print_and_write(report, arguments.out)
 

@@ -8,7 +8,7 @@ from flows.computed_run import TrackedLanes, compute_run
 from flows.naming import run_name
 from flows.outputs import require_absolute, require_no_input
 from tasks.artifacts import attach_api_log_handler
-from virnuc_core.models.checkpoints import family_of
+from virnuc_core.models.hub import family_of
 from virnuc_core.pipeline import EMBED, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder

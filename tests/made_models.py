@@ -16,8 +16,8 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
+from virnuc_core.models.checkpoint import TRANSFORMERS_ESM, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.key_mapping import TRANSFORMERS_ESM, parameter_shapes
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store

@@ -1,36 +1,26 @@
 """The tables and the run.json of a finished run, written by hand: what a report is made from."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.plan import PlannedHead
+from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import TableCounts
+from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, TableCounts
+from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
 
 CHUNK_LENGTH = 500
-CONTIG_COLUMNS = [
-    "contig",
-    "record",
-    "length",
-    "chunks",
-    "scored_chunks",
-    "viral_chunks",
-    "share_viral",
-    "mean_p",
-    "call",
-    "tier",
-    "dna_alone_chunks",
-]
-PREDICTION_COLUMNS = ["contig", "chunk", "start", "end", "best_frame", "p_virus", "call", "status"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +67,7 @@ def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
         MadeContig(
             name=f"contig_{i}",
             p_virus=tuple(generator.random() if i % 7 else None for _ in range(chunks)),
-            tier=generator.choice(["confident", "likely", "unsure"]) if i % 7 else "NA",
+            tier=generator.choice(["confident", "likely", "unsure"]),
             length=CHUNK_LENGTH * chunks - i % CHUNK_LENGTH,
         )
         for i in range(number)
@@ -89,18 +79,19 @@ def write_run(
     contigs: Sequence[MadeContig],
     *,
     rejected: Iterable[tuple[str, ...]] = (),
-    has_regions: bool = True,
     links: dict[str, str] | None = None,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
     rejected = list(rejected)
-    write(folder.contigs, CONTIG_COLUMNS, map(contig_row, range(len(contigs)), contigs))
-    write(folder.predictions, PREDICTION_COLUMNS, (row for contig in contigs for row in chunk_rows(contig)))
-    write(folder.rejected, ("record", "id", "file", "length", "reason"), rejected)
-    if has_regions:
-        columns = ("contig", "start", "end", "length", "chunks", "score", "mean_p", "tier")
-        write(folder.regions, columns, (row for contig in contigs for row in region_rows(contig)))
+    rows = [contig_row(number, contig) for number, contig in enumerate(contigs, 1)]
+    write(folder.contigs, folder.contigs_parquet, CONTIG_SCHEMA, rows)
+    rows = [row for contig in contigs for row in chunk_rows(contig)]
+    write(folder.predictions, folder.predictions_parquet, PREDICTION_SCHEMA, rows)
+    rows = [row for contig in contigs for row in region_rows(contig)]
+    write(folder.regions, folder.regions_parquet, REGION_SCHEMA, rows)
+    lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
+    folder.rejected.write_text("".join(f"{line}\n" for line in lines))
     run = RunReport(
         plan=replace(PLAN, chunk_length=CHUNK_LENGTH, dna_head=_dna_head(contigs)),
         out=str(root),
@@ -135,33 +126,34 @@ def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     )
 
 
-def write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w") as file:
-        for row in (columns, *rows):
-            file.write("\t".join(map(str, row)) + "\n")
+def write(table: Path, parquet: Path, schema: pa.Schema, rows: list[tuple[object, ...]]) -> None:
+    """Writes a table as text and as Parquet."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    made = pa.table(dict(zip(schema.names, map(list, columns), strict=True)), schema)
+    pq.write_table(made, parquet)
+    table.write_bytes(header_line(schema.names) + table_lines(made, 0.5))
 
 
-def contig_row(place: int, contig: MadeContig) -> tuple[object, ...]:
+def contig_row(number: int, contig: MadeContig) -> tuple[object, ...]:
     scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
-    share, mean = (
-        (f"{viral / len(scored):.6f}", f"{sum(scored) / len(scored):.6f}") if scored else ("NA", "NA")
-    )
-    tier = contig.tier if scored else "NA"
-    numbers = (contig.bases, len(contig.p_virus), len(scored), viral)
-    return (contig.name, place + 1, *numbers, share, mean, contig.call, tier, contig.dna_alone)
+    counted = (contig.bases, len(contig.p_virus), len(scored), viral)
+    if not scored:
+        return (contig.name, number, *counted, None, None, contig.call, None, 0)
+    share, mean_p = viral / len(scored), sum(scored) / len(scored)
+    return (contig.name, number, *counted, share, mean_p, contig.call, contig.tier, contig.dna_alone)
 
 
-def chunk_rows(contig: MadeContig) -> Iterable[tuple[object, ...]]:
+def chunk_rows(contig: MadeContig) -> Iterator[tuple[object, ...]]:
     chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
     for i, p in enumerate(contig.p_virus):
-        where = (contig.name, i + 1, chunks.start[i] + 1, chunks.end[i])
+        where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
         if p is None:
-            yield (*where, "NA", "NA", "unscored", "no_open_frame")
+            yield (*where, None, None, "unscored", "no_open_frame")
         else:
-            yield (*where, "F1", f"{p:.6f}", "virus" if p >= 0.5 else "other", "scored")
+            yield (*where, "F1", p, "virus" if p >= 0.5 else "other", "scored")
 
 
-def region_rows(contig: MadeContig) -> Iterable[tuple[object, ...]]:
+def region_rows(contig: MadeContig) -> Iterator[tuple[object, ...]]:
     for start, end in contig.regions:
-        chunks = (end - start + 1) // CHUNK_LENGTH
-        yield (contig.name, start, end, end - start + 1, chunks, "12.5", "0.900000", "confident")
+        length = end - start + 1
+        yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident", 0)

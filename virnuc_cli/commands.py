@@ -252,8 +252,8 @@ def report(run: str, labels: str | None) -> Answer:
     """Writes the report of the finished run in folder RUN anew, report.html, with metrics by class if there are labels."""
     from flows.outputs import require_run
     from virnuc_cli.local_prefect import prepare_local_prefect
-    from virnuc_core.results.report.html import write_report_page
-    from virnuc_core.results.report.labels import read_labels
+    from virnuc_core.results.report.data import read_labels
+    from virnuc_core.results.report.page import write_report_page
     from virnuc_core.results.run_json import records_of, require_unchanged, write_document
     from virnuc_core.results.run_opening import open_run_folder
 

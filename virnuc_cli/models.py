@@ -12,7 +12,7 @@ from virnuc_core.errors import DamagedFileError
 
 if TYPE_CHECKING:
     from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
-    from virnuc_core.models.pulling import Pulled
+    from virnuc_core.models.hub import Pulled
 
 _LETTERS = {"esm2": "aa", "dnabert_s": "bp"}
 _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
@@ -48,7 +48,7 @@ def list_models() -> Answer:
 def pull(names: tuple[str, ...], to: str | None, output: OutputMode) -> Answer:
     """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
     from virnuc_core.models.hub import hide_progress
-    from virnuc_core.models.pulling import pull as pull_one  # imports torch
+    from virnuc_core.models.hub import pull as pull_one  # imports torch
 
     if output != "human":
         hide_progress()
@@ -66,7 +66,7 @@ def pull(names: tuple[str, ...], to: str | None, output: OutputMode) -> Answer:
 @command(models_group, _NAMES, progress=False)
 def verify(names: tuple[str, ...]) -> Answer:
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
-    from virnuc_core.models.verification import verify as verify_one  # imports torch
+    from virnuc_core.models.hub import verify as verify_one  # imports torch
 
     found = [verify_one(name) for name in names]
     exit_code = 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code

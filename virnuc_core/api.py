@@ -20,8 +20,7 @@ import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import require_heads, require_known_model
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
 from virnuc_core.results.writers import NOT_AVAILABLE
@@ -117,7 +116,7 @@ def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[n
     config = embed_config(family, name, read_settings(EngineSettings, options))
     _require_usable(sequences, "protein" if family == "esm2" else "dna")
     if not sequences:
-        return np.empty((0, read_spec(resolve_checkpoint(name, family)).embedding_dim), np.float32)
+        return np.empty((0, open_checkpoint(name, family).spec.embedding_dim), np.float32)
     with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
         root = Path(scratch)
         fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))

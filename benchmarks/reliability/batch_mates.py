@@ -20,13 +20,13 @@ from benchmarks.reports import print_and_write
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.benchmark.synthetic import random_tokens
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.inference.planning import plan_models
-from virnuc_core.inference.prefetch import PreparedBatch
-from virnuc_core.inference.resident import ResidentModel
-from virnuc_core.inference.streams import HostStreams, open_streams
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
-from virnuc_core.models.loading import load_model
+from virnuc_core.inference.prefetch import HostBatch
+from virnuc_core.inference.runner import ModelRunner
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Precision
 
@@ -39,7 +39,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 def embed(
-    model: ResidentModel, streams: HostStreams, tokens: TokenColumn, rows: Int64, planned: PlannedModel
+    model: ModelRunner, streams: Streams, tokens: TokenColumn, rows: Int64, planned: PlannedModel
 ) -> Float32:
     """fp32 (n, D): the vectors of n rows, packed in this order as a run does it."""
     column = tokens.take(rows)
@@ -48,7 +48,7 @@ def embed(
     place = 0
     for members in packing.batches:
         batch = column.take(members)
-        prepared = PreparedBatch(torch.from_numpy(batch.input_ids), batch.cu_seqlens, place)
+        prepared = HostBatch(torch.from_numpy(batch.input_ids), batch.cu_seqlens, place)
         model.embed(prepared, at_places, str)
         place += len(prepared)
     vectors = np.empty(at_places.shape, np.float32)
@@ -66,11 +66,11 @@ def measure(name: str, precision: Precision, device: str, number: int) -> dict[s
         dnabert_model=model_name if family == "dnabert_s" else None,
     )
     [planned] = plan_models(config, (device,), None)
-    streams = open_streams(device)
-    encoder, spec = load_model(resolve_checkpoint(planned.location, family), device, planned.precision)
-    model = ResidentModel(planned, encoder, streams, planned.precision, planned.attention)
+    streams = Streams(device)
+    encoder = load_model(open_checkpoint(planned.location, family), device, planned.precision)
+    model = ModelRunner(planned, encoder, streams)
     draw = np.random.default_rng(0)
-    tokens = random_tokens(spec, draw.integers(_SHORTEST, _LONGEST, number), draw)
+    tokens = random_tokens(encoder.spec, draw.integers(_SHORTEST, _LONGEST, number), draw)
     everything = np.arange(number)
     expected = embed(model, streams, tokens, everything, planned)
     found: dict[str, dict[str, float]] = {}

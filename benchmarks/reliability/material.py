@@ -31,8 +31,8 @@ from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult, shard_identity, write_shard
+from virnuc_core.models.checkpoint import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.key_mapping import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder

@@ -12,9 +12,8 @@ from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, lane_report, raise_failure
 from virnuc_core.inference.plan import read_plan, require_same_plan
 from virnuc_core.inference.shard import pending_shards, read_identity
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import load_classifier
-from virnuc_core.models.weights import load_state_dict, read_spec
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.integrity import inspect_path
 from virnuc_core.results.rescore import score_embeddings
@@ -78,9 +77,8 @@ def read_model(path: Path) -> None:
     """A checkpoint by its file or, where there are descriptions beside it, by its folder."""
     location = path.parent if (path.parent / "config.json").exists() else path
     _require(inspect_path(location).summary.replace("\n", "").isprintable(), "the summary can do harm")
-    checkpoint = resolve_checkpoint(str(location), None)
-    read_spec(checkpoint)
-    state = load_state_dict(checkpoint)
+    checkpoint = open_checkpoint(str(location), None)
+    state = checkpoint.state_dict()
     _require(all(tensor.is_floating_point() for tensor in state.values()), "weights that are no real numbers")
 
 

@@ -11,10 +11,10 @@ from scripts.train_bundled.dataset import Genomes, TokenizedFrames, tokenized_fr
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import DnabertTokenizer, TokenColumn
 from virnuc_core.inference.device import default_token_budget
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.results.calls import call_chunks
 from virnuc_core.specs import Family
 
@@ -33,13 +33,16 @@ def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDAr
 
 @torch.inference_mode()
 def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> npt.NDArray[np.float32]:
-    model, spec = load_model(resolve_checkpoint(str(folder), family), device, "fp32")
+    model = load_model(open_checkpoint(str(folder), family), device, "fp32")
+    spec = model.spec
     vectors = np.empty((len(tokens), spec.embedding_dim), np.float32)
     for rows in pack(tokens.num_tokens, default_token_budget(spec, "fp32", device)).batches:
         batch = tokens.take(rows)
         layout = model.build_layout(batch.cu_seqlens, "sdpa")
         hidden_states = model(torch.from_numpy(batch.input_ids).to(device), layout)
-        pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        pooled = mean_pool(
+            hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens
+        )
         vectors[rows] = pooled.cpu().numpy()
     return vectors
 

@@ -8,9 +8,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import DNABERT_SPEC, ESM2_SPEC, TinyPair
-from virnuc_core.models.checksums import SUMS_NAME, write_sums
 from virnuc_core.models.classifier import save_classifier
-from virnuc_core.models.positions import unpair_rows
+from virnuc_core.models.hub import SUMS_NAME, write_sums
 
 _ESM2_LAYER = {
     "attention_norm": "attention.LayerNorm",
@@ -59,6 +58,13 @@ def _esm2_tensors(model: TinyPair) -> dict[str, Tensor]:
     for kind in ("weight", "bias"):
         tensors[f"esm.encoder.emb_layer_norm_after.{kind}"] = getattr(model.esm2.final_norm, kind)
     return tensors
+
+
+def unpair_rows(qkv: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `positions.pair_rows`: the row order of published weights."""
+    queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
+    halves = queries_keys.unflatten(0, (2 * num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.cat((halves, values))
 
 
 def _dnabert_tensors(model: TinyPair) -> dict[str, Tensor]:

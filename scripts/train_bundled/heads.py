@@ -20,8 +20,8 @@ import torch
 from scripts.train_bundled import dataset
 from scripts.train_bundled.evaluate import dna_features, evaluate, frame_features
 from virnuc_core.batching.tokenizers import DnabertTokenizer
-from virnuc_core.models.checksums import write_sums
 from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
+from virnuc_core.models.hub import write_sums
 from virnuc_core.training.calibration import cool, fit_temperature
 from virnuc_core.training.sampling import sample_weights
 from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.dnabert_s import DnabertS
+from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.esm2 import ESM2
-from virnuc_core.models.pooling import mean_pool
 from virnuc_core.specs import ModelSpec
 
 ESM2_SPEC = ModelSpec(
@@ -79,8 +79,8 @@ class TinyPair(nn.Module):
         h_protein = self.esm2(protein.input_ids, protein.layout)
         h_dna = self.dnabert(dna.input_ids, dna.layout)
         pooled = [
-            mean_pool(h_dna, dna.layout.cu_seqlens, specials=True),
-            mean_pool(h_protein, protein.layout.cu_seqlens, specials=False),
+            mean_pool(h_dna, dna.layout.cu_seqlens, include_special_tokens=True),
+            mean_pool(h_protein, protein.layout.cu_seqlens, include_special_tokens=False),
         ]
         return torch.cat(pooled, 1), h_protein, h_dna
 

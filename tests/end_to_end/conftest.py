@@ -16,13 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tasks.tracking import TrackedRun
 from tests.forked_lanes import ForkedContext
 from virnuc_cli.main import main
+from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.key_mapping import (
-    DNABERT,
-    TOKEN_TYPE,
-    TRANSFORMERS_ESM,
-    parameter_shapes,
-)
 from virnuc_core.specs import ModelSpec
 
 ESM_SPEC = ModelSpec(

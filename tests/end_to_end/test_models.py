@@ -15,8 +15,7 @@ from safetensors.torch import save
 
 from tests.end_to_end.conftest import CommandLine
 from virnuc_core.models.catalogue import HubCommit, find_entries
-from virnuc_core.models.key_mapping import TRANSFORMERS_ESM
-from virnuc_core.models.random_weights import published_spec, random_state_dict
+from virnuc_core.models.checkpoint import TRANSFORMERS_ESM, random_state_dict
 
 [SMALLEST] = find_entries("8M", "esm2")
 assert isinstance(SMALLEST.source, HubCommit)
@@ -26,7 +25,7 @@ REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
 
 def made_8m() -> dict[str, bytes]:
     """A repository with the architecture of the published model and random weights in half precision."""
-    spec = published_spec(SMALLEST)
+    spec = SMALLEST.spec
     tensors = {}
     for name, values in random_state_dict(spec, "cpu").items():
         parts = TRANSFORMERS_ESM.sources(name)

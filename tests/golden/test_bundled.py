@@ -7,19 +7,19 @@ import transformers
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.catalogue import BUNDLED_HEADS
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.hub import open_checkpoint
 
 MAX_BYTES = 30_000_000
 MAX_PARAMETERS = 4_000_000
 
 
 def test_transformers_gives_the_same_hidden_states() -> None:
-    checkpoint = resolve_checkpoint("tiny", "esm2")
+    checkpoint = open_checkpoint("tiny", "esm2")
     theirs = transformers.EsmModel.from_pretrained(
         checkpoint.location, add_pooling_layer=False, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    ours, _ = load_model(checkpoint, "cpu", "fp32")
+    ours = load_model(checkpoint, "cpu", "fp32")
     tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"]))
     ids = torch.from_numpy(tokens.input_ids.astype(np.int64))
     layout = ours.build_layout(np.array([0, len(ids)], np.int32), "reference")
@@ -31,8 +31,8 @@ def test_transformers_gives_the_same_hidden_states() -> None:
 def test_they_are_small() -> None:
     sizes = [path.stat().st_size for path in BUNDLED_HEADS.values()]
     for family in ("esm2", "dnabert_s"):
-        checkpoint = resolve_checkpoint("tiny", family)
-        model, _ = load_model(checkpoint, "cpu", "fp32")
+        checkpoint = open_checkpoint("tiny", family)
+        model = load_model(checkpoint, "cpu", "fp32")
         assert sum(parameter.numel() for parameter in model.parameters()) <= MAX_PARAMETERS
         sizes += [path.stat().st_size for path in checkpoint.location.iterdir()]
     assert sum(sizes) <= MAX_BYTES

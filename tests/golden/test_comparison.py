@@ -14,13 +14,13 @@ from virnuc_core.doctor.comparison import (
     compare_vectors,
     embed_with_original,
 )
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.hub import open_checkpoint
 
 PRECISIONS = {("reference", "fp32"), ("packed", "fp32")}
 
 
 def test_fair_esm_as_it_is_run_for_a_comparison() -> None:
-    checkpoint = resolve_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
+    checkpoint = open_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
     with np.load(GOLDEN / "esm2" / "golden.npz") as golden:
         program, vectors = embed_with_original(checkpoint, golden["sequences"].tolist(), "cpu")
         np.testing.assert_allclose(vectors, golden["mean_layer4"], rtol=0, atol=1e-5)
@@ -29,7 +29,7 @@ def test_fair_esm_as_it_is_run_for_a_comparison() -> None:
 
 @torch.inference_mode()
 def test_bert_with_alibi_is_the_authors_model() -> None:
-    hidden_states = bert_with_alibi(resolve_checkpoint(str(GOLDEN / "dnabert_s"), "dnabert_s"), "cpu")
+    hidden_states = bert_with_alibi(open_checkpoint(str(GOLDEN / "dnabert_s"), "dnabert_s"), "cpu")
     with np.load(GOLDEN / "dnabert_s" / "golden.npz") as golden:
         ids = torch.from_numpy(golden["input_ids"].astype(np.int64))
         for begin, end in pairwise(golden["cu_seqlens"].tolist()):

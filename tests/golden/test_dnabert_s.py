@@ -8,10 +8,9 @@ import torch
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.encoder import Encoder, mean_pool
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "dnabert_s"
@@ -19,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "dnabert_s"
 
 @pytest.fixture(scope="module")
 def model() -> Encoder:
-    return load_model(resolve_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", "fp32")[0]
+    return load_model(open_checkpoint(str(GOLDEN), "dnabert_s"), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
@@ -28,7 +27,7 @@ def test_hidden_states_and_means_equal_the_authors(model: Encoder, backend: Atte
     with np.load(GOLDEN / "golden.npz") as golden:
         layout = model.build_layout(golden["cu_seqlens"], backend)
         hidden_states = model(torch.from_numpy(golden["input_ids"]), layout)
-        means = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        means = mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens)
         np.testing.assert_allclose(hidden_states.numpy(), golden["hidden_states"], rtol=0, atol=1e-5)
         np.testing.assert_allclose(means.numpy(), golden["mean_pooled"], rtol=0, atol=1e-5)
 
@@ -41,5 +40,5 @@ def test_means_from_strings_equal_the_authors(model: Encoder, shared_dir: Path) 
         np.testing.assert_array_equal(tokens.num_tokens, golden["num_tokens"])
         layout = model.build_layout(tokens.offsets.astype(np.int32), "sdpa")
         hidden_states = model(torch.from_numpy(tokens.input_ids), layout)
-        means = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        means = mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens)
         np.testing.assert_allclose(means.numpy(), golden["mean_pooled"], rtol=0, atol=1e-5)

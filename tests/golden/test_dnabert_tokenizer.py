@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.hub import open_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 UNKNOWN, BEGIN, END = 0, 1, 2
@@ -27,7 +27,7 @@ Encode = Callable[[str], list[int]]
 @pytest.fixture(scope="module")
 def published_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled vocabulary of 4,096 words in a file that truncates and pads, as the published one does."""
-    tokenizer = Tokenizer.from_file(str(resolve_checkpoint("tiny", "dnabert_s").location / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(open_checkpoint("tiny", "dnabert_s").location / "tokenizer.json"))
     tokenizer.enable_truncation(MAX_TOKENS)
     tokenizer.enable_padding(pad_id=3, pad_token="[PAD]")
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"

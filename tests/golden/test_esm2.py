@@ -11,11 +11,10 @@ from transformers import EsmConfig, EsmModel
 
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import MASK_TOKEN
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "esm2"
@@ -24,7 +23,7 @@ LENGTHS = [3, 30, 30, 21, 57, 8]
 
 
 def _load(path: Path) -> Encoder:
-    return load_model(resolve_checkpoint(str(path), "esm2"), "cpu", "fp32")[0]
+    return load_model(open_checkpoint(str(path), "esm2"), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
@@ -36,7 +35,7 @@ def test_means_of_every_layer_equal_fair_esm(repr_layer: int, backend: Attention
         tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(golden["sequences"].tolist()))
         layout = model.build_layout(tokens.offsets.astype(np.int32), backend)
         hidden_states = model(torch.from_numpy(tokens.input_ids), layout, repr_layer)
-        means = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        means = mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens)
         np.testing.assert_allclose(means.numpy(), golden[f"mean_layer{repr_layer}"], rtol=0, atol=1e-5)
 
 

@@ -8,8 +8,7 @@ import torch
 
 from virnuc_core.benchmark.__main__ import main
 from virnuc_core.benchmark.forward import GemmFloor
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.hub import open_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +37,7 @@ def test_every_precision_is_measured(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_floor_multiplies(precision: str) -> None:
-    floor = GemmFloor(read_spec(resolve_checkpoint("random:tiny", "esm2")), precision, 256, "cuda:0")
+    floor = GemmFloor(open_checkpoint("random:tiny", "esm2").spec, precision, 256, "cuda:0")
     floor.launch()
     torch.cuda.synchronize()
 

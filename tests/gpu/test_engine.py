@@ -11,20 +11,19 @@ import torch
 
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceMemoryError
-from virnuc_core.inference import model_runner
-from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference import runner
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
-from virnuc_core.inference.prefetch import Preparer
+from virnuc_core.inference.prefetch import Collator
+from virnuc_core.inference.runner import InferenceRunner
 from virnuc_core.inference.shard import ShardResult
-from virnuc_core.inference.streams import HostStreams, open_streams
+from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
 from virnuc_core.models.memory import empty_pinned
-from virnuc_core.models.weights import Checkpoint
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
+from virnuc_core.specs import Precision, ResolvedPrecision
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,14 +90,16 @@ def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **ch
     return replace(make_plan(config, store, "predict", (device,)), shards=tuple(shards))
 
 
-def compute(embedder: Embedder, streams: HostStreams, store: FrameStore, plan: RunPlan) -> list[ShardResult]:
-    preparer = Preparer.load(plan, store, streams)
-    return [computed.result() for computed in embedder.run(map(preparer.prepare, plan.shards))]
+def compute(
+    inference: InferenceRunner, streams: Streams, store: FrameStore, plan: RunPlan
+) -> list[ShardResult]:
+    collator = Collator.load(plan, store, streams)
+    return [computed.result() for computed in inference.run(map(collator.collate, plan.shards))]
 
 
 def run(store: FrameStore, plan: RunPlan, device: str = "cuda:0") -> list[ShardResult]:
-    streams = open_streams(device)
-    return compute(Embedder.load(plan, streams), streams, store, plan)
+    streams = Streams(device)
+    return compute(InferenceRunner.load(plan, streams), streams, store, plan)
 
 
 def joined(results: list[ShardResult], name: str) -> np.ndarray:
@@ -182,33 +183,33 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
     store: FrameStore, on_the_cpu: list[ShardResult]
 ) -> None:
     plan = plan_of(store, token_budget=400_000, num_shards=1, precision="fp32")
-    streams = open_streams("cuda:0")
-    embedder = Embedder.load(plan, streams)
+    streams = Streams("cuda:0")
+    inference = InferenceRunner.load(plan, streams)
     torch.cuda.empty_cache()
     room = 400 * 2**20  # a forward of all tokens takes several times as much
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
-    [result] = compute(embedder, streams, store, plan)
+    [result] = compute(inference, streams, store, plan)
     assert sum(model.out_of_memory for model in result.counters.models) > 0
     for name in ("dna", "protein"):
         assert worst_cosine(getattr(result, name), joined(on_the_cpu, name)) >= 0.999999
 
 
-def broken_loader(value: float) -> Callable[..., tuple[Encoder, ModelSpec]]:
+def broken_loader(value: float) -> Callable[..., Encoder]:
     """A `load_model` that puts a number into the bias of the last layer which its precision may not hold."""
 
-    def load(
-        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision
-    ) -> tuple[Encoder, ModelSpec]:
-        model, spec = load_model(checkpoint, device, precision)
-        model.get_submodule(f"layers.{spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = value
-        return model, spec
+    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+        model = load_model(checkpoint, device, precision)
+        model.get_submodule(f"layers.{model.spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = (
+            value
+        )
+        return model
 
     return load
 
 
 def test_what_overflows_is_done_again_in_fp32(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "load_model", broken_loader(1e6))
+    monkeypatch.setattr(runner, "load_model", broken_loader(1e6))
     expected = run(store, plan_of(store, precision="fp32"))
     results = run(store, plan_of(store, precision="fp16"))
     for result in results:
@@ -221,7 +222,7 @@ def test_what_overflows_is_done_again_in_fp32(store: FrameStore, monkeypatch: py
 def test_the_model_in_fp32_needs_no_room_beside_the_other(
     store: FrameStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_runner, "load_model", broken_loader(1e6))
+    monkeypatch.setattr(runner, "load_model", broken_loader(1e6))
     config = RunConfig(
         chunk_length=None, esm_model="random:150M", dnabert_model=None, token_budget=8192, compile_mode="none"
     )
@@ -232,13 +233,13 @@ def test_the_model_in_fp32_needs_no_room_beside_the_other(
         return replace(plan, shards=shards)
 
     expected = joined(run(store, planned("fp32")), "protein")
-    streams = open_streams("cuda:0")
-    embedder = Embedder.load(planned("fp16"), streams)
+    streams = Streams("cuda:0")
+    inference = InferenceRunner.load(planned("fp16"), streams)
     streams.free_memory()
     half = torch.cuda.memory_reserved()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2.6 * half / total)  # 2 for fp32 alone, 3 for both
-    results = compute(embedder, streams, store, planned("fp16"))
+    results = compute(inference, streams, store, planned("fp16"))
     assert all(model.fp32_batches == model.batches for r in results for model in r.counters.models)
     assert worst_cosine(joined(results, "protein"), expected) >= 0.999999
     streams.free_memory()
@@ -252,6 +253,6 @@ def test_memory_that_cannot_be_pinned_is_the_hosts_and_costs_the_device_nothing(
 
 
 def test_what_is_not_finite_in_fp32_is_an_error(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "load_model", broken_loader(torch.inf))
+    monkeypatch.setattr(runner, "load_model", broken_loader(torch.inf))
     with pytest.raises(CheckpointError, match=r"not finite in fp32, the first for contig\d+_chunk_1F1"):
         run(store, plan_of(store, precision="fp16"))

@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, attention_tiles, product
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.kernels import attention, gemm_gelu
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
@@ -100,7 +100,7 @@ def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
     qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
     qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
     slopes = alibi_slopes(num_heads).to(DEVICE)
-    short, long = attention_tiles.plan_tiles(np.array([0, num_tokens], np.int32))
+    short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
     chosen = long[[0, len(long) // 2, -2, -1]]
     # More tiles than two dimensions of a grid can have, nearly all of them empty.
     tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
@@ -111,7 +111,7 @@ def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
     for head in range(num_heads):
         q, k, v = qkv[:, :, head].unbind(1)
         for _, _, first in chosen.tolist():
-            rows = slice(first, first + attention_tiles.BLOCK)
+            rows = slice(first, first + attention.BLOCK)
             scores = q[rows].float() @ k.float().T * head_dim**-0.5
             scores -= slopes[head] * (at[rows, None] - at).abs()
             expected = scores.softmax(-1) @ v.float()
@@ -162,9 +162,9 @@ def test_activate(activation: str, width: int) -> None:
     if activation == "gated_gelu":
         gate, value = expected.chunk(2, dim=1)
         expected = functional.gelu(gate) * value
-    plain, _ = torch.ops.virnuc.activate(x, None, activation, False)
+    plain, _ = torch.ops.virnuc.gelu_quantize(x, None, activation, False)
     assert relative_error(plain, expected) < ERROR[torch.float16]
-    values, scale = torch.ops.virnuc.activate(x, None, activation, True)
+    values, scale = torch.ops.virnuc.gelu_quantize(x, None, activation, True)
     assert relative_error(values.float() * scale, expected) < 0.04
 
 
@@ -191,7 +191,7 @@ def test_product_with_activation(gated: bool, depth: int, width: int, num_tokens
 )
 @pytest.mark.parametrize("gated", [True, False])
 def test_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
-    monkeypatch.setattr(product, "shared_memory", lambda device: 101_376)
+    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: 101_376)
     test_product_with_activation(gated, 320, 1280, 1000)
 
 
@@ -203,7 +203,7 @@ def test_segment_mean_beyond_int32_offsets() -> None:
     hidden = torch.ones(num_tokens, width, dtype=torch.float16, device=DEVICE)
     hidden[-1_000_000:] = 2.0
     with torch.inference_mode():
-        means = mean_pool(hidden, bounds, specials=True)
+        means = mean_pool(hidden, bounds, include_special_tokens=True)
     assert bool((means[:-1] == 1).all())
     longest = num_tokens - num_sequences + 1
     torch.testing.assert_close(means[-1], torch.full_like(means[-1], 1 + 1_000_000 / longest))
@@ -215,10 +215,15 @@ def test_segment_mean_is_the_same_alone_and_in_a_batch(specials: bool) -> None:
     cu_seqlens = torch.tensor(np.concatenate(([0], np.cumsum(lengths))), dtype=torch.int32)
     hidden = random(sum(lengths), 320)
     with torch.inference_mode():
-        means = mean_pool(hidden, cu_seqlens.to(DEVICE), specials=specials)
+        means = mean_pool(hidden, cu_seqlens.to(DEVICE), include_special_tokens=specials)
         torch.testing.assert_close(
-            means.cpu(), mean_pool(hidden.cpu().float(), cu_seqlens, specials=specials), rtol=1e-5, atol=1e-6
+            means.cpu(),
+            mean_pool(hidden.cpu().float(), cu_seqlens, include_special_tokens=specials),
+            rtol=1e-5,
+            atol=1e-6,
         )
         for i, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
             alone = torch.tensor([0, end - begin], dtype=torch.int32, device=DEVICE)
-            assert torch.equal(mean_pool(hidden[begin:end], alone, specials=specials)[0], means[i])
+            assert torch.equal(
+                mean_pool(hidden[begin:end], alone, include_special_tokens=specials)[0], means[i]
+            )

@@ -8,11 +8,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from virnuc_core.models.attention import TritonAttention, resolve_attention
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.fp8 import Fp8Linear
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.fused import Fp8Linear
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
@@ -41,7 +41,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def load(family: Family, precision: ResolvedPrecision) -> Encoder:
-    return load_model(resolve_checkpoint(MODELS[family], family), DEVICE, precision)[0]
+    return load_model(open_checkpoint(MODELS[family], family), DEVICE, precision)
 
 
 def batch(lengths: np.ndarray, model: Encoder, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
@@ -69,8 +69,8 @@ def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPre
     assert actual.dtype == torch.float32
     cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double())
     assert float(cosine.min()) >= LEAST_COSINE[precision]
-    quantised = sum(isinstance(module, Fp8Linear) for module in model.modules())
-    assert quantised == (4 * model.spec.num_layers if precision == "fp8" else 0)
+    quantized = sum(isinstance(module, Fp8Linear) for module in model.modules())
+    assert quantized == (4 * model.spec.num_layers if precision == "fp8" else 0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_auto_is_our_kernel_and_it_runs(family: Family) -> None:
     names = " ".join(event.key for event in profile.key_averages())
     assert "_short_kernel" in names
     assert "_long_kernel" in names
-    assert ("_product_kernel" in names) == (torch.cuda.get_device_capability() >= (9, 0))
+    assert ("_gemm_gelu_kernel" in names) == (torch.cuda.get_device_capability() >= (9, 0))
     assert resolve_attention("auto", DEVICE, family, "fp32", model.spec.head_dim) == "sdpa"
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import build_model
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.checkpoint import build_model
+from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.specs import AttentionBackend, Family, ModelSpec
 
 FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")
@@ -47,7 +46,9 @@ def embed(model: Encoder, tokens: TokenColumn, budget: int, backend: AttentionBa
         batch = tokens.take(rows)
         layout = model.build_layout(batch.cu_seqlens, backend)
         hidden_states = model(torch.from_numpy(batch.input_ids), layout)
-        pooled = mean_pool(hidden_states, layout.cu_seqlens, specials=model.pools_specials)
+        pooled = mean_pool(
+            hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens
+        )
         vectors[torch.from_numpy(rows)] = pooled
     return vectors
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from virnuc_cli.main import main as virnuc
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.benchmark.__main__ import main, parse
 from virnuc_core.benchmark.forward import GemmFloor, gemm_shapes, rounds_per_second
 from virnuc_core.benchmark.run import device_groups
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
 from virnuc_core.errors import UsageError
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.loading import build_model
-from virnuc_core.models.weights import read_spec, tokenizer_path
+from virnuc_core.models.checkpoint import build_model
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family
 
 QUICK = ["--devices", "cpu", "--seconds", "0.05", "--repeats", "3", "--token-budget", "512"]
@@ -72,10 +71,10 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
 def test_random_tokens_are_like_tokenized_sequences(family: Family) -> None:
     rng = np.random.default_rng(0)
-    checkpoint = resolve_checkpoint("random:tiny", family)
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint("random:tiny", family)
+    spec = checkpoint.spec
     made = random_tokens(spec, np.array([20, 8]), rng)
-    tokenizer = Esm2Tokenizer() if family == "esm2" else DnabertTokenizer(tokenizer_path(checkpoint))
+    tokenizer = Esm2Tokenizer() if family == "esm2" else checkpoint.tokenizer
     assert made.num_tokens.tolist() == [20, 8]
     for tokens in (made, tokenizer.encode(random_sequences(family, np.array([50, 90]), rng))):
         ends = np.concatenate((tokens.offsets[:-1], tokens.offsets[1:] - 1))
@@ -93,7 +92,7 @@ def test_lognormal_lengths_are_like_those_of_proteins() -> None:
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
 def test_the_floor_has_the_products_of_all_layers(family: Family) -> None:
-    spec = read_spec(resolve_checkpoint("random:tiny", family))
+    spec = open_checkpoint("random:tiny", family).spec
     layer = build_model(spec).layers[0]
     linears = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     shapes = sorted((module.in_features, module.out_features) for module in linears)

@@ -20,19 +20,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.batching.packing import pack
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.benchmark.report import Json, speed
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
 from virnuc_core.inference.plan import PlannedModel
-from virnuc_core.inference.prefetch import Tokenizer
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.fp8 import quantise_rows
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.weights import tokenizer_path
+from virnuc_core.models.fused import quantize_rows
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 _NUM_BATCHES: Final = 8
@@ -122,10 +120,10 @@ def _gemms(
 
 def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> list[Callable[[], Tensor]]:
     """X W^T in fp8 with a scale for each row of both, bf16 out."""
-    x, x_scale = quantise_rows(torch.randn(num_tokens, inputs, device=device))
+    x, x_scale = quantize_rows(torch.randn(num_tokens, inputs, device=device))
     multiply = partial(torch._scaled_mm, x, scale_a=x_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
     weights = [
-        quantise_rows(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD) for _ in range(_COPIES)
+        quantize_rows(torch.randn(outputs, inputs, device=device) * _WEIGHT_STD) for _ in range(_COPIES)
     ]
     return [partial(multiply, mat2=weight.t(), scale_b=scale.t()) for weight, scale in weights]
 
@@ -198,7 +196,7 @@ def measure_forward(name: str, planned: PlannedModel, settings: BenchSettings, d
     """
     with torch.inference_mode():
         started = time.perf_counter()
-        model, _ = load_model(resolve_checkpoint(planned.location, planned.family), device, planned.precision)
+        model = load_model(open_checkpoint(planned.location, planned.family), device, planned.precision)
         compile_layers(model, planned.compile_mode)
         synchronize(device)
         load_seconds = time.perf_counter() - started
@@ -257,7 +255,7 @@ def _draw(planned: PlannedModel, lengths: Lengths) -> tuple[TokenColumn, npt.NDA
         return random_tokens(planned.spec, draw_lengths(lengths, count, rng), rng), None
     tokenizer: Tokenizer = Esm2Tokenizer()
     if planned.family == "dnabert_s":
-        tokenizer = DnabertTokenizer(tokenizer_path(resolve_checkpoint(planned.location, planned.family)))
+        tokenizer = DnabertTokenizer(open_checkpoint(planned.location, planned.family).tokenizer_path)
     sample = random_sequences(planned.family, draw_lengths(lengths, 256, rng), rng)
     per_sequence = tokenizer.encode(sample).num_tokens.mean()
     letters = draw_lengths(lengths, max(_NUM_BATCHES, int(wanted // per_sequence)), rng)

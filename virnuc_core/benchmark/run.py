@@ -28,8 +28,8 @@ from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import PlannedModel, RunPlan, write_plan
 from virnuc_core.inference.planning import make_plan, plan_models
 from virnuc_core.inference.shard import sum_counters
-from virnuc_core.models.checkpoints import family_of
 from virnuc_core.models.compilation import resolve_compile_mode
+from virnuc_core.models.hub import family_of
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store

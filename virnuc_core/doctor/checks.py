@@ -30,9 +30,7 @@ from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
-from virnuc_core.models.hub import cache_folder
-from virnuc_core.models.random_weights import published_spec
-from virnuc_core.models.verification import verify
+from virnuc_core.models.hub import cache_folder, verify
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -154,7 +152,7 @@ def _choices(device: str) -> str:
     """What "auto" means on a device, for a large model of each family."""
     precision = resolve_precision("auto", device)
     chosen = dict.fromkeys(
-        resolve_attention("auto", device, entry.family, precision, published_spec(entry).head_dim)
+        resolve_attention("auto", device, entry.family, precision, entry.spec.head_dim)
         for entry in CATALOGUE
         if entry.name in ("650M", "DNABERT-S")
     )

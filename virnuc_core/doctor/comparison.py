@@ -27,11 +27,10 @@ from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
 from virnuc_core.models.esm2 import MASK_TOKEN
-from virnuc_core.models.key_mapping import FAIR_ESM, recognise_layout
+from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.models.tensor_files import read_tensors
-from virnuc_core.models.weights import Checkpoint, load_published, read_spec, tokenizer_path
 from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
@@ -124,7 +123,7 @@ def compare_model(model: str) -> ModelComparison:
         UsageError: the other program is not installed, or the name is that of two models.
     """
     family, name = family_of(model)
-    checkpoint = resolve_checkpoint(name, family)
+    checkpoint = open_checkpoint(name, family)
     records = iter_records([_SEQUENCES[family]], _ALPHABETS[family])
     sequences = [record.sequence.decode() for record in records]
     device = resolve_devices(("auto",))[0]
@@ -215,7 +214,7 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
         )
     if checkpoint.family == "dnabert_s":
         program, load = "transformers", _bert
-    elif recognise_layout(read_tensors(checkpoint.files[0])[0]) is FAIR_ESM:
+    elif checkpoint.layout is FAIR_ESM:
         program, load = "fair-esm", _fair_esm
     else:
         program, load = "transformers", _esm_model
@@ -250,7 +249,7 @@ def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
         version = import_module("esm").__version__
     except AttributeError as error:  # another package is imported by this name too
         raise ImportError(str(error)) from error
-    spec = read_spec(checkpoint)
+    spec = checkpoint.spec
     arguments = Namespace(
         encoder_layers=spec.num_layers,
         encoder_embed_dim=spec.embedding_dim,
@@ -294,7 +293,7 @@ def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]
 
 def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
     model = bert_with_alibi(checkpoint, device)
-    tokenizer = DnabertTokenizer(tokenizer_path(checkpoint))
+    tokenizer = checkpoint.tokenizer
     version = import_module("transformers").__version__
     name = f"transformers {version} (BertModel with ALiBi and gated feed-forward layers added)"
     return name, lambda sequence: model(_input_ids(tokenizer, sequence, device))
@@ -309,7 +308,7 @@ def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], T
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
     transformers = import_module("transformers")
-    spec, parts = load_published(checkpoint)
+    spec, parts = checkpoint.spec, checkpoint.published_parts()
     config = transformers.BertConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.embedding_dim,

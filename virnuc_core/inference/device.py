@@ -1,21 +1,26 @@
-"""Which devices, arithmetic and batch size a run uses: asked for or found out, and never silently changed."""
+"""Which devices, arithmetic and batch size a run uses, never silently changed; and copies to and from a device."""
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
+from torch import Tensor
 
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
+from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.memory import empty_pinned
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
 # On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
 # on a GPU it must be large enough to fill the card, and a wide model does that with fewer tokens.
 _CPU_TOKEN_BUDGET: Final = 2048
 _CUDA_TOKEN_BUDGETS: Final = ((1280, 65_536), (0, 131_072))  # from which width on
-_FEWEST_TOKENS: Final = 1024
+_MIN_TOKENS: Final = 1024
 _BUDGET_STEP: Final = 1024
 # Of the memory beside the weights; the rest is for the other model, batches in flight, and what is not seen.
 _ACTIVATION_SHARE: Final = 0.4
@@ -27,13 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
-    """Turns what was asked for into torch device names.
+    """The torch names of devices: "cpu" alone, or "cuda:0", "cuda:1", ..., in the order asked for.
 
     Args:
         choice: ("auto",) for every GPU, or the CPU where there is none; ("cpu",); or indices of GPUs.
-
-    Returns:
-        "cpu" alone, or "cuda:0", "cuda:1", ..., in the order asked for.
 
     Raises:
         UsageError: a name is not a device, is given twice, or mixes CPU and GPUs.
@@ -127,7 +129,7 @@ def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices
         return _CPU_TOKEN_BUDGET
     device, free_bytes = least_free_memory(devices)
     budget = fitting_token_budget(spec, precision, free_bytes)
-    if budget < _FEWEST_TOKENS:
+    if budget < _MIN_TOKENS:
         raise DeviceMemoryError(
             f"{device} has {free_bytes / 1e9:.1f} GB free, too little for the weights of this "
             f"{spec.family} model in {precision} ({weight_bytes(spec, precision) / 1e9:.1f} GB) and a batch: "
@@ -137,20 +139,14 @@ def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices
 
 
 def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_bytes: int) -> int:
-    """Tokens in one packed batch, from where a GPU is saturated and from what fits beside the weights.
-
-    Args:
-        spec: the model.
-        precision: its arithmetic.
-        free_bytes: memory that nothing uses before the model is loaded.
-    """
+    """Tokens in one packed batch that saturate a GPU, or as many as fit beside the weights into this free memory."""
     for_batches = _ACTIVATION_SHARE * (free_bytes - weight_bytes(spec, precision))
     fitting = int(for_batches / _activation_bytes(spec, precision))
     return min(saturating_token_budget(spec, "cuda"), fitting // _BUDGET_STEP * _BUDGET_STEP)
 
 
 def saturating_token_budget(spec: ModelSpec, device_type: Literal["cpu", "cuda"]) -> int:
-    """Tokens in one packed batch at which a kind of device does its best, where there is room for them."""
+    """Tokens in one packed batch at which a kind of device reaches its best speed, where there is room for them."""
     if device_type == "cpu":
         return _CPU_TOKEN_BUDGET
     return next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
@@ -175,7 +171,7 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
     nvidia-smi is asked rather than the CUDA runtime, which would take memory on every GPU for this process
     and keep the lanes out where a GPU is set to serve one process; what it does not know counts as free.
     """
-    free_by_uuid = _ask_free_memory()
+    free_by_uuid = _query_free_memory()
     found = []
     for device in devices:
         properties = torch.cuda.get_device_properties(device)
@@ -185,8 +181,8 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
     return device, free_bytes
 
 
-def _ask_free_memory() -> dict[str, int]:
-    """Free bytes of every GPU by its UUID, as far as nvidia-smi is there and tells."""
+def _query_free_memory() -> dict[str, int]:
+    """Free bytes of every GPU by its UUID, as far as nvidia-smi knows."""
     rows = query_gpus(("uuid", "memory.free"), units=False)
     return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
 
@@ -200,3 +196,80 @@ def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
     ffn_buffers = 2 if spec.family == "esm2" else 3
     elements = 6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim
     return elements * _ACTIVATION_BYTES[precision] + 4 * spec.embedding_dim
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCopy:
+    """Tensors on their way to the host.
+
+    Attributes:
+        tensors: on the host; not to be read before `wait` has returned.
+        done: reached when they have arrived; None when they have.
+    """
+
+    tensors: tuple[Tensor, ...]
+    done: torch.cuda.Event | None
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """The tensors, when they have arrived."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.tensors
+
+
+class Streams:
+    """Copies between host and device; on a GPU they overlap with the models, on the CPU there is nothing to do.
+
+    A GPU has three streams: one uploads batches, one runs the models, one downloads results. The host only launches; it
+    waits for an `AsyncCopy`, never for the device as a whole.
+
+    Attributes:
+        device: where the models are.
+        max_in_flight: most batches that are launched before the first of them has completed: enough that a GPU never
+            waits for the host, few enough that a bad batch is soon noticed.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device: Final = torch.device(device)
+        self.max_in_flight: Final = 0 if self.device.type == "cpu" else 3
+        self._compute = self._uploads = self._downloads = None
+        if self.device.type != "cpu":
+            self._compute = torch.cuda.current_stream(self.device)
+            self._uploads = torch.cuda.Stream(self.device)
+            self._downloads = torch.cuda.Stream(self.device)
+
+    def empty_pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised (size,) tensor on the host to be uploaded from, pinned for a GPU."""
+        return torch.empty(size, dtype=dtype) if self.device.type == "cpu" else empty_pinned((size,), dtype)
+
+    def uploading(self) -> AbstractContextManager[object]:
+        """A block in which non-blocking copies to the device overlap with the models."""
+        return nullcontext() if self._uploads is None else torch.cuda.stream(self._uploads)
+
+    def wait_for_upload(self, *uploads: Tensor | PackedLayout) -> None:
+        """Has the models wait for what was uploaded for them; the host does not."""
+        if self._compute is not None and self._uploads is not None:
+            self._compute.wait_stream(self._uploads)
+            for upload in uploads:
+                upload.record_stream(self._compute)
+
+    def download(self, *tensors: Tensor) -> AsyncCopy:
+        """Begins to copy results of the models to the host."""
+        if self._compute is None or self._downloads is None:
+            return AsyncCopy(tensors, None)
+        self._downloads.wait_stream(self._compute)
+        with torch.cuda.stream(self._downloads):
+            copies = []
+            for tensor in tensors:
+                tensor.record_stream(self._downloads)
+                copies.append(empty_pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True))
+            # A thread that waits for a blocking event sleeps, and leaves its core to the tokenizers.
+            done = torch.cuda.Event(blocking=True)
+            done.record(self._downloads)
+        return AsyncCopy(tuple(copies), done)
+
+    def free_memory(self) -> None:
+        """Returns cached memory to the device."""
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()

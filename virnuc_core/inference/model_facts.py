@@ -9,10 +9,8 @@ from typing import Any, Final, get_args
 
 from virnuc_core.inference.device import needed_bytes, saturating_token_budget
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, CatalogueEntry, HubCommit
-from virnuc_core.models.checkpoints import location_of, resolve_checkpoint
-from virnuc_core.models.key_mapping import parameter_shapes
-from virnuc_core.models.random_weights import published_spec
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.checkpoint import parameter_shapes
+from virnuc_core.models.hub import location_of
 from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 
 # Figures of benchmarks/results, put together by scripts/render/speeds.py.
@@ -142,8 +140,7 @@ def measured_speeds() -> tuple[MeasuredSpeed, ...]:
 
 def _facts(entry: CatalogueEntry) -> ModelFacts:
     location = location_of(entry)
-    is_bundled = isinstance(entry.source, Path)
-    spec = read_spec(resolve_checkpoint(str(location), entry.family)) if is_bundled else published_spec(entry)
+    spec = entry.spec
     if location is None:
         disk_bytes = _PUBLISHED_BYTES * sum(math.prod(shape) for shape in parameter_shapes(spec).values())
     else:

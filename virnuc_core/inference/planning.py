@@ -27,12 +27,11 @@ from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
 from virnuc_core.models.encoder import validate_repr_layer
-from virnuc_core.models.kernels import LEAST_CAPABILITY
-from virnuc_core.models.weights import read_spec, weights_fingerprint
+from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -312,8 +311,8 @@ def _engine_of(config: RunConfig, family: Family) -> Engine:
 def _plan_model(
     config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], before: PlannedModel | None
 ) -> PlannedModel:
-    checkpoint = resolve_checkpoint(asked, family)
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint(asked, family)
+    spec = checkpoint.spec
     precision = _plan_precision(config, family, asked, devices)
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
@@ -324,7 +323,7 @@ def _plan_model(
         family=family,
         spec=spec,
         repr_layer=validate_repr_layer(spec, config.repr_layer if is_for_this_model else None),
-        weights_fingerprint=weights_fingerprint(checkpoint),
+        weights_fingerprint=checkpoint.fingerprint,
         precision=precision,
         engine=_engine_of(config, family),
         attention=_plan_attention(config, spec, devices[0], precision),
@@ -442,7 +441,7 @@ def _why_no_kernels(devices: tuple[str, ...]) -> str | None:
         return "Triton is not installed"
     for device in devices:
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < LEAST_CAPABILITY:
+        if (major, minor) < MIN_CAPABILITY:
             name = torch.cuda.get_device_name(device)
             return f"{device} ({name}) has compute capability {major}.{minor}, below 8.0"
     return None

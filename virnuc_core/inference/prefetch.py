@@ -1,11 +1,11 @@
-"""What can be done for a shard before a device is needed, and doing it ahead of time in another thread."""
+"""What can be done for a shard before a device is needed, and doing it in another thread."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,40 +13,33 @@ import torch
 from torch import Tensor
 
 from virnuc_core.batching.packing import distinct_rows, pack
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
 from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
-from virnuc_core.inference.streams import HostStreams
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import tokenizer_path
+from virnuc_core.inference.shard import ModelCounters, ShardCounters
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Tokenizer(Protocol):
-    """What both tokenizers have in common."""
-
-    def encode(self, sequences: ByteColumn, /) -> TokenColumn:
-        """Token ids, special tokens included, of every row."""
-
-
 @dataclass(frozen=True, slots=True)
-class PreparedBatch:
+class HostBatch:
     """B sequences of T tokens on the host, ready to be uploaded.
 
     Attributes:
         input_ids: int32 (T,), pinned where there is a GPU.
         cu_seqlens: int32 (B + 1,), starting at 0.
-        first: place of the first of them among the model's sequences in the shard; the others follow.
+        offset: index of the vector of the first sequence; those of the others follow.
     """
 
     input_ids: Tensor
     cu_seqlens: npt.NDArray[np.int32]
-    first: int
+    offset: int
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -57,206 +50,206 @@ class PreparedBatch:
         return len(self.input_ids)
 
     @property
-    def places(self) -> slice:
-        """The places of its sequences."""
-        return slice(self.first, self.first + len(self))
+    def output_slice(self) -> slice:
+        """Where the vectors of its sequences go."""
+        return slice(self.offset, self.offset + len(self))
 
-    def iter_parts(self, most_tokens: int) -> Iterator["PreparedBatch"]:
-        """Cuts it between sequences; a part has at most `most_tokens`, or is a single sequence."""
+    def split(self, max_tokens: int) -> Iterator["HostBatch"]:
+        """Cuts it between sequences; a part has at most `max_tokens`, or is a single sequence."""
         begin = 0
         while begin < len(self):
-            limit = int(self.cu_seqlens[begin]) + most_tokens
+            limit = int(self.cu_seqlens[begin]) + max_tokens
             end = max(begin + 1, int(np.searchsorted(self.cu_seqlens, limit, side="right")) - 1)
             bounds = self.cu_seqlens[begin : end + 1]
             input_ids = self.input_ids[int(bounds[0]) : int(bounds[-1])]
-            yield PreparedBatch(input_ids, bounds - bounds[0], self.first + begin)
+            yield HostBatch(input_ids, bounds - bounds[0], self.offset + begin)
             begin = end
-
-    def select(self, members: npt.NDArray[np.int64], first: int) -> "PreparedBatch":
-        """Some of its sequences, by their numbers in the batch, with places from `first` on."""
-        bounds = self.cu_seqlens
-        chosen = [self.input_ids[int(bounds[i]) : int(bounds[i + 1])] for i in members]
-        lengths = np.diff(bounds)[members]
-        cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return PreparedBatch(torch.cat(chosen), cu_seqlens, first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedModel:
-    """The sequences of a shard for one model: equal ones once, in the order of their batches.
+class ModelInputs:
+    """The d distinct sequences of a shard for one model, in the order of their batches, which is that of their vectors.
 
     A row may have no sequence for a model: a chunk without an open frame has no protein.
 
     Attributes:
-        batches: all of them together have each place once.
+        batches: all of them together have each sequence once.
         store: where the sequences are from.
-        rows: int64 (d,), row of the store of the sequence at each place, the first of equal ones.
-        places: int64 (n,), on the host, place of the sequence of each row of the shard; d for a row without one.
-        letters: residues or bases over all n rows.
-        tokens: over all batches.
-        capacity: tokens that the batches have room for.
+        rows: int64 (d,), row of the store of each sequence, the first of equal ones.
+        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence.
+        counters: the work planned.
     """
 
-    batches: tuple[PreparedBatch, ...]
+    batches: tuple[HostBatch, ...]
     store: FrameStore
     rows: npt.NDArray[np.int64]
-    places: Tensor
-    letters: int
-    tokens: int
-    capacity: int
+    vector_index: Tensor
+    counters: ModelCounters
 
-    def frame_id(self, place: int) -> str:
-        """The name of the sequence at a place."""
-        row = int(self.rows[place])
+    def frame_id(self, index: int) -> str:
+        """The name of the sequence of a vector."""
+        row = int(self.rows[index])
         [name] = self.store.frame_ids(row, row + 1)
         return name
 
-    def first_in_row_order(self, places: npt.NDArray[np.int64]) -> int:
-        """The one of these places whose sequence comes first in the store."""
-        return int(places[np.argmin(self.rows[places])])
-
-    def select(self, places: npt.NDArray[np.int64]) -> tuple[PreparedBatch, ...]:
-        """The sequences at these places alone, in batches cut as before.
+    def select(self, indices: npt.NDArray[np.int64]) -> list[HostBatch]:
+        """The sequences of some vectors alone, batched as before; their vectors are 0, 1, .. in this order.
 
         Args:
-            places: int64 (n,), ascending.
-
-        Returns:
-            Batches whose places are 0..n-1, in this order.
+            indices: int64 (n,), ascending.
         """
         selected = []
         for batch in self.batches:
-            begin, end = np.searchsorted(places, (batch.first, batch.first + len(batch)))
+            begin, end = np.searchsorted(indices, (batch.offset, batch.offset + len(batch)))
             if begin < end:
-                selected.append(batch.select(places[begin:end] - batch.first, int(begin)))
-        return tuple(selected)
+                tokens = TokenColumn(batch.input_ids.numpy(), batch.cu_seqlens.astype(np.int64))
+                chosen = tokens.take(indices[begin:end] - batch.offset)
+                selected.append(HostBatch(torch.from_numpy(chosen.input_ids), chosen.cu_seqlens, int(begin)))
+        return selected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedShard:
+class ShardInputs:
     """A shard that only needs a device.
 
     Attributes:
         shard: which one.
-        models: its sequences for each model, in the order of the plan's models; or the vectors, if they are kept.
-        seconds: how long it took.
+        models: for each of the plan's models its sequences, or the vectors of an earlier run.
+        counters: the work planned.
+        seconds: how long it took to collate.
     """
 
     shard: Shard
-    models: tuple[PreparedModel | ReusedVectors, ...]
+    models: tuple[ModelInputs | ReusedVectors, ...]
+    counters: ShardCounters
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Preparer:
+class Collator:
     """Reads the sequences of shards and makes batches of them; needs no model.
 
     Attributes:
         store: where the sequences are.
         models: the plan's models, each with its tokenizer.
         streams: of the device that the batches are for.
-        kept: the shards of the run that this one is made from, if there is one.
+        reused: the shards of the run that this one is made from, if there is one.
     """
 
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
-    streams: HostStreams
-    kept: ReusedShards | None = None
+    streams: Streams
+    reused: ReusedShards | None = None
 
     @classmethod
     def load(
-        cls, plan: RunPlan, store: FrameStore, streams: HostStreams, kept: ReusedShards | None = None
+        cls, plan: RunPlan, store: FrameStore, streams: Streams, reused: ReusedShards | None = None
     ) -> Self:
         """Reads the tokenizers of a plan's models.
 
         Raises:
             CheckpointError: one of them is missing or damaged.
         """
-        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, kept)
+        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, reused)
 
-    def prepare(self, shard: Shard) -> PreparedShard:
-        """Everything for a shard that can be done ahead; depends on the plan and the rows of the shard only.
+    def collate(self, shard: Shard) -> ShardInputs:
+        """Everything for a shard that needs no device; depends on the plan and the rows of the shard only.
 
         Raises:
             MismatchError: a model needs sequences that the store lacks.
         """
         begun = time.perf_counter()
-        kept = self.kept.read(shard) if self.kept else {}
-        prepared = tuple(
-            kept.get(model.family) or _prepare_model(self.store, shard, model, tokenizer, self.streams)
-            for model, tokenizer in self.models
+        reused = self.reused.read(shard) if self.reused else {}
+        models: list[ModelInputs | ReusedVectors] = []
+        letters = {}
+        for planned, tokenizer in self.models:
+            sequences = self._sequences(shard, planned)
+            letters[planned.family] = int(sequences.offsets[-1] - sequences.offsets[0])
+            models.append(reused.get(planned.family) or self._batch(shard, planned, tokenizer, sequences))
+        counters = ShardCounters(
+            frames=shard.end - shard.begin,
+            residues=letters.get("esm2", 0),
+            bases=letters.get("dnabert_s", 0),
+            models=tuple(model.counters for model in models),
         )
-        return PreparedShard(shard=shard, models=prepared, seconds=time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        return ShardInputs(shard=shard, models=tuple(models), counters=counters, seconds=seconds)
+
+    def _sequences(self, shard: Shard, planned: PlannedModel) -> ByteColumn:
+        column = self.store.dna if planned.family == "dnabert_s" else self.store.protein
+        if column is None:
+            raise MismatchError(
+                f"model {planned.name} needs sequences of a kind that {self.store.folder} lacks."
+            )
+        return column.rows(shard.begin, shard.end)
+
+    def _batch(
+        self, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, sequences: ByteColumn
+    ) -> ModelInputs:
+        first_rows, equal_to = distinct_rows(sequences)
+        is_given = sequences.lengths[first_rows] > 0
+        rows = first_rows[is_given]
+        distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
+        tokens = tokenizer.encode(distinct)
+        packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
+        input_ids = self.streams.empty_pinned(packing.num_tokens, torch.int32)
+        batches: list[HostBatch] = []
+        token, offset = 0, 0
+        for members in packing.batches:
+            batch = tokens.take(members)
+            own_ids = input_ids[token : token + len(batch.input_ids)]
+            own_ids.numpy()[:] = batch.input_ids
+            batches.append(HostBatch(own_ids, batch.cu_seqlens, offset))
+            token += len(own_ids)
+            offset += len(members)
+        index_of_distinct = np.full(len(first_rows), len(rows))
+        index_of_distinct[np.flatnonzero(is_given)[packing.rows]] = np.arange(len(rows))
+        vector_index = self.streams.empty_pinned(len(sequences), torch.int64)
+        vector_index.numpy()[:] = index_of_distinct[equal_to]
+        return ModelInputs(
+            batches=tuple(batches),
+            store=self.store,
+            rows=shard.begin + rows[packing.rows],
+            vector_index=vector_index,
+            counters=ModelCounters(
+                name=planned.name,
+                family=planned.family,
+                sequences=len(rows),
+                tokens=packing.num_tokens,
+                batches=len(batches),
+                capacity=packing.capacity,
+            ),
+        )
 
 
 def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
     if planned.family == "esm2":
         return Esm2Tokenizer()
-    return DnabertTokenizer(tokenizer_path(resolve_checkpoint(planned.location, planned.family)))
+    return DnabertTokenizer(open_checkpoint(planned.location, planned.family).tokenizer_path)
 
 
-def _prepare_model(
-    store: FrameStore, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, streams: HostStreams
-) -> PreparedModel:
-    column = store.dna if planned.family == "dnabert_s" else store.protein
-    if column is None:
-        raise MismatchError(f"model {planned.name} needs sequences of a kind that {store.folder} lacks.")
-    sequences = column.rows(shard.begin, shard.end)
-    first_rows, equal_to = distinct_rows(sequences)
-    is_given = sequences.lengths[first_rows] > 0
-    rows = first_rows[is_given]
-    distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
-    tokens = tokenizer.encode(distinct)
-    packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
-    input_ids = streams.empty_on_host(packing.num_tokens, torch.int32)
-    batches = []
-    token, place = 0, 0
-    for members in packing.batches:
-        batch = tokens.take(members)
-        part = input_ids[token : token + len(batch.input_ids)]
-        part.numpy()[:] = batch.input_ids
-        batches.append(PreparedBatch(part, batch.cu_seqlens, place))
-        token += len(part)
-        place += len(members)
-    place_of = np.full(len(first_rows), len(rows))
-    place_of[np.flatnonzero(is_given)[packing.rows]] = np.arange(len(rows))
-    places = streams.empty_on_host(len(sequences), torch.int64)
-    places.numpy()[:] = place_of[equal_to]
-    return PreparedModel(
-        batches=tuple(batches),
-        store=store,
-        rows=shard.begin + rows[packing.rows],
-        places=places,
-        letters=int(sequences.offsets[-1] - sequences.offsets[0]),
-        tokens=packing.num_tokens,
-        capacity=packing.capacity,
-    )
-
-
-class Ahead(Generic[T, R]):
+class Prefetcher(Generic[T, R]):
     """Applies a function to items, one after another, in a thread of its own; gives the results in order.
 
     A context manager: the first items are begun when it is entered, and the thread has ended when it is left.
     Items are drawn in the calling thread. What the function raises is raised here in its place. When
     drawing fails, what was drawn before is still done; when the caller stops, only what has been begun is.
+
+    Args:
+        function: called in the other thread.
+        items: its arguments.
+        depth: how many items are in the other thread when its oldest result is waited for, besides that one.
     """
 
-    def __init__(self, function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> None:
-        """Begins nothing yet.
-
-        Args:
-            function: called in the other thread.
-            items: its arguments.
-            ahead: how many items are in the other thread when its oldest result is waited for, besides that one.
-        """
+    def __init__(self, function: Callable[[T], R], items: Iterable[T], *, depth: int) -> None:
         self._function = function
         self._items = iter(items)
-        self._ahead = ahead
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "ahead"))
-        self._waiting: deque[Future[R]] = deque()
+        self._depth = depth
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "prefetch"))
+        self._queue: deque[Future[R]] = deque()
 
     def __enter__(self) -> Self:
-        self._begin()
+        self._fill()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,16 +259,16 @@ class Ahead(Generic[T, R]):
         return self
 
     def __next__(self) -> R:
-        self._begin()
-        if not self._waiting:
+        self._fill()
+        if not self._queue:
             raise StopIteration
-        return self._waiting.popleft().result()
+        return self._queue.popleft().result()
 
-    def _begin(self) -> None:
-        """Hands items over until enough are in the other thread."""
+    def _fill(self) -> None:
+        """Submits items until there are enough."""
         try:
-            while len(self._waiting) <= self._ahead:
-                self._waiting.append(self._thread.submit(self._function, next(self._items)))
+            while len(self._queue) <= self._depth:
+                self._queue.append(self._thread.submit(self._function, next(self._items)))
         except StopIteration:
             return
         except BaseException:

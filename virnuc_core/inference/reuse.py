@@ -24,12 +24,10 @@ class ReusedVectors:
     Attributes:
         vectors: fp32 (n, D) on the host, in row order.
         counters: the work that they took.
-        letters: residues or bases over all n rows.
     """
 
     vectors: Tensor
     counters: ModelCounters
-    letters: int
 
 
 class ReusedShards:
@@ -76,7 +74,6 @@ class ReusedShards:
             _log.warning("nothing can be kept of shard %d, all of it is computed: %s", shard.index, error)
             return {}
         arrays = {"dnabert_s": result.dna, "esm2": result.protein}
-        letters = {"dnabert_s": result.counters.bases, "esm2": result.counters.residues}
         found: dict[Family, ReusedVectors] = {}
         for counters in result.counters.models:
             family = counters.family
@@ -85,6 +82,5 @@ class ReusedShards:
                 found[family] = ReusedVectors(
                     vectors=torch.from_numpy(vectors),
                     counters=replace(counters, name=model.name),
-                    letters=letters[family],
                 )
         return found

@@ -3,12 +3,11 @@
 Rows are gone through in blocks, so that memory does not grow with their number.
 """
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Number = TypeVar("Number", np.float64, np.int64)
+RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
 # What a device does in a second: two CPU cores; one H200, by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
@@ -48,7 +47,7 @@ _SPECIAL_TOKENS: Final = 2
 def plan_shards(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, shard_seconds: float | None = None
 ) -> tuple[Shard, ...]:
-    """Cuts the rows of a store into shards; the frames of a chunk are never parted.
+    """Cuts the rows of a store into shards; the frames of a chunk are never split.
 
     The bounds depend on the sequences, the models and the kind of device, not on how many there are.
 
@@ -63,198 +62,44 @@ def plan_shards(
     """
     if shard_seconds is not None and not 0 < shard_seconds < np.inf:
         raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
-    return cut_rows(
-        partial(_row_seconds, store, models, device),
-        partial(_row_letters, store, models),
-        store.frame_chunk,
-        shard_seconds or SHARD_SECONDS[device.partition(":")[0]],
-        max_rows=MAX_SHARD_ROWS,
-        max_letters=MAX_SHARD_LETTERS,
-    )
+    seconds = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
+    row_work = partial(_row_work, store, models, device)
+    return cut_rows(row_work, store.frame_chunk, (MAX_SHARD_ROWS, MAX_SHARD_LETTERS, seconds))
 
 
 def with_costs(
     shards: tuple[Shard, ...], store: FrameStore, models: tuple[PlannedModel, ...], device: str
 ) -> tuple[Shard, ...]:
-    """The same shards of a store with the work that other models would have with them.
-
-    Raises:
-        UsageError: a model cannot read the kind of sequence in the store.
-    """
+    """The same shards of a store with the work that other models would have with them; raises as `plan_shards`."""
     ends = np.array([shard.end for shard in shards], np.int64)
-    until: list[float] = []
-    for begin, costs in _running_sums(partial(_row_seconds, store, models, device), store.num_frames):
-        own = ends[(ends > begin) & (ends <= begin + len(costs))]
-        until += costs[own - begin - 1].tolist()
+    until = [0.0]
+    for rows, _, seconds in _cumulative_work(partial(_row_work, store, models, device), store.num_frames):
+        own = ends[(ends >= rows[0]) & (ends <= rows[-1])]
+        until += seconds[own - int(rows[0])].tolist()
     return tuple(
         replace(shard, cost=round(end - begin, 6))
-        for shard, (begin, end) in zip(shards, pairwise([0.0, *until]), strict=True)
+        for shard, (begin, end) in zip(shards, pairwise(until), strict=True)
     )
 
 
-def _row_seconds(
+def _row_work(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, begin: int, end: int
-) -> Float64:
-    """Estimated seconds of each of the rows begin..end-1.
-
-    Raises:
-        UsageError: a model cannot read the kind of sequence in the store.
-    """
+) -> tuple[Int64, Float64]:
+    """Residues and bases that the models read of each of the rows begin..end-1, and estimated seconds."""
     kind = device.partition(":")[0]
+    letters = np.zeros(end - begin, np.int64)
     seconds = np.full(end - begin, _SECONDS_PER_ROW)
     for model in models:
         column = store.protein if model.family == "esm2" else store.dna
         if column is None:
             raise UsageError(f"model {model.name} ({model.family}) cannot read this kind of sequence.")
-        letters = column.rows(begin, end).lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN)
-        seconds += _flops(model.spec, letters + _SPECIAL_TOKENS) / _FLOPS[kind][model.precision]
+        lengths = column.rows(begin, end).lengths
+        letters += lengths
+        num_tokens = lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN) + _SPECIAL_TOKENS
+        seconds += _flops(model.spec, num_tokens) / _FLOPS[kind][model.precision]
         if model.engine == "reference":
             seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
-    return seconds
-
-
-def _row_letters(store: FrameStore, models: tuple[PlannedModel, ...], begin: int, end: int) -> Int64:
-    """Residues and bases that the models read of each of the rows begin..end-1."""
-    letters = np.zeros(end - begin, np.int64)
-    for model in models:
-        if (column := store.protein if model.family == "esm2" else store.dna) is not None:
-            letters += column.rows(begin, end).lengths
-    return letters
-
-
-class _Place(NamedTuple):
-    """A place between two rows: rows, letters and seconds of work before it."""
-
-    row: int
-    letters: int
-    cost: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Where the groups of a block of rows end: int64 (g,), int64 (g,) and float64 (g,), see `_Place`."""
-
-    row: Int64
-    letters: Int64
-    cost: Float64
-
-    def num_within(self, limit: _Place) -> int:
-        """How many of them lie at or before a place, in every respect."""
-        columns = (self.row, self.letters, self.cost)
-        return int(min(np.searchsorted(*pair, side="right") for pair in zip(columns, limit, strict=True)))
-
-    def __getitem__(self, index: int) -> _Place:
-        return _Place(int(self.row[index]), int(self.letters[index]), float(self.cost[index]))
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-def cut_rows(
-    costs_of: Callable[[int, int], Float64],
-    letters_of: Callable[[int, int], Int64],
-    groups: Int64,
-    target_cost: float,
-    *,
-    max_rows: int,
-    max_letters: int,
-    block_rows: int = _BLOCK_ROWS,
-) -> tuple[Shard, ...]:
-    """Cuts rows into contiguous shards of about equal cost; a group of rows is never cut.
-
-    Args:
-        costs_of: gives the estimated seconds of each of the rows begin..end-1.
-        letters_of: gives their letters.
-        groups: int64 (n,), ascending; rows of one group (the frames of a chunk) stay together.
-        target_cost: seconds that a shard should take at most, a single group apart.
-        max_rows: most rows in a shard, a single group apart.
-        max_letters: most letters in a shard, a single group apart.
-        block_rows: rows that are looked at at once; changes nothing but memory and time.
-
-    Returns:
-        Shards that cover all rows in order; none for no rows.
-    """
-
-    def blocks() -> Iterator[tuple[int, Float64, Int64]]:
-        costs = _running_sums(costs_of, len(groups), block_rows)
-        letters = _running_sums(letters_of, len(groups), block_rows)
-        for (begin, cost), (_, letter) in zip(costs, letters, strict=True):
-            yield begin, cost, letter
-
-    total, total_letters = 0.0, 0
-    for _, costs, letters in blocks():
-        total, total_letters = float(costs[-1]), int(letters[-1])
-    by_size = max(-(-len(groups) // max_rows), -(-total_letters // max_letters))
-    num_wanted = max(1, math.ceil(total / target_cost), by_size)
-    cutter = _Cutter(total / num_wanted, _Place(max_rows, max_letters, target_cost))
-    for begin, costs, letters in blocks():
-        own = groups[begin : begin + len(costs) + 1]
-        following = own[1:] if len(own) > len(costs) else np.append(own[1:], -1)
-        ends = np.flatnonzero(own[: len(costs)] != following)
-        cutter.add(_Bounds(begin + ends + 1, letters[ends], costs[ends]))
-    return cutter.finish()
-
-
-class _Cutter:
-    """Shards, from the ends of one block of groups after another.
-
-    Args:
-        share: what each shard would cost if all were equal.
-        most: what a shard may have.
-    """
-
-    def __init__(self, share: float, most: _Place) -> None:
-        self._share = share
-        self._most = most
-        self._shards: list[Shard] = []
-        self._begin = self._fitting = _Place(0, 0, 0.0)  # of the shard, and of its last end that fits
-
-    def add(self, bounds: _Bounds) -> None:
-        """Takes in the next block."""
-        taken = 0
-        while taken < len(bounds):
-            fits = bounds.num_within(self._limit())
-            if fits > taken:
-                self._fitting = bounds[fits - 1]
-            taken = max(taken, fits)
-            if taken == len(bounds):
-                return
-            if self._fitting == self._begin:  # not even one group fits
-                self._fitting = bounds[taken]
-                taken += 1
-            self._end_shard()
-
-    def finish(self) -> tuple[Shard, ...]:
-        """All shards."""
-        if self._fitting != self._begin:
-            self._end_shard()
-        return tuple(self._shards)
-
-    def _limit(self) -> _Place:
-        """Where this shard must have ended."""
-        begin, most = self._begin, self._most
-        # At whole shares of the total, so that what one shard falls short of does not add up.
-        shares = max(len(self._shards), int(begin.cost / self._share + 1e-9) if self._share else 0) + 1
-        cost = min(shares * self._share, begin.cost + most.cost) * (1 + 1e-9)
-        return _Place(begin.row + most.row, begin.letters + most.letters, cost)
-
-    def _end_shard(self) -> None:
-        begin, end = self._begin, self._fitting
-        cost = round(end.cost - begin.cost, 6)
-        self._shards.append(Shard(index=len(self._shards), begin=begin.row, end=end.row, cost=cost))
-        self._begin = self._fitting
-
-
-def _running_sums(
-    values_of: Callable[[int, int], npt.NDArray[Number]], num_rows: int, block_rows: int = _BLOCK_ROWS
-) -> Iterator[tuple[int, npt.NDArray[Number]]]:
-    """The first row of each block, and (b,), the sum over all rows until the end of each of its rows."""
-    total = values_of(0, 0).sum()
-    for begin in range(0, num_rows, block_rows):
-        values = values_of(begin, min(begin + block_rows, num_rows))
-        until = np.cumsum(np.concatenate(([total], values)))[1:]
-        total = until[-1]
-        yield begin, until
+    return letters, seconds
 
 
 def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
@@ -262,3 +107,67 @@ def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
     width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
     per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)
     return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)
+
+
+def _cumulative_work(row_work: RowWork, num_rows: int, block_rows: int = _BLOCK_ROWS) -> Iterator[Float64]:
+    """Rows, letters and seconds up to the end of each row, float64 (3, b), in blocks."""
+    total: Float64 = np.zeros((3, 1))
+    for begin in range(0, num_rows, block_rows):
+        letters, seconds = row_work(begin, min(begin + block_rows, num_rows))
+        work = np.stack((np.ones(len(letters)), letters, seconds))
+        until: Float64 = np.concatenate((total, work), axis=1).cumsum(axis=1)[:, 1:]
+        total = until[:, -1:]
+        yield until
+
+
+def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[Float64]:
+    """The same at the ends of groups of rows only, float64 (3, g)."""
+    for until in _cumulative_work(row_work, len(groups), block_rows):
+        begin = int(until[0, 0]) - 1
+        own = groups[begin : begin + until.shape[1] + 1]
+        is_end = np.append(own[1:] != own[:-1], True)[: until.shape[1]]
+        yield np.ascontiguousarray(until[:, is_end])
+
+
+def cut_rows(
+    row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = _BLOCK_ROWS
+) -> tuple[Shard, ...]:
+    """Cuts rows into contiguous shards of about equal cost; a group of rows is never cut.
+
+    Args:
+        row_work: gives letters and estimated seconds of each of the rows begin..end-1.
+        groups: int64 (n,), ascending; rows of one group (the frames of a chunk) stay together.
+        limits: most rows, letters and seconds of a shard, a single group apart.
+        block_rows: rows that are looked at at once; changes nothing but memory and time.
+
+    Returns:
+        Shards that cover all rows in order; none for no rows.
+    """
+    total = np.zeros(3)
+    for ends in _group_ends(row_work, groups, block_rows):
+        total = ends[:, -1] if ends.size else total
+    share = total[2] / max(1, np.ceil(total / limits).max())
+    bounds = [np.zeros(3)]
+    end = bounds[0]
+    for ends in _group_ends(row_work, groups, block_rows):
+        taken = 0
+        while taken < len(ends[0]):
+            begin = bounds[-1]
+            # At whole shares of the total, so that what one shard falls short of does not add up.
+            num_shares = max(len(bounds) - 1, int(begin[2] / share + 1e-9) if share else 0) + 1
+            limit = begin + limits
+            limit[2] = min(num_shares * share, limit[2]) * (1 + 1e-9)
+            fitting = min(int(np.searchsorted(*pair, side="right")) for pair in zip(ends, limit, strict=True))
+            if fitting > taken:
+                end, taken = ends[:, fitting - 1].copy(), fitting
+            if taken == len(ends[0]):
+                break
+            if end is begin:  # not even one group fits
+                end, taken = ends[:, taken].copy(), taken + 1
+            bounds.append(end)
+    if end is not bounds[-1]:
+        bounds.append(end)
+    return tuple(
+        Shard(index=i, begin=int(begin[0]), end=int(end[0]), cost=round(float(end[2] - begin[2]), 6))
+        for i, (begin, end) in enumerate(pairwise(bounds))
+    )

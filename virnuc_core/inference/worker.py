@@ -13,19 +13,19 @@ import torch
 
 from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.files import make_folder
-from virnuc_core.inference.engine import ComputedShard, Embedder
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
-from virnuc_core.inference.prefetch import Ahead, Preparer
+from virnuc_core.inference.prefetch import Collator, Prefetcher
 from virnuc_core.inference.reuse import ReusedShards
+from virnuc_core.inference.runner import ComputedShard, InferenceRunner
 from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
-from virnuc_core.inference.streams import open_streams
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 
 # What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
-SHARDS_PREPARED_AHEAD: Final = 2
-SHARDS_WAITING_TO_BE_WRITTEN: Final = 1
+COLLATED_SHARDS: Final = 2
+SHARDS_TO_WRITE: Final = 1
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ def _run_alike(
 ) -> None:
     """The same for shards that all compute as a plan says."""
     started = time.perf_counter()
-    streams = open_streams(device)
+    streams = Streams(device)
     reused = ReusedShards.open(folder, plan)
-    preparer = Preparer.load(plan, FrameStore.open(folder.frames), streams, reused)
+    collator = Collator.load(plan, FrameStore.open(folder.frames), streams, reused)
     make_folder(folder.shards)
     guard = CommitGuard(folder, plan)
 
@@ -81,14 +81,14 @@ def _run_alike(
         emit(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
         return result.counters
 
-    with Ahead(preparer.prepare, shards, ahead=SHARDS_PREPARED_AHEAD) as prepared:
-        embedder = Embedder.load(plan, streams, reused.families if reused else frozenset())
+    with Prefetcher(collator.collate, shards, depth=COLLATED_SHARDS) as inputs:
+        runner = InferenceRunner.load(plan, streams, reused.families if reused else frozenset())
         hardware = f"{platform.machine()} CPU" if device == "cpu" else torch.cuda.get_device_name(device)
         seconds = time.perf_counter() - started
         emit(ModelsLoaded(lane=lane, device=device, device_name=hardware, seconds=seconds))
         with (
-            closing(embedder.run(prepared)) as computed,
-            Ahead(commit, computed, ahead=SHARDS_WAITING_TO_BE_WRITTEN) as committed,
+            closing(runner.run(inputs)) as computed,
+            Prefetcher(commit, computed, depth=SHARDS_TO_WRITE) as committed,
         ):
             work = list(committed)
     for model in sum_counters(work).models:

@@ -1,4 +1,4 @@
-"""The one door to attention: bidirectional, over packed tokens, with rotary angles or ALiBi inside.
+"""The registry of attention backends: bidirectional, over packed tokens, with rotary angles or ALiBi inside.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same fused buffer
 qkv (T, 3, N, H) and a `PackedLayout` that is built once a batch and shared by all layers.
@@ -13,9 +13,10 @@ qkv (T, 3, N, H) and a `PackedLayout` that is built once a batch and shared by a
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, Self
 
 import numpy as np
@@ -24,20 +25,21 @@ import torch
 from torch import Tensor
 
 from virnuc_core.errors import DeviceError, UsageError
-from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention
-from virnuc_core.models.attention_varlen import FlashAttention, VarlenAttention, require_flash_attn
+from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention, split_qkv
 from virnuc_core.models.kernels import has_kernels
-from virnuc_core.models.kernels.attention_tiles import BLOCK, padded_head_dim, plan_tiles
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
+from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
 _HALF_PRECISIONS: Final = ("fp16", "bf16", "fp8")
-_WIDEST_HEAD: Final = 128
+_MAX_HEAD_DIM: Final = 128
+_AMPERE: Final = 8  # major compute capability
+_INSTEAD: Final = "or leave --attention out."
 # Most slots of a rectangle over its real tokens. The CPU gains nothing from fewer, larger calls, so it pads
 # nothing; a GPU wants few launches.
 _MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
-_ALIGNMENT: Final = 4  # int32 entries in 16 bytes, where Triton likes a tensor to begin
+_ALIGNMENT: Final = 4  # int32 entries in 16 bytes, the alignment that Triton compiles for
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,62 @@ class TritonAttention:
             qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes
         )
         return output
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenAttention:
+    """torch.nn.attention.varlen, which has no ALiBi.
+
+    Attributes:
+        cu_seqlens: int32 (B + 1,), on the device.
+        max_seqlen: tokens of the longest sequence.
+        table: rotary table at the T positions.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    table: Tensor
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T, 3, N, H) -> (T, N * H)."""
+        from torch.nn.attention.varlen import varlen_attn  # torch has it from 2.10 on
+
+        q, k, v = split_qkv(qkv, self.table)
+        bounds, longest = self.cu_seqlens, self.max_seqlen
+        output = varlen_attn(q, k, v.contiguous(), bounds, bounds, longest, longest)
+        assert isinstance(output, Tensor)  # a tuple only where auxiliary results are asked for
+        return output.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class FlashAttention:
+    """The kernels of flash-attn-4, which are compiled when they are first called, for each shape of head and dtype.
+
+    Attributes:
+        cu_seqlens: int32 (B + 1,), on the device.
+        max_seqlen: tokens of the longest sequence.
+        table: rotary table at the T positions; None with ALiBi.
+        slopes: fp32 (N,), ALiBi; None with rotary positions.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    table: Tensor | None
+    slopes: Tensor | None
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """(T, 3, N, H) -> (T, N * H)."""
+        options: dict[str, Any] = {
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), self.cu_seqlens),
+            **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), self.max_seqlen),
+        }
+        if self.slopes is not None:
+            from virnuc_core.models.kernels.alibi_score import add_alibi
+
+            options |= {"score_mod": add_alibi, "aux_tensors": [self.slopes]}
+        output: Tensor
+        output, _ = _flash_attn()(*split_qkv(qkv, self.table), **options)
+        return output.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +219,14 @@ def resolve_attention(
         DeviceError: the device cannot run the backend.
     """
     wants_kernel = choice in ("triton", "flash-attn", "varlen")
-    suits = precision in _HALF_PRECISIONS and head_dim <= _WIDEST_HEAD and not head_dim % 2
+    suits = precision in _HALF_PRECISIONS and head_dim <= _MAX_HEAD_DIM and not head_dim % 2
     device = torch.device(device)
     on_cuda = device.type == "cuda"
     if wants_kernel and not on_cuda:
         raise DeviceError(f"--attention {choice} needs a CUDA device: leave it out, or use sdpa.")
     if wants_kernel and not suits:
         raise UsageError(
-            f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_WIDEST_HEAD}, not "
+            f"--attention {choice} computes in fp16 or bf16 with heads of an even width up to {_MAX_HEAD_DIM}, not "
             f"in {precision} with heads of {head_dim}: leave it out, or use sdpa."
         )
     if choice == "triton" and not has_kernels(device):
@@ -178,7 +236,7 @@ def resolve_attention(
     if choice == "varlen" and family == "dnabert_s":
         raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
     if choice == "flash-attn":
-        require_flash_attn(torch.device(device), family, head_dim)
+        _require_flash_attn(device, family, head_dim)
     backend: AttentionBackend = "sdpa"
     if choice != "auto":
         backend = choice
@@ -188,9 +246,59 @@ def resolve_attention(
     return backend
 
 
+def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> None:
+    """Checks that flash-attn-4 is there, can be imported, and can compute a model on `device`.
+
+    Raises:
+        UsageError: it is missing, of another version or broken, or has no kernel for heads of `head_dim`.
+        DeviceError: `device` cannot run it.
+    """
+    found = installed_version(FLASH_ATTN)
+    if found != FLASH_ATTN_VERSION:
+        raise UsageError(
+            f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION}, and {found or 'none'} is installed: "
+            f'pip install "virnuc[gpu]", {_INSTEAD}'
+        )
+    try:
+        _flash_attn()
+    except (ImportError, AttributeError, OSError, RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"--attention flash-attn: {FLASH_ATTN} {found} cannot be imported ({type(error).__name__}: {error}): "
+            f'pip install --force-reinstall "virnuc[gpu]", {_INSTEAD}'
+        ) from error
+    if head_dim % 8:
+        raise UsageError(
+            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: use sdpa, {_INSTEAD}"
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < _AMPERE:
+        raise DeviceError(
+            f"--attention flash-attn needs a GPU of compute capability 8.0 or later, and this one has {major}.{minor}: "
+            f"use sdpa, {_INSTEAD}"
+        )
+    if major == _AMPERE and family == "dnabert_s":
+        raise DeviceError(
+            f"--attention flash-attn has no ALiBi, which DNABERT-S needs, on GPUs of compute capability {major}.{minor}: "
+            f"use triton, {_INSTEAD}"
+        )
+
+
+@cache
+def _flash_attn() -> Callable[..., Any]:
+    """The entry to flash-attn-4, which is optional and so imported only where it was chosen."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    # Its compiler warns of an argument of its own, which has no effect on what is compiled.
+    warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
+    function: Callable[..., Any] = flash_attn_varlen_func
+    return function
+
+
 def _build_triton(
     cu_seqlens: npt.NDArray[np.int32], head_dim: int | None, slopes: Tensor | None, device: torch.device
 ) -> tuple[Tensor, TritonAttention]:
+    from virnuc_core.models.kernels.attention import BLOCK, padded_head_dim, plan_tiles  # imports triton
+
     short, long = plan_tiles(cu_seqlens)
     bounds, short_tiles, long_tiles = _upload([cu_seqlens, short, long], device)
     cos_sin = None

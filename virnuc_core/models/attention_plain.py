@@ -1,6 +1,7 @@
 """Attention with torch's own operators: the reference, and scaled_dot_product_attention over rectangles.
 
-Shapes: T tokens, N heads, H head dim.
+Shapes: T tokens, N heads, H head dim. `table` is the rotary table at the T positions, None with ALiBi; `slopes` are the
+ALiBi slopes, fp32 (N,), None with rotary positions.
 """
 
 from collections.abc import Iterator
@@ -13,21 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from virnuc_core.columns import concatenated_ranges
-from virnuc_core.models.positions import rotate
+from virnuc_core.models.positions import apply_rotary
 
 _MAX_BIAS_ELEMENTS = 2**24  # scores or biases held at once: 64 MB in fp32
 
 
+def split_qkv(qkv: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of (T, 3, N, H), each (T, N, H), the former two rotated if there is a table."""
+    queries_keys, values = qkv[:, :2], qkv[:, 2]
+    if table is not None:
+        queries_keys = apply_rotary(queries_keys, table)
+    queries, keys = queries_keys.unbind(1)
+    return queries, keys, values
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceAttention:
-    """softmax(q k^T / sqrt(H) + bias) v in fp32, sequence by sequence: the oracle of all others.
-
-    Attributes:
-        lengths: tokens of each sequence.
-        table: rotary table at the T positions; None with ALiBi.
-        slopes: fp32 (N,), ALiBi; None with rotary positions.
-    """
+    """softmax(q k^T / sqrt(H) + bias) v in fp32, sequence by sequence: the oracle of all others."""
 
     lengths: tuple[int, ...]
     table: Tensor | None
@@ -36,7 +39,7 @@ class ReferenceAttention:
     def __call__(self, qkv: Tensor) -> Tensor:
         """(T, 3, N, H) -> (T, N * H)."""
         outputs = []
-        for q, k, v in zip(*(x.float().split(self.lengths) for x in turned(qkv, self.table)), strict=True):
+        for q, k, v in zip(*(x.float().split(self.lengths) for x in split_qkv(qkv, self.table)), strict=True):
             length, num_heads, head_dim = q.shape
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
             for begin, end in _query_blocks(length, num_heads):
@@ -49,15 +52,15 @@ class ReferenceAttention:
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Sequences of similar length that are padded to one (sequences, length) shape.
+    """Consecutive sequences of similar length, padded to one (num_sequences, length) shape.
 
     Attributes:
         num_sequences: rows.
         length: columns, the longest sequence.
-        first_token: where the tokens start, when they lie in the packed buffer as the rectangle has them.
-        padded: int64 (num_sequences * length,), token of each slot, a padding slot repeating its
-            sequence's first token; None when `first_token` says it all.
-        real: int64 (real tokens,), the slots that hold a token; None when all do.
+        first_token: where they begin in the packed buffer.
+        gather_idx: int64 (num_sequences * length,), token of each slot, a padding slot repeating its
+            sequence's first token; None without padding.
+        unpad_idx: int64 (real tokens,), the slots that hold a token; None without padding.
         bias: (num_sequences or 1, N or 1, 1 or length, length), what is added to the scores: ALiBi, and
             -inf on padding; None when nothing is, or when it is made block by block.
     """
@@ -65,24 +68,66 @@ class Rectangle:
     num_sequences: int
     length: int
     first_token: int
-    padded: Tensor | None
-    real: Tensor | None
+    gather_idx: Tensor | None
+    unpad_idx: Tensor | None
     bias: Tensor | None
+
+    @classmethod
+    def build(
+        cls,
+        first_token: int,
+        lengths: npt.NDArray[np.int64],
+        slopes: Tensor | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """The rectangle of the sequences with these lengths; the biases are in `dtype`."""
+        length = int(lengths.max())
+        bias = gather_idx = unpad_idx = None
+        if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
+            bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
+        if (lengths < length).any():
+            is_real = np.arange(length) < lengths[:, None]
+            starts = first_token + np.cumsum(lengths) - lengths
+            gather_idx = _index((starts[:, None] + np.where(is_real, np.arange(length), 0)).ravel(), device)
+            unpad_idx = _index(np.flatnonzero(is_real), device)
+            mask = torch.zeros(is_real.shape).masked_fill(torch.from_numpy(~is_real), -torch.inf)
+            mask = mask.to(device, non_blocking=True)[:, None, None, :]
+            bias = mask if bias is None else bias + mask
+        bias = None if bias is None else bias.to(dtype)
+        return cls(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None) -> Tensor:
+        """Attention within it: inputs (T, N, H) of the batch, result (real tokens of it, N * H)."""
+        q, k, v = (self._pad(x) for x in (queries, keys, values))
+        if slopes is None or self.bias is not None:
+            output = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        else:
+            blocks = []
+            for begin, end in _query_blocks(self.length, len(slopes)):
+                bias = _alibi_bias(slopes, begin, end, self.length).to(q.dtype).unsqueeze(0)
+                blocks.append(
+                    functional.scaled_dot_product_attention(q[:, :, begin:end], k, v, attn_mask=bias)
+                )
+            output = torch.cat(blocks, dim=2)
+        tokens: Tensor = output.transpose(1, 2).flatten(2).flatten(0, 1)
+        return tokens if self.unpad_idx is None else tokens.index_select(0, self.unpad_idx)
+
+    def _pad(self, heads: Tensor) -> Tensor:
+        """(T, N, H) -> (num_sequences, N, length, H)."""
+        if self.gather_idx is None:
+            part = heads[self.first_token : self.first_token + self.num_sequences * self.length]
+        else:
+            part = heads.index_select(0, self.gather_idx)
+        sequences: Tensor = part.unflatten(0, (self.num_sequences, self.length))
+        return sequences.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class RectangleAttention:
-    """torch's scaled_dot_product_attention over rectangles of sequences.
-
-    Attributes:
-        rectangles: together covering every token once.
-        restore: int64 (T,), place of each packed token in the rectangles' order; None when equal.
-        table: rotary table at the T positions; None with ALiBi.
-        slopes: fp32 (N,), ALiBi; None with rotary positions.
-    """
+    """torch's scaled_dot_product_attention over rectangles that together cover every token once."""
 
     rectangles: tuple[Rectangle, ...]
-    restore: Tensor | None
     table: Tensor | None
     slopes: Tensor | None
 
@@ -96,131 +141,38 @@ class RectangleAttention:
         dtype: torch.dtype,
         padded_share: float,
     ) -> Self:
-        """Sorts a batch into rectangles.
+        """Cuts a batch into rectangles; few are needed, and little padding, where the longest sequences come first.
 
         Args:
             cu_seqlens: int32 (B + 1,), starting at 0, on the host.
-            table: rotary table at the T positions, or None.
-            slopes: ALiBi slopes on the device, or None.
+            table: on the device.
+            slopes: on the device.
             device: the model's device.
-            dtype: the model's dtype, which is that of the biases.
+            dtype: of the biases.
             padded_share: most slots of a rectangle over its real tokens; infinity makes one rectangle.
         """
-        starts, lengths = cu_seqlens[:-1].astype(np.int64), np.diff(cu_seqlens).astype(np.int64)
-        order = np.argsort(-lengths, kind="stable")
-        order = order[lengths[order] > 0]
+        lengths = np.diff(cu_seqlens).astype(np.int64)
+        lengths = lengths[lengths > 0]
         num_heads = 1 if slopes is None else len(slopes)
-        rectangles = tuple(
-            _build_rectangle(starts[rows], lengths[rows], slopes, device, dtype)
-            for rows in _split_by_length(order, lengths, num_heads, padded_share)
-        )
-        restore = _restore_index(starts[order], lengths[order], device)
-        return cls(rectangles, restore, table, slopes)
+        rectangles = []
+        begin = first_token = 0
+        while begin < len(lengths):
+            longest = np.maximum.accumulate(lengths[begin:])
+            slots = longest * np.arange(1, len(longest) + 1)
+            fits = (slots <= padded_share * np.cumsum(lengths[begin:])) & (
+                num_heads * slots * longest <= _MAX_BIAS_ELEMENTS
+            )
+            end = begin + max(1, len(fits) if fits.all() else int(fits.argmin()))
+            rectangles.append(Rectangle.build(first_token, lengths[begin:end], slopes, device, dtype))
+            first_token += int(lengths[begin:end].sum())
+            begin = end
+        return cls(tuple(rectangles), table, slopes)
 
     def __call__(self, qkv: Tensor) -> Tensor:
         """(T, 3, N, H) -> (T, N * H)."""
-        queries, keys, values = turned(qkv, self.table)
-        parts = [_rectangle_attention(queries, keys, values, r, self.slopes) for r in self.rectangles]
-        output = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return output if self.restore is None else output.index_select(0, self.restore)
-
-
-def turned(qkv: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of (T, 3, N, H), each (T, N, H), turned by the rotary table if there is one."""
-    queries_keys, values = qkv[:, :2], qkv[:, 2]
-    if table is not None:
-        queries_keys = rotate(queries_keys, table)
-    queries, keys = queries_keys.unbind(1)
-    return queries, keys, values
-
-
-def _rectangle_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, rectangle: Rectangle, slopes: Tensor | None
-) -> Tensor:
-    """Attention within one rectangle: inputs (T, N, H), result (real tokens of it, N * H)."""
-    q, k, v = (_to_rectangle(x, rectangle) for x in (queries, keys, values))
-    if slopes is None or rectangle.bias is not None:
-        output = functional.scaled_dot_product_attention(q, k, v, attn_mask=rectangle.bias)
-    else:
-        blocks = []
-        for begin, end in _query_blocks(rectangle.length, len(slopes)):
-            bias = _alibi_bias(slopes, begin, end, rectangle.length).to(q.dtype).unsqueeze(0)
-            blocks.append(functional.scaled_dot_product_attention(q[:, :, begin:end], k, v, attn_mask=bias))
-        output = torch.cat(blocks, dim=2)
-    tokens: Tensor = output.transpose(1, 2).flatten(2).flatten(0, 1)
-    return tokens if rectangle.real is None else tokens.index_select(0, rectangle.real)
-
-
-def _to_rectangle(heads: Tensor, rectangle: Rectangle) -> Tensor:
-    """(T, N, H) -> (num_sequences, N, length, H)."""
-    if rectangle.padded is None:
-        size = rectangle.num_sequences * rectangle.length
-        part = heads[rectangle.first_token : rectangle.first_token + size]
-    else:
-        part = heads.index_select(0, rectangle.padded)
-    sequences: Tensor = part.unflatten(0, (rectangle.num_sequences, rectangle.length))
-    return sequences.transpose(1, 2)
-
-
-def _split_by_length(
-    order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], num_heads: int, padded_share: float
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Cuts rows (longest first) into rectangles that waste little and whose bias stays small."""
-    begin = 0
-    while begin < len(order):
-        longest = lengths[order[begin]]
-        sizes = lengths[order[begin:]]
-        counts = np.arange(1, len(sizes) + 1)
-        fits = (longest * counts <= padded_share * np.cumsum(sizes)) & (
-            counts * num_heads * longest * longest <= _MAX_BIAS_ELEMENTS
-        )
-        taken = max(1, len(fits) if fits.all() else int(fits.argmin()))
-        yield order[begin : begin + taken]
-        begin += taken
-
-
-def _build_rectangle(
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    slopes: Tensor | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Rectangle:
-    """The rectangle of the sequences at `starts`, longest first."""
-    count, length = len(starts), int(lengths[0])
-    is_real = np.arange(length) < lengths[:, None]
-    all_real = bool(is_real.all())
-    in_place = all_real and bool((np.diff(starts) == length).all())
-    padded = None
-    if not in_place:
-        padded = _index((starts[:, None] + np.where(is_real, np.arange(length), 0)).ravel(), device)
-    bias = None
-    if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
-        bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
-    if not all_real:
-        mask = torch.zeros(is_real.shape).masked_fill(torch.from_numpy(~is_real), -torch.inf)
-        mask = mask.to(device, non_blocking=True)[:, None, None, :]
-        bias = mask if bias is None else bias + mask
-    return Rectangle(
-        num_sequences=count,
-        length=length,
-        first_token=int(starts[0]),
-        padded=padded,
-        real=None if all_real else _index(np.flatnonzero(is_real), device),
-        bias=None if bias is None else bias.to(dtype),
-    )
-
-
-def _restore_index(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], device: torch.device
-) -> Tensor | None:
-    """Where the rectangles' output, sequence after sequence as given, has each packed token."""
-    if bool((np.diff(starts) > 0).all()):
-        return None
-    tokens, _ = concatenated_ranges(starts, lengths)
-    restore = np.empty_like(tokens)
-    restore[tokens] = np.arange(len(tokens))
-    return _index(restore, device)
+        queries, keys, values = split_qkv(qkv, self.table)
+        parts = [rectangle.attend(queries, keys, values, self.slopes) for rectangle in self.rectangles]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _query_blocks(length: int, num_heads: int) -> Iterator[tuple[int, int]]:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from safetensors import SafetensorError, safe_open
+
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
-from virnuc_core.models.head_facts import stated_chunk_length
+from virnuc_core.files import parse_object
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Family
+from virnuc_core.specs import Family, ModelSpec
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
+HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
@@ -31,21 +34,20 @@ class CatalogueEntry:
 
     Attributes:
         name: the short name, unique within its family.
-        family: architecture.
-        num_layers: transformer layers.
-        embedding_dim: width of its vectors.
-        num_heads: attention heads.
+        spec: its architecture.
         source: where it is: on the hub, or in a folder of this package.
         licence: SPDX name of its licence; empty when its makers name none in its repository.
     """
 
     name: str
-    family: Family
-    num_layers: int
-    embedding_dim: int
-    num_heads: int
+    spec: ModelSpec
     source: HubCommit | Path
     licence: str
+
+    @property
+    def family(self) -> Family:
+        """Its architecture's family."""
+        return self.spec.family
 
     @property
     def qualified_name(self) -> str:
@@ -60,61 +62,68 @@ class CatalogueEntry:
         return name.casefold() in {known.casefold() for known in names}
 
 
-def _esm2(name: str, num_layers: int, embedding_dim: int, num_heads: int, revision: str) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
+def _esm2(num_layers: int, width: int, num_heads: int) -> ModelSpec:
+    """Source: the config.json of each repository."""
+    return ModelSpec(
         family="esm2",
         num_layers=num_layers,
-        embedding_dim=embedding_dim,
+        embedding_dim=width,
         num_heads=num_heads,
-        source=HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision),
-        licence="MIT",
+        ffn_dim=4 * width,
+        vocab_size=33,
+        layer_norm_eps=1e-5,
+        token_dropout=True,
     )
 
 
-def _dnabert(name: str, repo: str, revision: str, licence: str) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
+def _dnabert(num_layers: int, width: int, num_heads: int, ffn_dim: int) -> ModelSpec:
+    """Source: the config.json of each repository."""
+    return ModelSpec(
         family="dnabert_s",
-        num_layers=12,
-        embedding_dim=768,
-        num_heads=12,
-        source=HubCommit(repo, revision),
-        licence=licence,
-    )
-
-
-def _tiny(family: Family, num_layers: int, folder: str) -> CatalogueEntry:
-    return CatalogueEntry(
-        name="tiny",
-        family=family,
         num_layers=num_layers,
-        embedding_dim=256,
-        num_heads=8,
-        source=_BUNDLED / folder,
-        licence="MIT",
+        embedding_dim=width,
+        num_heads=num_heads,
+        ffn_dim=ffn_dim,
+        vocab_size=4096,
+        layer_norm_eps=1e-12,
     )
+
+
+def _facebook(name: str, spec: ModelSpec, revision: str) -> CatalogueEntry:
+    source = HubCommit(f"facebook/esm2_t{spec.num_layers}_{name}_UR50D", revision)
+    return CatalogueEntry(name=name, spec=spec, source=source, licence="MIT")
 
 
 CATALOGUE: Final = (
-    _tiny("esm2", 5, "esm2_tiny"),
-    _esm2("8M", 6, 320, 20, "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
-    _esm2("35M", 12, 480, 20, "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
-    _esm2("150M", 30, 640, 20, "a695f6045e2e32885fa60af20c13cb35398ce30c"),
-    _esm2("650M", 33, 1280, 20, "08e4846e537177426273712802403f7ba8261b6c"),
-    _esm2("3B", 36, 2560, 40, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
-    _esm2("15B", 48, 5120, 40, "5fbca39631164edc1d402a5aa369f982f72ee282"),
-    _tiny("dnabert_s", 4, "dnabert_tiny"),
-    _dnabert("DNABERT-S", "zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6", ""),
-    _dnabert(
-        "DNABERT-2", "zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0", "Apache-2.0"
+    CatalogueEntry(name="tiny", spec=_esm2(5, 256, 8), source=_BUNDLED / "esm2_tiny", licence="MIT"),
+    _facebook("8M", _esm2(6, 320, 20), "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
+    _facebook("35M", _esm2(12, 480, 20), "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
+    _facebook("150M", _esm2(30, 640, 20), "a695f6045e2e32885fa60af20c13cb35398ce30c"),
+    _facebook("650M", _esm2(33, 1280, 20), "08e4846e537177426273712802403f7ba8261b6c"),
+    _facebook("3B", _esm2(36, 2560, 40), "476b639933c8baad5ad09a60ac1a87f987b656fc"),
+    _facebook("15B", _esm2(48, 5120, 40), "5fbca39631164edc1d402a5aa369f982f72ee282"),
+    CatalogueEntry(
+        name="tiny", spec=_dnabert(4, 256, 8, 512), source=_BUNDLED / "dnabert_tiny", licence="MIT"
+    ),
+    CatalogueEntry(
+        name="DNABERT-S",
+        spec=_dnabert(12, 768, 12, 3072),
+        source=HubCommit("zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6"),
+        licence="",
+    ),
+    CatalogueEntry(
+        name="DNABERT-2",
+        spec=_dnabert(12, 768, 12, 3072),
+        source=HubCommit("zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0"),
+        licence="Apache-2.0",
     ),
 )
+BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
 # Asks for the bundled head of the bundled models.
 AUTO_HEAD: Final = "auto"
 _HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
-# For open frames, and for chunks without one.
+# For frames that are open, and for chunks without one.
 BUNDLED_HEADS: Final = {
     f"tiny-{length}{dna}": _BUNDLED / "heads" / f"tiny_{length}{dna.replace('-', '_')}.safetensors"
     for length in _HEAD_LENGTHS
@@ -123,12 +132,7 @@ BUNDLED_HEADS: Final = {
 
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
-    """The entries called `name`, ignoring case; at most one within a family.
-
-    Args:
-        name: short name, repository, or repository without its owner.
-        family: look among these models only; None looks among all.
-    """
+    """The entries called `name`, ignoring case; at most one within a family. None looks among all families."""
     return [entry for entry in CATALOGUE if family in (None, entry.family) and entry.is_called(name)]
 
 
@@ -173,9 +177,7 @@ def head_of(config: RunConfig) -> str:
     """
     if config.esm_model is None or config.dnabert_model is None:
         raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
-    if config.head is not None:
-        return config.head
-    return _bundled_head(config, "", "--head")
+    return _bundled_head(config, "", "--head") if config.head is None else config.head
 
 
 def dna_head_of(config: RunConfig) -> str | None:
@@ -188,11 +190,6 @@ def dna_head_of(config: RunConfig) -> str | None:
 
 
 def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
-    """Name of the bundled head of a run's models and chunk length.
-
-    Raises:
-        UsageError: there is none.
-    """
     esm_model, dnabert_model = config.esm_model or "", config.dnabert_model or ""
     esm2, dnabert = find_entries(esm_model, "esm2"), find_entries(dnabert_model, "dnabert_s")
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
@@ -237,10 +234,30 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
             f"there is no classifier head {name_or_path}: it is not a file, and not one of "
             f"{', '.join(BUNDLED_HEADS)}."
         )
-    trained_for = stated_chunk_length(path)
+    trained_for = _stated_chunk_length(path)
     if chunk_length is not None and trained_for not in (None, chunk_length):
         raise MismatchError(
             f"head {name_or_path} was trained for chunks of {trained_for} bp, and these have {chunk_length} bp. "
             f"Use --chunk-length {trained_for}, or a head that was trained for {chunk_length} bp."
         )
     return path
+
+
+def _stated_chunk_length(path: Path) -> int | None:
+    """Chunk length in bp that a head was trained for, read without torch; None when its file does not say."""
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = (file.metadata() or {}).get(HEAD_METADATA)
+    except (SafetensorError, OSError):  # a damaged file, which whoever loads the tensors describes better
+        return None
+    try:
+        chunk_length = None if metadata is None else parse_object(metadata).get("chunk_length")
+        if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
+            raise ValueError(f"its chunk length is {chunk_length!r:.40}")
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."
+        ) from error
+    return chunk_length

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.files import atomic_path
-from virnuc_core.models.head_facts import HEAD_FACTS
+from virnuc_core.models.catalogue import HEAD_METADATA
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 
 HIDDEN_WIDTH: Final = 512
@@ -129,7 +129,7 @@ def save_classifier(classifier: MLPClassifier, path: Path, facts: Mapping[str, A
     }
     del state["bn1.num_batches_tracked"]
     # One entry: safetensors writes several in an order that changes from process to process.
-    metadata = None if facts is None else {HEAD_FACTS: json.dumps(facts, sort_keys=True)}
+    metadata = None if facts is None else {HEAD_METADATA: json.dumps(facts, sort_keys=True)}
     with atomic_path(path) as temporary:
         save_file(state, temporary, metadata=metadata)
 

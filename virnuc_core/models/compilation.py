@@ -7,7 +7,7 @@ from typing import Final
 import torch.fx.experimental._config
 
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.kernels import has_kernels, has_product_kernel
+from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
 from virnuc_core.specs import AttentionBackend, CompileMode, ResolvedCompileMode
 
 # Our kernels leave little to fuse: on an H200 compiled layers are 0.2 % faster and take about 4 s to compile, so a GPU
@@ -74,7 +74,7 @@ def compile_layers(model: Encoder, mode: ResolvedCompileMode) -> None:
     # Else sizes that are equal by chance in the first batch are taken for one, and compiled for again.
     torch.fx.experimental._config.use_duck_shape = False
     # They call the driver, which Dynamo cannot trace.
-    for answer in (has_kernels, has_product_kernel):
+    for answer in (has_kernels, has_gemm_gelu):
         torch.compiler.assume_constant_result(answer)
     for layer in model.layers:
         layer.compile(fullgraph=True, dynamic=True, options=_OPTIONS[mode])

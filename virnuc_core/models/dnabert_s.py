@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.models.fused import (
-    AlternatingGate,
-    ProductInput,
-    arrange_gate,
+    GemmInput,
+    InterleavedGLU,
+    interleave_glu,
     layer_norm,
     linear,
     linear_add_norm,
@@ -40,27 +40,27 @@ class DnabertSLayer(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in: nn.Linear | AlternatingGate = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
+        self.ffn_in: nn.Linear | InterleavedGLU = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
         self.ffn_out = nn.Linear(spec.ffn_dim, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, as_input: ProductInput, layout: PackedLayout
-    ) -> tuple[Tensor, ProductInput]:
+        self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
+    ) -> tuple[Tensor, GemmInput]:
         """One layer.
 
         Args:
             hidden_states: (T, D).
-            as_input: the same as the matrix products take it.
+            gemm_input: the same as the matrix products take it.
             layout: of the batch.
 
         Returns:
             Hidden states (T, D), and the same as the next matrix product takes it.
         """
         dropout = self.dropout if self.training else 0.0
-        qkv = linear(self.qkv, as_input).unflatten(1, (3, self.num_heads, -1))
+        qkv = linear(self.qkv, gemm_input).unflatten(1, (3, self.num_heads, -1))
         attended = packed_attention(qkv, layout)
-        hidden_states, as_input = linear_add_norm(
+        hidden_states, gemm_input = linear_add_norm(
             self.attention_out,
             attended,
             hidden_states,
@@ -69,7 +69,7 @@ class DnabertSLayer(nn.Module):
             normed_residual=True,
             dropout=dropout,
         )
-        inner = linear_gated_gelu(self.ffn_in, as_input, self.ffn_out)
+        inner = linear_gated_gelu(self.ffn_in, gemm_input, self.ffn_out)
         return linear_add_norm(
             self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, normed_residual=True, dropout=dropout
         )
@@ -83,7 +83,7 @@ class DnabertS(Encoder):
         dropout: share of each residual branch dropped in training mode; inference ignores it.
     """
 
-    pools_specials: ClassVar[bool] = True
+    pools_special_tokens: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
         super().__init__(spec)
@@ -97,7 +97,7 @@ class DnabertS(Encoder):
         """See `Encoder.prepare_inference`."""
         for layer in cast(list[DnabertSLayer], list(self.layers)):
             if isinstance(layer.ffn_in, nn.Linear):
-                layer.ffn_in = arrange_gate(layer.ffn_in)
+                layer.ffn_in = interleave_glu(layer.ffn_in)
 
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """See `Encoder.build_layout`."""
@@ -115,9 +115,9 @@ class DnabertS(Encoder):
         last = validate_repr_layer(self.spec, repr_layer)
         embedded = self.word_embeddings(input_ids)
         layers = cast(list[DnabertSLayer], list(self.layers))
-        hidden_states, as_input = layer_norm(
+        hidden_states, gemm_input = layer_norm(
             self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
         )
         for layer in layers[:last]:
-            hidden_states, as_input = layer(hidden_states, as_input, layout)
+            hidden_states, gemm_input = layer(hidden_states, gemm_input, layout)
         return hidden_states

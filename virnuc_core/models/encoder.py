@@ -5,11 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from virnuc_core.errors import UsageError
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.kernels import has_kernels
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
 _INITIAL_STD = 0.02
@@ -21,10 +22,10 @@ class Encoder(nn.Module):
     Attributes:
         spec: its architecture.
         layers: the transformer layers, alike in shape.
-        pools_specials: whether the mean of a sequence takes in its first and last token.
+        pools_special_tokens: whether the mean of a sequence takes in its first and last token.
     """
 
-    pools_specials: ClassVar[bool]
+    pools_special_tokens: ClassVar[bool]
     layers: nn.ModuleList
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -69,7 +70,7 @@ class Encoder(nn.Module):
             fp32 (B, D), on the model's device.
         """
         hidden_states = self(input_ids, layout, repr_layer)
-        return mean_pool(hidden_states, layout.cu_seqlens, specials=self.pools_specials)
+        return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=self.pools_special_tokens)
 
     def prepare_inference(self) -> None:
         """Lays out weights as the device likes them, once they are there in their final dtype."""
@@ -97,3 +98,37 @@ def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
             f"{spec.num_layers} layers, so choose 0 (embeddings) to {spec.num_layers} (last layer)"
         )
     return repr_layer
+
+
+def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:
+    """The mean hidden state of each sequence, summed in fp32.
+
+    Each sequence is summed on its own, token after token, so its mean does not depend on its batch mates.
+
+    Args:
+        hidden_states: (T, D), any floating dtype.
+        cu_seqlens: int32 (B + 1,) on the same device.
+        include_special_tokens: True averages every token (DNABERT-S, [CLS] and [SEP] included); False leaves out the
+            first and last token of each sequence (ESM-2, BOS and EOS).
+
+    Returns:
+        fp32 (B, D). A sequence with nothing to average gives zeros.
+    """
+    if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
+        means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, include_special_tokens)
+        return means
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    if include_special_tokens:
+        offsets = cu_seqlens.long()
+        counts = ends - starts
+        sums = torch.segment_reduce(hidden_states.float(), "sum", offsets=offsets, axis=0)
+    else:
+        # Three segments a sequence: its first token, its residues, its last token. Each bound is kept
+        # within the sequence, so that one without residues has an empty middle.
+        first_residue = torch.minimum(starts + 1, ends)
+        last_residue = torch.maximum(ends - 1, first_residue)
+        bounds = torch.stack((starts, first_residue, last_residue), dim=1).flatten()
+        offsets = torch.cat((bounds, cu_seqlens[-1:].long()))
+        counts = last_residue - first_residue
+        sums = torch.segment_reduce(hidden_states.float(), "sum", offsets=offsets, axis=0)[1::3]
+    return sums / counts.clamp(min=1).unsqueeze(1)

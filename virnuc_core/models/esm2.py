@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
-from virnuc_core.models.fused import ProductInput, layer_norm, linear, linear_add_norm, linear_gelu
+from virnuc_core.models.fused import GemmInput, layer_norm, linear, linear_add_norm, linear_gelu
 from virnuc_core.models.positions import sequence_index
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
@@ -47,11 +47,11 @@ class ESM2Layer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        normed: ProductInput,
+        normed: GemmInput,
         next_norm: nn.LayerNorm,
         is_last: bool,
         layout: PackedLayout,
-    ) -> tuple[Tensor, ProductInput]:
+    ) -> tuple[Tensor, GemmInput]:
         """One layer.
 
         Args:
@@ -71,8 +71,8 @@ class ESM2Layer(nn.Module):
             self.attention_out, attended, hidden_states, self.ffn_norm, self.ffn_in, dropout=dropout
         )
         inner = linear_gelu(self.ffn_in, normed, self.ffn_out)
-        feeds = None if is_last else self.qkv
-        return linear_add_norm(self.ffn_out, inner, hidden_states, next_norm, feeds, dropout=dropout)
+        next_linear = None if is_last else self.qkv
+        return linear_add_norm(self.ffn_out, inner, hidden_states, next_norm, next_linear, dropout=dropout)
 
 
 class ESM2(Encoder):
@@ -85,7 +85,7 @@ class ESM2(Encoder):
         dropout: share of each residual branch dropped in training mode; inference ignores it.
     """
 
-    pools_specials: ClassVar[bool] = False
+    pools_special_tokens: ClassVar[bool] = False
 
     def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
         super().__init__(spec)

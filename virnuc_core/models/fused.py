@@ -8,23 +8,86 @@
             activation.
     else    plain torch, which also serves training.
 
+fp8 (e4m3) has one scale for each row of activations and each row of weights.
+
 Shapes: T tokens, I and O a linear layer's input and output width, D width of the hidden states.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.models.fp8 import Fp8Linear, Quantised
-from virnuc_core.models.kernels import has_kernels, has_product_kernel
+from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available()
-_ALIGNMENT: Final = 8  # of the input width, for the copy engine
+_TMA_ALIGNMENT: Final = 8  # of the input width
+_FP8: Final = torch.float8_e4m3fn
+_FP8_MAX: Final = 448.0  # the largest finite e4m3
+_MIN_ROW_MAX: Final = 1e-12
+_FP8_ALIGNMENT: Final = 16  # of both widths, for the tensor cores
 
 
-class AlternatingGate(nn.Module):
+class Quantized(NamedTuple):
+    """A matrix in fp8: `values` e4m3 (T, I), and `scale` fp32 (T, 1) to multiply its rows by."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def quantize_rows(matrix: Tensor) -> Quantized:
+    """fp32 (R, C) to fp8, each row over its own scale, so that its largest value becomes the largest of e4m3."""
+    scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=_MIN_ROW_MAX) / _FP8_MAX
+    return Quantized((matrix / scale).to(_FP8), scale)
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer whose weights were quantized row by row.
+
+    Attributes:
+        weight: e4m3 (O, I).
+        scale: fp32 (1, O).
+        bias: (O,) in the model's dtype, or None.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight, scale = quantize_rows(layer.weight.detach().float())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale.t().contiguous())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+
+    def matmul(self, x: Quantized, bias: Tensor | None) -> Tensor:
+        """(T, I) -> (T, O), bf16; a kernel that follows adds the bias at no cost."""
+        result: Tensor = torch._scaled_mm(
+            x.values,
+            self.weight.t(),
+            scale_a=x.scale,
+            scale_b=self.scale,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+        return result
+
+
+def quantize_layers(model: nn.Module) -> None:
+    """Replaces every linear layer of a bf16 model by its fp8 form, in place.
+
+    Layers whose widths the tensor cores cannot take stay as they are.
+    """
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear) and not (layer.in_features | layer.out_features) % _FP8_ALIGNMENT:
+                setattr(parent, name, Fp8Linear(layer))
+
+
+class InterleavedGLU(nn.Module):
     """The bias-free first layer of a gated feed-forward, with rows of gate and value in turn.
 
     Attributes:
@@ -40,29 +103,28 @@ class AlternatingGate(nn.Module):
 
 
 Linear = nn.Linear | Fp8Linear
-ProductInput = Tensor | Quantised
+GemmInput = Tensor | Quantized
 
 
-def arrange_gate(layer: nn.Linear) -> nn.Linear | AlternatingGate:
+def interleave_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU:
     """The first layer of a gated feed-forward as the device multiplies it fastest; for inference only."""
-    return AlternatingGate(layer) if _fuses_activation(layer, layer.weight) else layer
+    return InterleavedGLU(layer) if _fuses_activation(layer, layer.weight) else layer
 
 
-def linear(layer: Linear, x: ProductInput) -> Tensor:
+def linear(layer: Linear, x: GemmInput) -> Tensor:
     """(T, I) -> (T, O)."""
     if isinstance(layer, Fp8Linear):
-        product: Tensor = layer(_quantised(x))
-        return product
+        return layer.matmul(_quantized(x), layer.bias)
     assert isinstance(x, Tensor)
     if _fuses_on_cpu(x):
         return _onednn_linear(x, layer.weight, layer.bias, "none")
     return functional.linear(x, layer.weight, layer.bias)
 
 
-def linear_gelu(layer: Linear, x: ProductInput, feeds: nn.Module) -> ProductInput:
-    """(T, I) -> (T, O), GELU in its exact (erf) form on the result, as the layer `feeds` takes it."""
+def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
+    """(T, I) -> (T, O), GELU in its exact (erf) form on the result, as `next_linear` takes it."""
     if isinstance(layer, Fp8Linear):
-        return _activate(layer.product(_quantised(x)), layer.bias, "gelu", feeds)
+        return _gelu_quantize(layer.matmul(_quantized(x), None), layer.bias, "gelu", next_linear)
     assert isinstance(x, Tensor)
     if _fuses_on_cpu(x):
         return _onednn_linear(x, layer.weight, layer.bias, "gelu")
@@ -70,15 +132,15 @@ def linear_gelu(layer: Linear, x: ProductInput, feeds: nn.Module) -> ProductInpu
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
     y = functional.linear(x, layer.weight, layer.bias)
-    return _activate(y, None, "gelu", feeds) if _has_kernels(y) else functional.gelu(y)
+    return _gelu_quantize(y, None, "gelu", next_linear) if _has_kernels(y) else functional.gelu(y)
 
 
-def linear_gated_gelu(layer: Linear | AlternatingGate, x: ProductInput, feeds: nn.Module) -> ProductInput:
+def linear_gated_gelu(layer: Linear | InterleavedGLU, x: GemmInput, next_linear: nn.Module) -> GemmInput:
     """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
     if isinstance(layer, Fp8Linear):
-        return _activate(layer.product(_quantised(x)), None, "gated_gelu", feeds)
+        return _gelu_quantize(layer.matmul(_quantized(x), None), None, "gated_gelu", next_linear)
     assert isinstance(x, Tensor)
-    if isinstance(layer, AlternatingGate):
+    if isinstance(layer, InterleavedGLU):
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, None, True)
         return fused
     if _fuses_on_cpu(x):
@@ -87,21 +149,21 @@ def linear_gated_gelu(layer: Linear | AlternatingGate, x: ProductInput, feeds: n
         return _onednn_binary(x, gate, value_weight, None, "mul")
     y = functional.linear(x, layer.weight)
     if _has_kernels(y):
-        return _activate(y, None, "gated_gelu", feeds)
+        return _gelu_quantize(y, None, "gated_gelu", next_linear)
     gate, value = y.chunk(2, dim=-1)
     return functional.gelu(gate) * value
 
 
 def linear_add_norm(
     layer: Linear,
-    x: ProductInput,
+    x: GemmInput,
     residual: Tensor,
     norm: nn.LayerNorm,
-    feeds: nn.Module | None,
+    next_linear: nn.Module | None,
     *,
     normed_residual: bool = False,
     dropout: float = 0.0,
-) -> tuple[Tensor, ProductInput]:
+) -> tuple[Tensor, GemmInput]:
     """The end of a branch: its last product, the residual, and the LayerNorm that comes next.
 
     Args:
@@ -109,34 +171,34 @@ def linear_add_norm(
         x: (T, I).
         residual: (T, D), what the branch is added to.
         norm: the next LayerNorm.
-        feeds: the layer that takes the LayerNorm; None when it is a result.
+        next_linear: the layer that takes the LayerNorm; None when it is a result.
         normed_residual: whether the next branch is added to the LayerNorm (post-norm) or to the sum (pre-norm).
         dropout: share of the branch's output to drop; 0 outside training.
 
     Returns:
-        What the next branch is added to, (T, D), and the LayerNorm as `feeds` takes it.
+        What the next branch is added to, (T, D), and the LayerNorm as `next_linear` takes it.
     """
     if isinstance(layer, Fp8Linear):
-        branch = layer.product(_quantised(x))
-        return _add_norm(branch, layer.bias, residual, norm, feeds, normed_residual)
+        branch = layer.matmul(_quantized(x), None)
+        return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
     assert isinstance(x, Tensor)
     if _fuses_on_cpu(x):
         total = _onednn_binary(x, residual, layer.weight, layer.bias, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)
         if _has_kernels(branch):
-            return _add_norm(branch, None, residual, norm, feeds, normed_residual)
+            return _add_norm(branch, None, residual, norm, next_linear, normed_residual)
         total = residual + functional.dropout(branch, dropout)
     normed = norm(total)
     return (normed if normed_residual else total), normed
 
 
 def layer_norm(
-    norm: nn.LayerNorm, x: Tensor, feeds: nn.Module, shift: Tensor | None = None
-) -> tuple[Tensor, ProductInput]:
-    """LayerNorm of x (T, D) plus a shift (D,), in the dtype of x and as `feeds` takes it."""
+    norm: nn.LayerNorm, x: Tensor, next_linear: nn.Module, shift: Tensor | None = None
+) -> tuple[Tensor, GemmInput]:
+    """LayerNorm of x (T, D) plus a shift (D,), in the dtype of x and as `next_linear` takes it."""
     if _has_kernels(x):
-        return _add_norm(None, shift, x, norm, feeds, True)
+        return _add_norm(None, shift, x, norm, next_linear, True)
     normed = norm(x if shift is None else x + shift)
     return normed, normed
 
@@ -146,10 +208,10 @@ def _add_norm(
     bias: Tensor | None,
     residual: Tensor,
     norm: nn.LayerNorm,
-    feeds: nn.Module | None,
+    next_linear: nn.Module | None,
     normed_residual: bool,
-) -> tuple[Tensor, ProductInput]:
-    quantise = isinstance(feeds, Fp8Linear)
+) -> tuple[Tensor, GemmInput]:
+    quantize = isinstance(next_linear, Fp8Linear)
     total, normed, values, scale = torch.ops.virnuc.add_norm(
         branch,
         bias,
@@ -158,20 +220,22 @@ def _add_norm(
         norm.bias,
         norm.eps,
         not normed_residual,
-        normed_residual or not quantise,
-        quantise,
+        normed_residual or not quantize,
+        quantize,
     )
-    return (normed if normed_residual else total), (Quantised(values, scale) if quantise else normed)
+    return (normed if normed_residual else total), (Quantized(values, scale) if quantize else normed)
 
 
-def _activate(x: Tensor, bias: Tensor | None, activation: str, feeds: nn.Module) -> ProductInput:
-    quantise = isinstance(feeds, Fp8Linear)
-    values, scale = torch.ops.virnuc.activate(x, bias, activation, quantise)
-    return Quantised(values, scale) if quantise else values
+def _gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, next_linear: nn.Module) -> GemmInput:
+    quantize = isinstance(next_linear, Fp8Linear)
+    values, scale = torch.ops.virnuc.gelu_quantize(x, bias, activation, quantize)
+    return Quantized(values, scale) if quantize else values
 
 
-def _quantised(x: ProductInput) -> Quantised:
-    return x if isinstance(x, Quantised) else Quantised(*torch.ops.virnuc.activate(x, None, "none", True))
+def _quantized(x: GemmInput) -> Quantized:
+    return (
+        x if isinstance(x, Quantized) else Quantized(*torch.ops.virnuc.gelu_quantize(x, None, "none", True))
+    )
 
 
 def _has_kernels(x: Tensor) -> bool:
@@ -179,7 +243,7 @@ def _has_kernels(x: Tensor) -> bool:
 
 
 def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
-    return _is_half_on_cuda(x) and has_product_kernel(x.device) and not layer.in_features % _ALIGNMENT
+    return _is_half_on_cuda(x) and has_gemm_gelu(x.device) and not layer.in_features % _TMA_ALIGNMENT
 
 
 def _is_half_on_cuda(x: Tensor) -> bool:

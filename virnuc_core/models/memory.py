@@ -1,5 +1,8 @@
 """Running out of memory: what it looks like in torch and in the libraries under it, on a device and on the host."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -18,16 +21,34 @@ _DEVICE_TEXTS = (
 _HOST_TEXT = "can't allocate memory"
 
 
-def is_host_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch found no ordinary memory on the host."""
-    return _HOST_TEXT in str(error)
-
-
 def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
     """Whether it is `device` that ran out of memory, so that a smaller batch may fit there."""
-    if is_host_out_of_memory(error):
+    if _HOST_TEXT in str(error):
         return torch.device(device).type == "cpu"
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _DEVICE_TEXTS)
+
+
+@contextmanager
+def raise_on_oom(
+    what: str,
+    device: torch.device | str,
+    advice: str = "use smaller shards (--shard-seconds) or a smaller model",
+) -> Iterator[None]:
+    """Says what there was no memory for, where a smaller batch would not help.
+
+    Raises:
+        DeviceMemoryError: the block ran out of memory, on the device or on the host.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _HOST_TEXT in str(error):
+            device = "this host"
+        elif not is_out_of_memory(error, device):
+            raise
+        raise DeviceMemoryError(
+            f"{device} has not enough memory for {what}: {advice}, or a device with more memory."
+        ) from error
 
 
 def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
@@ -41,7 +62,7 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError as error:
-        if not (is_host_out_of_memory(error) or is_out_of_memory(error, "cuda")):
+        if not (is_out_of_memory(error, "cpu") or is_out_of_memory(error, "cuda")):
             raise
         size = torch.Size(shape).numel() * dtype.itemsize
         raise DeviceMemoryError(

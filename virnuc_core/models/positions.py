@@ -51,13 +51,6 @@ def pair_rows(qkv: Tensor, num_heads: int) -> Tensor:
     return torch.cat((paired, values))
 
 
-def unpair_rows(qkv: Tensor, num_heads: int) -> Tensor:
-    """The inverse of `pair_rows`: the row order of published weights."""
-    queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
-    parted = queries_keys.unflatten(0, (2 * num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-    return torch.cat((parted, values))
-
-
 def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
     """Cosine and sine of the rotary angles, always fp32 whatever the model's dtype.
 
@@ -78,8 +71,8 @@ def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
 
-def rotate(heads: Tensor, table: Tensor) -> Tensor:
-    """Turns each pair of neighbours (2i, 2i + 1) of a head's values by the angle of its position.
+def apply_rotary(heads: Tensor, table: Tensor) -> Tensor:
+    """Rotates each pair of neighbours (2i, 2i + 1) of a head's values by the angle of its position.
 
     Args:
         heads: (T, ..., H), queries or keys.
@@ -90,8 +83,8 @@ def rotate(heads: Tensor, table: Tensor) -> Tensor:
     """
     pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
     angles = torch.view_as_complex(table)
-    turned = pairs * angles.view(len(heads), *(1,) * (heads.dim() - 2), -1)
-    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
+    rotated = pairs * angles.view(len(heads), *(1,) * (heads.dim() - 2), -1)
+    return torch.view_as_real(rotated).flatten(-2).to(heads.dtype)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -16,9 +16,8 @@ from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, Mi
 from virnuc_core.files import iter_temporaries
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
-from virnuc_core.models.checkpoints import resolve_checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
-from virnuc_core.models.weights import load_state_dict, read_spec, weights_fingerprint
+from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.aggregate import file_attributes, shard_columns
 from virnuc_core.results.embeddings import Embeddings
@@ -441,15 +440,15 @@ def _read_embeddings(path: Path) -> Iterator[Fact]:
 
 
 def _read_checkpoint(path: Path) -> Iterator[Fact]:
-    checkpoint = resolve_checkpoint(str(path), None)
+    checkpoint = open_checkpoint(str(path), None)
     yield "family", checkpoint.family
-    yield "weights fingerprint", weights_fingerprint(checkpoint)
-    spec = read_spec(checkpoint)
+    yield "weights fingerprint", checkpoint.fingerprint
+    spec = checkpoint.spec
     yield "layers", str(spec.num_layers)
     yield "width", str(spec.embedding_dim)
     yield "heads", str(spec.num_heads)
     yield "vocabulary", str(spec.vocab_size)
-    load_state_dict(checkpoint)
+    checkpoint.state_dict()
 
 
 def _read_head(path: Path) -> Iterator[Fact]:

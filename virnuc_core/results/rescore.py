@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.results.embeddings import FEATURES, VECTORS, Embeddings
 from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines

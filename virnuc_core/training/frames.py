@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.inference.plan import RunPlan
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore

@@ -1,14 +1,28 @@
-"""What the simulation is fed with."""
+"""The simulation of lanes against what can be worked out without it, what it is fed with, and what is counted of a server."""
 
 import math
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
-from benchmarks.lane_model import Failures
-from benchmarks.lane_scaling import ASSUMPTIONS, failures_of, lanes_of, pool_of, simulations, work
+from benchmarks.lane_overhead import ROW_TABLES, Server
+from benchmarks.lane_scaling import (
+    ASSUMPTIONS,
+    PROCESS_RETRY_DELAYS,
+    Scenario,
+    Simulation,
+    failures_of,
+    scenario_of,
+    simulations,
+    work,
+)
 from virnuc_core.inference.sharding import MAX_SHARD_ROWS, SHARD_SECONDS
 
+LANES = Scenario(num_shards=120, shard=60, lane=600, num_gpus=1)
 COSTS: dict[str, Any] = {
     "start_seconds": 20.0,
     "load_seconds": 6.0,
@@ -21,45 +35,163 @@ COSTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("changes", "makespan"),
+    [
+        ({"num_gpus": 1}, 12 * 600),
+        ({"num_gpus": 4}, 3 * 600),
+        ({"num_gpus": 5}, 3 * 600),
+        ({"num_gpus": 100}, 600),
+        ({"num_gpus": 3, "start": 20}, 4 * 620),
+        ({"num_gpus": 12, "submit": 7}, 12 * 7 + 600),
+        ({"num_gpus": 12, "server_rate": 10, "requests_per_lane": 30}, 12 * 3 + 600),
+        ({"num_gpus": 8}, 2 * 600),
+        ({"num_gpus": 8, "whole_rounds": True}, 120 * 60 / 8),
+        ({"num_shards": 0}, 0),
+    ],
+)
+def test_makespan_without_failures(changes: dict[str, Any], makespan: float) -> None:
+    scenario = replace(LANES, **changes)
+    run = Simulation(scenario)
+    assert run.makespan == pytest.approx(makespan)
+    assert run.spent["useful"] == pytest.approx(scenario.num_shards * 60)
+    assert sum(run.spent.values()) == pytest.approx(scenario.num_gpus * makespan)
+    assert run.spent["starting"] == pytest.approx(run.num_lanes * scenario.start)
+    assert run.wasted == pytest.approx(1 - 120 * 60 / (scenario.num_gpus * makespan) if makespan else 0)
+
+
+def test_polls_delay_a_lane_by_half_their_interval() -> None:
+    runs = [Simulation(replace(LANES, worker_poll=10), seed) for seed in range(200)]
+    assert mean(run.makespan for run in runs) == pytest.approx(12 * 605, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "between", "rate", "length"),
+    [
+        (1, 9.0, 1.0, 0.1),  # one that is served for 1 s in 10 s
+        (1000, 2.0, 50.0, 900.0),  # all but those 100 that are between two visits
+        (1000, 1000.0, 2.0, 1.0),  # half of the server: as for visits at random, 0.5 / (1 - 0.5)
+    ],
+)
+def test_lanes_wait_behind_polls(gpus: int, between: float, rate: float, length: float) -> None:
+    polled = {"worker_poll": between, "server_rate": rate, "requests_per_lane": 10, "requests_per_poll": 1}
+    scenario = replace(LANES, num_gpus=gpus, **polled)
+    assert scenario.seconds_behind_polls == pytest.approx(10 * length / rate, rel=0.01)
+
+
+def test_lanes_hold_whole_shards_as_equally_many_as_possible() -> None:
+    assert LANES.cut_lanes() == [10] * 12
+    assert replace(LANES, num_shards=5, lane=120).cut_lanes() == [2, 2, 1]
+    assert replace(LANES, num_shards=5, lane=1).cut_lanes() == [1] * 5
+    assert len(replace(LANES, num_gpus=8, whole_rounds=True).cut_lanes()) == 16
+
+
+@pytest.mark.slow
+def test_a_shard_is_begun_again_after_each_failure() -> None:
+    # The flow run dies; with one shard a lane nothing but that shard is lost, and its worker waits for 2 s.
+    scenario = Scenario(num_shards=400, shard=200, lane=200, num_gpus=1, run_mtbf=300.0)
+    makespans = [Simulation(scenario, seed).makespan for seed in range(40)]
+    # Until a piece of work succeeds that is begun again after each failure: (M + R) (e^(S/M) - 1).
+    assert mean(makespans) == pytest.approx(400 * 302 * math.expm1(200 / 300), rel=0.03)
+
+
+@pytest.mark.slow
+def test_only_the_unfinished_shard_is_lost_when_a_process_dies() -> None:
+    # At most one death a lane, so each one costs the first delay, the models, and half a shard or so.
+    scenario = replace(LANES, num_shards=3000, num_gpus=4, reload=12, process_mtbf=50_000.0)
+    runs = [Simulation(scenario, seed) for seed in range(60)]
+    deaths = sum(run.num_failures for run in runs)
+    assert deaths == pytest.approx(60 * 3000 * 60 / 50_000, rel=0.15)
+    lost = sum(run.spent["lost"] for run in runs) / deaths
+    assert lost == pytest.approx(PROCESS_RETRY_DELAYS[0] + 30, rel=0.1)
+    assert sum(run.spent["starting"] for run in runs) == pytest.approx(12 * deaths, rel=0.01)
+
+
+def test_the_best_lane_balances_starts_and_the_end_of_the_run() -> None:
+    """Starts cost c/L of the time, the last lanes L/2 of a GPU's share T: the best L is about sqrt(2cT)."""
+    start, share, gpus = 20.0, 36_000.0, 50
+    best = math.sqrt(2 * start * share)
+    base = Scenario(
+        num_shards=round(gpus * share / 20), shard=20, lane=best, start=start, spread=0.1, num_gpus=gpus
+    )
+
+    def wasted(lane: float) -> float:
+        return mean(Simulation(replace(base, lane=lane), seed).wasted for seed in range(3))
+
+    assert wasted(best) < min(wasted(best / 5), wasted(best * 5), 1.5 * 2 * start / best)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_gpu_time_is_accounted_for(seed: int) -> None:
+    failures = {"process_mtbf": 2_000, "run_mtbf": 3_000, "gpu_mtbf": 2_000, "host_mtbf": 3_000}
+    waits = {"host_noticed": 100, "repair": 700, "worker_poll": 2, "parent_poll": 2, "submit": 0.2}
+    scenario = replace(
+        LANES, num_gpus=20, start=15, reload=9, server_rate=20, requests_per_lane=30, **failures, **waits
+    )
+    run, again, other = Simulation(scenario, seed), Simulation(scenario, seed), Simulation(scenario, seed + 1)
+    assert sum(run.spent.values()) == pytest.approx(20 * run.makespan)
+    assert run.spent["useful"] == pytest.approx(120 * 60)
+    assert min(run.spent.values()) > 0
+    assert run.num_lanes > 12
+    assert (run.makespan, run.spent) == (again.makespan, again.spent)
+    assert run.makespan != other.makespan
+
+
+def test_a_broken_gpu_is_out_until_it_is_repaired() -> None:
+    run = Simulation(replace(LANES, gpu_mtbf=3_000.0, repair=500.0), seed=1)
+    assert run.num_failures > 0
+    assert run.spent["down"] == pytest.approx(500 * run.num_failures)
+
+
 def test_two_models_take_the_sum_of_their_times() -> None:
     fp16, fp8, *_ = work()
     assert 0.9 * 620 < fp16["frames_per_second"] < 620
     assert 1.5 < fp8["frames_per_second"] / fp16["frames_per_second"] < 1.8
-    assert fp16["bytes_per_frame"] == {
-        "float32": 4 * 3328 + 8,
-        "float16": 2 * 3328 + 8,
-        "none": 8,
-    }
+    assert fp16["bytes_per_frame"] == {"float32": 4 * 3328 + 8, "float16": 2 * 3328 + 8, "none": 8}
 
 
-def test_workers_poll_less_often_the_more_there_are() -> None:
-    assert pool_of(1, COSTS, 1).worker_poll == 2
-    many = pool_of(1000, COSTS, 1)
-    # One thousand polls in that time are half of what the server can answer.
-    assert 1000 / many.worker_poll == pytest.approx(15 * ASSUMPTIONS["server_share_of_polls"])
-    assert pool_of(1000, COSTS, 10).worker_poll == pytest.approx(many.worker_poll / 10)
-
-
-def test_a_run_is_cut_as_the_planning_does_it() -> None:
-    slow = lanes_of(10**6, 100.0, 10, COSTS)
-    assert slow.shard == pytest.approx(SHARD_SECONDS["cuda"])
-    quick = lanes_of(10**6, 2000.0, 10, COSTS)
+def test_a_run_is_cut_as_the_planning_does_it_and_workers_poll_within_their_share() -> None:
+    assert scenario_of(10**6, 100.0, 1, COSTS, 1).shard == pytest.approx(SHARD_SECONDS["cuda"])
+    quick = scenario_of(10**6, 2000.0, 1000, COSTS, 1)
     assert quick.shard == pytest.approx(MAX_SHARD_ROWS / 2000)
     assert quick.num_shards == math.ceil(10**6 / MAX_SHARD_ROWS)
-    assert quick.lane == 600
-    assert quick.reload == 11
+    assert 1000 / quick.worker_poll == pytest.approx(15 * ASSUMPTIONS["server_share_of_polls"])
+    assert scenario_of(10**6, 2000.0, 1, COSTS, 1).worker_poll == 2
 
 
 def test_failures_come_so_many_times_as_often() -> None:
-    assert failures_of(0) == Failures()
     once, often = failures_of(1), failures_of(30)
-    assert once.process_mtbf == pytest.approx(30 * often.process_mtbf)
-    assert once.gpu_mtbf / 3600 == pytest.approx(82_944)
-    assert once.host_mtbf / 3600 == pytest.approx(16_283, rel=1e-3)
-
-
-def test_a_case_says_what_was_simulated() -> None:
+    assert failures_of(0) == {}
+    assert once["process_mtbf"] == pytest.approx(30 * often["process_mtbf"])
+    assert once["gpu_mtbf"] / 3600 == pytest.approx(82_944)
+    assert once["host_mtbf"] / 3600 == pytest.approx(16_283, rel=1e-3)
     case = next(simulations(COSTS, 600.0))
     assert (case["gpus"], case["lane_minutes"], case["failures"]) == (1, 1, "as reported")
-    assert 0 < case["wasted"] < 0.5
     assert case["wasted"] == pytest.approx(case["starting"] + case["lost"] + case["idle"], abs=1e-3)
+
+
+def test_requests_and_rows_of_a_server_are_counted(tmp_path: Path) -> None:
+    run = "6d1b1d4e-0a0b-4c0d-8e0f-0123456789ab"
+    requests = (
+        "GET /api/health",
+        f"GET /api/flow_runs/{run}",
+        f"POST /api/flow_runs/{run}/set_state",
+        "GET /a?b=1",
+    )
+    lines = [f'INFO:     127.0.0.1:1 - "{request} HTTP/1.1" 200 OK' for request in (*requests, requests[1])]
+    (tmp_path / "log").write_text("INFO:     Uvicorn running\n" + "\n".join(lines))
+    with sqlite3.connect(tmp_path / "db") as connection:
+        for name in ROW_TABLES:
+            connection.execute(f"CREATE TABLE {name} (id INTEGER)")
+        connection.execute("INSERT INTO log VALUES (1), (2)")
+    connection.close()
+    server = Server("http://127.0.0.1:1/api", tmp_path / "log", tmp_path / "db", 1.0)
+    counted = {
+        "GET /api/health": 1,
+        "GET /api/flow_runs/ID": 2,
+        "POST /api/flow_runs/ID/set_state": 1,
+        "GET /a": 1,
+    }
+    assert server.requests() == counted
+    assert (server.rows()["log"], server.rows()["events"]) == (2, 0)
+    assert server.rows()["bytes"] == server.database.stat().st_size

@@ -16,10 +16,9 @@ from benchmarks.peers import (
     measure_peer,
     residues_per_second,
 )
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import read_spec
+from virnuc_core.models.hub import open_checkpoint
 
-TINY = read_spec(resolve_checkpoint("random:tiny", "esm2"))
+TINY = open_checkpoint("random:tiny", "esm2").spec
 
 
 @pytest.fixture

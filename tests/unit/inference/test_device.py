@@ -1,10 +1,12 @@
+"""Which device, arithmetic and batch size are chosen; which errors are of memory, and whose memory it is."""
+
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from virnuc_core.errors import DeviceError, UsageError
+from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError
 from virnuc_core.inference import device
 from virnuc_core.inference.device import (
     cpu_has_bf16,
@@ -14,20 +16,15 @@ from virnuc_core.inference.device import (
     resolve_precision,
     weight_bytes,
 )
+from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
 from virnuc_core.specs import ModelSpec
 
 GB = 10**9
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 
-@without_gpu
-def test_auto_falls_back_to_the_cpu() -> None:
-    assert resolve_devices(("auto",)) == ("cpu",)
-    assert resolve_devices(("cpu",)) == ("cpu",)
-
-
-@without_gpu
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu() -> None:
+    assert resolve_devices(("auto",)) == resolve_devices(("cpu",)) == ("cpu",)
     with pytest.raises(DeviceError, match=r"GPU 0 is not available .* --devices cpu"):
         resolve_devices(("0",))
 
@@ -43,24 +40,17 @@ def test_a_gpu_twice_is_refused() -> None:
         resolve_devices(("1", "0", "1"))
 
 
-def test_precision_on_the_cpu() -> None:
-    assert resolve_precision("auto", "cpu") == "fp32"
-    assert resolve_precision("fp32", "cpu") == "fp32"
+def test_precision() -> None:
+    assert resolve_precision("auto", "cuda:0") == "fp16"
+    assert resolve_precision("auto", "cpu") == resolve_precision("fp32", "cpu") == "fp32"
     for precision in ("fp16", "fp8"):
         with pytest.raises(DeviceError, match=f"does not compute in {precision}"):
             resolve_precision(precision, "cpu")
-
-
-def test_bf16_on_the_cpu_needs_the_instructions() -> None:
     if cpu_has_bf16():
         assert resolve_precision("bf16", "cpu") == "bf16"
     else:
         with pytest.raises(DeviceError, match="no bf16 instructions"):
             resolve_precision("bf16", "cpu")
-
-
-def test_auto_on_a_gpu_is_fp16() -> None:
-    assert resolve_precision("auto", "cuda:0") == "fp16"
 
 
 def spec(width: int, num_layers: int = 6) -> ModelSpec:
@@ -105,8 +95,81 @@ def test_free_memory_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest
     program.write_text("#!/bin/sh\necho 'GPU-0a, 100'\necho 'GPU-1b, [N/A]'\necho 'GPU-2c, 300'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert device._ask_free_memory() == {"GPU-0a": 100 * 2**20, "GPU-2c": 300 * 2**20}
+    assert device._query_free_memory() == {"GPU-0a": 100 * 2**20, "GPU-2c": 300 * 2**20}
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert device._ask_free_memory() == {}
+    assert device._query_free_memory() == {}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert device._ask_free_memory() == {}
+    assert device._query_free_memory() == {}
+
+
+@pytest.mark.parametrize(
+    "text",  # as torch 2.13, Triton 3.7, cuBLAS and cuDNN word them
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_a_device_that_is_full_is_recognised(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shapes cannot be multiplied",
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        "out of resource: shared memory, Required: 164368, Hardware limit: 101376.",
+    ],
+)
+def test_other_failures_are_not(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_out_of_memory(RuntimeError(text), "cuda:0")
+    refuse_memory(monkeypatch, text)
+    with pytest.raises(RuntimeError, match=text.split()[0]):
+        empty_pinned((1,), torch.float32)
+
+
+def refuse_memory(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+
+
+def test_the_memory_of_the_host_is_that_of_the_cpu_only() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    assert is_out_of_memory(caught.value, "cpu")
+    assert not is_out_of_memory(caught.value, torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: out of memory", "can't allocate memory: you tried to allocate 4 bytes"]
+)
+def test_memory_that_cannot_be_pinned_is_of_the_host(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    refuse_memory(monkeypatch, text)
+    with pytest.raises(DeviceMemoryError, match="this host could not pin 4 MB") as caught:
+        empty_pinned((1000, 1000), torch.float32)
+    assert not isinstance(caught.value, RuntimeError)  # for which a batch would be halved
+
+
+def test_what_there_was_no_memory_for_is_named() -> None:
+    with (
+        pytest.raises(DeviceMemoryError, match="cpu has not enough memory for the vectors"),
+        raise_on_oom("the vectors", "cpu"),
+    ):
+        raise torch.OutOfMemoryError("out of memory")
+    with (
+        pytest.raises(DeviceMemoryError, match="this host has not enough memory for the vectors"),
+        raise_on_oom("the vectors", "cuda:0"),
+    ):
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="other"), raise_on_oom("the vectors", "cpu"):
+        raise RuntimeError("other")

@@ -8,7 +8,6 @@ import pytest
 from virnuc_core.inference.device import needed_bytes
 from virnuc_core.inference.model_facts import head_facts, measured_speeds, model_facts
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
-from virnuc_core.models.random_weights import published_spec
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -24,7 +23,7 @@ def test_parameters_are_those_that_the_models_are_named_for() -> None:
 def test_memory_is_about_what_was_measured(result: str) -> None:
     for case in json.loads((RESULTS / f"{result}.json").read_text())["cases"]:
         [entry] = find_entries(case["model"].removeprefix("random:"), case["family"])
-        needed = needed_bytes(published_spec(entry), case["precision"], case["token_budget"])
+        needed = needed_bytes(entry.spec, case["precision"], case["token_budget"])
         # The gated feed-forward of DNABERT-S takes less than its three buffers side by side.
         least = 0.9 if case["family"] == "esm2" else 0.6
         assert least <= case["peak_memory_bytes"] / needed <= 1.1, case["precision"]

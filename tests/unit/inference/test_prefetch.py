@@ -1,4 +1,4 @@
-"""Work ahead in a thread: order, bounds, errors, and that no thread is left."""
+"""Collating a shard, and work in a thread: order, bounds, errors, and that no thread is left."""
 
 import threading
 import time
@@ -12,9 +12,9 @@ import torch
 from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.errors import MismatchError
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import Shard
-from virnuc_core.inference.prefetch import Ahead, PreparedBatch, Preparer
-from virnuc_core.inference.streams import HostStreams
+from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs, Prefetcher
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +28,14 @@ def test_results_are_in_order_and_made_elsewhere() -> None:
     def double(item: int) -> tuple[int, int]:
         return 2 * item, threading.get_ident()
 
-    with Ahead(double, range(7), ahead=2) as results:
+    with Prefetcher(double, range(7), depth=2) as results:
         doubled, threads = zip(*results, strict=True)
     assert doubled == (0, 2, 4, 6, 8, 10, 12)
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
 
 
-def test_no_more_than_asked_for_is_done_ahead() -> None:
+def test_no_more_than_asked_for_is_prefetched() -> None:
     drawn = []
 
     def draw() -> Iterator[int]:
@@ -43,7 +43,7 @@ def test_no_more_than_asked_for_is_done_ahead() -> None:
             drawn.append(item)
             yield item
 
-    with Ahead(lambda item: item, draw(), ahead=2) as results:
+    with Prefetcher(lambda item: item, draw(), depth=2) as results:
         assert drawn == [0, 1, 2]
         assert next(results) == 0
         assert drawn == [0, 1, 2]
@@ -57,15 +57,10 @@ def test_an_error_of_the_function_comes_out_in_its_place() -> None:
             raise OSError(28, "No space left on device")
         return item
 
-    with Ahead(fail_at_two, range(5), ahead=1) as results:
+    with Prefetcher(fail_at_two, range(5), depth=1) as results:
         assert [next(results), next(results)] == [0, 1]
         with pytest.raises(OSError, match="No space left"):
             next(results)
-
-
-def test_an_error_before_the_first_result_is_asked_for_ends_the_thread() -> None:
-    with pytest.raises(KeyError), Ahead(time.sleep, [0.01] * 50, ahead=2):
-        raise KeyError
 
 
 def test_what_was_drawn_before_an_error_is_still_done() -> None:
@@ -76,7 +71,7 @@ def test_what_was_drawn_before_an_error_is_still_done() -> None:
         yield 2
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), Ahead(done.append, draw(), ahead=3) as results:
+    with pytest.raises(KeyboardInterrupt), Prefetcher(done.append, draw(), depth=3) as results:
         list(results)
     assert done == [1, 2]
 
@@ -88,46 +83,52 @@ def test_a_caller_that_stops_waits_for_what_was_begun_only() -> None:
         time.sleep(0.05)
         done.append(item)
 
-    with Ahead(slow, range(100), ahead=50) as results:
+    with Prefetcher(slow, range(100), depth=50) as results:
         next(results)
     assert 1 <= len(done) <= 3
 
 
-def test_a_batch_is_parted_between_sequences() -> None:
-    batch = PreparedBatch(torch.arange(20, dtype=torch.int32), np.array([0, 9, 12, 15, 20], np.int32), 5)
-    assert (len(batch), batch.num_tokens, batch.places) == (4, 20, slice(5, 9))
-    parts = list(batch.iter_parts(7))
+def test_a_batch_is_split_between_sequences() -> None:
+    batch = HostBatch(torch.arange(20, dtype=torch.int32), np.array([0, 9, 12, 15, 20], np.int32), 5)
+    assert (len(batch), batch.num_tokens, batch.output_slice) == (4, 20, slice(5, 9))
+    parts = list(batch.split(7))
     assert [part.cu_seqlens.tolist() for part in parts] == [[0, 9], [0, 3, 6], [0, 5]]
-    assert [part.first for part in parts] == [5, 6, 8]
+    assert [part.offset for part in parts] == [5, 6, 8]
     assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
-    [same] = batch.iter_parts(20)
-    assert (same.first, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
+    [same] = batch.split(20)
+    assert (same.offset, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
 
 
-def test_a_prepared_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun) -> None:
+def sequences_of(batches: Iterator[HostBatch]) -> list[list[int]]:
+    return [ids.tolist() for b in batches for ids in np.split(b.input_ids.numpy(), b.cu_seqlens[1:-1])]
+
+
+def test_a_collated_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun) -> None:
     store, planned = finished_run.store, replace(finished_run.plan.models[1], token_budget=200)
     shard = Shard(index=0, begin=10, end=60, cost=1.0)
-    [model] = Preparer(store, ((planned, Esm2Tokenizer()),), HostStreams("cpu")).prepare(shard).models
+    inputs = Collator(store, ((planned, Esm2Tokenizer()),), Streams("cpu")).collate(shard)
+    [model] = inputs.models
+    assert isinstance(model, ModelInputs)
     assert store.protein is not None
     proteins = store.protein.rows(10, 60)
-    assert len(model.batches) == -(-model.tokens // 200) == 5
-    assert model.letters == proteins.lengths.sum()
+    assert len(model.batches) == -(-model.counters.tokens // 200) == 5
+    assert (inputs.counters.residues, inputs.counters.bases) == (proteins.lengths.sum(), 0)
     assert all(batch.num_tokens <= 200 for batch in model.batches)
-    by_place = [row for batch in model.batches for row in split(batch)]
+    assert [batch.offset for batch in model.batches] == np.cumsum([0, *map(len, model.batches)])[:-1].tolist()
+    found = sequences_of(iter(model.batches))
     tokens = Esm2Tokenizer().encode(proteins)
-    for row, place in enumerate(model.places.tolist()):
+    for row, index in enumerate(model.vector_index.tolist()):
         ids = tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]]
-        assert by_place[place] == ids.tolist()
-        assert by_place[place][-1] == Esm2Tokenizer.eos_id
-    assert model.frame_id(int(model.places[7])) == store.frame_ids(17, 18)[0]
-
-
-def split(batch: PreparedBatch) -> list[list[int]]:
-    return [ids.tolist() for ids in np.split(batch.input_ids.numpy(), batch.cu_seqlens[1:-1])]
+        assert found[index] == ids.tolist()
+    assert model.frame_id(int(model.vector_index[7])) == store.frame_ids(17, 18)[0]
+    chosen = np.array([0, 3, len(found) - 1])
+    selected = model.select(chosen)
+    assert [batch.offset for batch in selected] == [0, 2]
+    assert sequences_of(iter(selected)) == [found[index] for index in chosen]
 
 
 def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:
     store = replace(finished_run.store, protein=None)
-    preparer = Preparer(store, ((finished_run.plan.models[1], Esm2Tokenizer()),), HostStreams("cpu"))
+    collator = Collator(store, ((finished_run.plan.models[1], Esm2Tokenizer()),), Streams("cpu"))
     with pytest.raises(MismatchError, match="needs sequences of a kind"):
-        preparer.prepare(finished_run.plan.shards[0])
+        collator.collate(finished_run.plan.shards[0])

@@ -1,12 +1,9 @@
 """Where shards begin and end."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,15 +11,11 @@ from hypothesis import strategies as st
 from tests.made_models import MadeRun
 from virnuc_core.errors import UsageError
 from virnuc_core.inference import sharding
-from virnuc_core.inference.sharding import cut_rows, plan_shards
+from virnuc_core.inference.sharding import RowWork, cut_rows, plan_shards, with_costs
 
 
-def costs_from(costs: list[float]) -> Callable[[int, int], npt.NDArray[np.float64]]:
-    return lambda begin, end: np.array(costs[begin:end])
-
-
-def letters_from(letters: list[int]) -> Callable[[int, int], npt.NDArray[np.int64]]:
-    return lambda begin, end: np.array(letters[begin:end], np.int64)
+def row_work(letters: list[int], costs: list[float]) -> RowWork:
+    return lambda begin, end: (np.array(letters[begin:end], np.int64), np.array(costs[begin:end], np.float64))
 
 
 def bounds(
@@ -31,71 +24,34 @@ def bounds(
     target: float,
     max_rows: int = 1000,
     letters: list[int] | None = None,
-    max_letters: int = 1000,
 ) -> list[tuple[int, int]]:
-    shards = cut_rows(
-        costs_from(costs),
-        letters_from(letters or [0] * len(costs)),
-        np.array(groups, np.int64),
-        target,
-        max_rows=max_rows,
-        max_letters=max_letters,
-    )
+    work = row_work(letters or [0] * len(costs), costs)
+    shards = cut_rows(work, np.array(groups, np.int64), (max_rows, 1000, target))
     return [(shard.begin, shard.end) for shard in shards]
 
 
-def test_equal_rows_are_cut_evenly() -> None:
-    assert bounds([1.0] * 9, list(range(9)), 3.0) == [(0, 3), (3, 6), (6, 9)]
-    assert bounds([1.0] * 10, list(range(10)), 3.4) == [(0, 3), (3, 6), (6, 9), (9, 10)]
-
-
-def test_a_group_is_never_cut() -> None:
-    assert bounds([1.0] * 6, [0, 0, 0, 0, 1, 2], 2.0) == [(0, 4), (4, 6)]
-
-
-def test_a_costly_row_is_alone() -> None:
-    assert bounds([1.0, 100.0, 1.0], [0, 1, 2], 10.0) == [(0, 1), (1, 2), (2, 3)]
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (bounds([], [], 1.0), []),
+        (bounds([1.0] * 9, list(range(9)), 3.0), [(0, 3), (3, 6), (6, 9)]),
+        (bounds([1.0] * 10, list(range(10)), 3.4), [(0, 3), (3, 6), (6, 9), (9, 10)]),
+        (bounds([1.0] * 6, [0, 0, 0, 0, 1, 2], 2.0), [(0, 4), (4, 6)]),
+        (bounds([1.0, 100.0, 1.0], [0, 1, 2], 10.0), [(0, 1), (1, 2), (2, 3)]),
+        (bounds([0.0] * 5, list(range(5)), 1.0, max_rows=2), [(0, 2), (2, 4), (4, 5)]),
+        (bounds([1.0] * 6, list(range(6)), 9.0, letters=[400] * 6), [(0, 2), (2, 4), (4, 6)]),
+        (bounds([0.0] * 3, [0, 1, 2], 1.0, letters=[1, 5000, 1]), [(0, 1), (1, 2), (2, 3)]),
+    ],
+    ids=["nothing", "even", "uneven", "groups", "a costly row", "rows", "letters", "a long row"],
+)
+def test_fixed_cases(found: list[tuple[int, int]], expected: list[tuple[int, int]]) -> None:
+    assert found == expected
 
 
 def test_shards_are_even_also_where_groups_do_not_fit_exactly() -> None:
-    groups = [row // 3 for row in range(300)]
-    sizes = [end - begin for begin, end in bounds([1.0] * 300, groups, 31.0)]
+    sizes = [end - begin for begin, end in bounds([1.0] * 300, [row // 3 for row in range(300)], 31.0)]
     assert len(sizes) == 10
     assert max(sizes) - min(sizes) <= 3
-
-
-def test_rows_are_bounded_too() -> None:
-    assert bounds([0.0] * 5, list(range(5)), 1.0, max_rows=2) == [(0, 2), (2, 4), (4, 5)]
-
-
-def test_letters_are_bounded_too() -> None:
-    rows = list(range(6))
-    assert bounds([0.0] * 6, rows, 1.0, letters=[400] * 6) == [(0, 2), (2, 4), (4, 6)]
-    assert bounds([1.0] * 6, rows, 9.0, letters=[400] * 6) == [(0, 2), (2, 4), (4, 6)]
-    assert bounds([0.0] * 3, rows[:3], 1.0, letters=[1, 5000, 1]) == [(0, 1), (1, 2), (2, 3)]
-
-
-def test_letters_change_nothing_where_they_are_few() -> None:
-    groups = [row // 3 for row in range(300)]
-    few = bounds([1.0] * 300, groups, 31.0, letters=[10] * 300)
-    assert few == bounds([1.0] * 300, groups, 31.0)
-
-
-def test_long_sequences_make_small_shards(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, models = finished_run.store, finished_run.plan.models
-    assert store.protein is not None
-    assert store.dna is not None
-    letters = store.protein.lengths + store.dna.lengths
-    [whole] = plan_shards(store, models, "cpu", 1e6)
-    monkeypatch.setattr(sharding, "MAX_SHARD_LETTERS", int(letters.sum()) // 4)
-    shards = plan_shards(store, models, "cpu", 1e6)
-    assert len(shards) >= 4
-    assert (shards[0].begin, shards[-1].end) == (whole.begin, whole.end)
-    assert all(letters[shard.begin : shard.end].sum() <= letters.sum() // 4 for shard in shards)
-
-
-def test_nothing_gives_no_shards() -> None:
-    assert bounds([], [], 1.0) == []
 
 
 @given(
@@ -113,17 +69,9 @@ def test_all_rows_once_in_order(
     groups = [i for i, (_, _, rows) in enumerate(chunks) for _ in range(rows)]
     costs = [chunks[i][0] for i in groups]
     letters = [chunks[i][1] for i in groups]
-    cut = partial(
-        cut_rows,
-        costs_from(costs),
-        letters_from(letters),
-        np.array(groups, np.int64),
-        target,
-        max_rows=max_rows,
-        max_letters=max_letters,
-    )
-    shards = cut()
-    assert shards == cut(block_rows=block_rows)
+    limits = (max_rows, max_letters, target)
+    shards = cut_rows(row_work(letters, costs), np.array(groups, np.int64), limits)
+    assert shards == cut_rows(row_work(letters, costs), np.array(groups, np.int64), limits, block_rows)
     assert [shard.index for shard in shards] == list(range(len(shards)))
     assert (shards[0].begin, shards[-1].end) == (0, len(groups))
     for left, right in pairwise(shards):
@@ -138,23 +86,40 @@ def test_all_rows_once_in_order(
             assert sum(letters[shard.begin : shard.end]) <= max_letters
 
 
-def test_a_gpu_has_larger_shards_than_a_cpu(finished_run: MadeRun) -> None:
-    models = finished_run.plan.models
-    costs = [sum(s.cost for s in plan_shards(finished_run.store, models, d)) for d in ("cpu", "cuda:0")]
-    assert costs[1] < costs[0]
-    assert plan_shards(finished_run.store, models, "cuda:0") == plan_shards(
-        finished_run.store, models, "cuda:5"
-    )
+def test_long_sequences_make_small_shards(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, models = finished_run.store, finished_run.plan.models
+    assert store.protein is not None
+    assert store.dna is not None
+    letters = store.protein.lengths + store.dna.lengths
+    assert len(plan_shards(store, models, "cpu", 1e6)) == 1
+    monkeypatch.setattr(sharding, "MAX_SHARD_LETTERS", int(letters.sum()) // 4)
+    shards = plan_shards(store, models, "cpu", 1e6)
+    assert len(shards) >= 4
+    assert all(letters[shard.begin : shard.end].sum() <= letters.sum() // 4 for shard in shards)
 
 
-def test_a_slower_arithmetic_costs_more(finished_run: MadeRun) -> None:
-    def cost(**changes: object) -> float:
-        models = tuple(replace(model, **changes) for model in finished_run.plan.models)
-        return sum(shard.cost for shard in plan_shards(finished_run.store, models, "cuda:0"))
+def test_costs_depend_on_the_kind_of_device_and_the_arithmetic(finished_run: MadeRun) -> None:
+    store, models = finished_run.store, finished_run.plan.models
 
+    def cost(device: str = "cuda:0", **changes: object) -> float:
+        changed = tuple(replace(model, **changes) for model in models)
+        return sum(shard.cost for shard in plan_shards(store, changed, device))
+
+    assert cost() < cost("cpu")
+    assert plan_shards(store, models, "cuda:0") == plan_shards(store, models, "cuda:5")
     costs = [cost(precision=precision) for precision in ("fp8", "fp16", "bf16", "fp32")]
     assert costs[0] < costs[1] == costs[2] < costs[3]
     assert cost(precision="fp32", engine="reference") > costs[3]
+
+
+def test_the_same_shards_with_the_costs_of_other_models(finished_run: MadeRun) -> None:
+    store, models = finished_run.store, finished_run.plan.models
+    shards = plan_shards(store, models, "cpu", 0.02)
+    assert len(shards) > 3
+    assert with_costs(shards, store, models, "cpu") == shards
+    assert sum(shard.cost for shard in with_costs(shards, store, models[:1], "cpu")) < sum(
+        shard.cost for shard in shards
+    )
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

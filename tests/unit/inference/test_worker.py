@@ -14,11 +14,11 @@ from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DamagedFileError, DeviceError, MismatchError
-from virnuc_core.inference.engine import Embedder
+from virnuc_core.inference.device import Streams
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone, StageSeconds
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
+from virnuc_core.inference.runner import InferenceRunner
 from virnuc_core.inference.shard import pending_shards
-from virnuc_core.inference.streams import HostStreams
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
@@ -119,12 +119,12 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
         begun.set()
         return encode(self, proteins)
 
-    def fail(plan: RunPlan, streams: HostStreams, reused_families: frozenset[Family]) -> Embedder:
+    def fail(plan: RunPlan, streams: Streams, reused_families: frozenset[Family]) -> InferenceRunner:
         assert begun.wait(10), "nothing is prepared while models load"
         raise CheckpointError("broken")
 
     monkeypatch.setattr(Esm2Tokenizer, "encode", encode_and_tell)
-    monkeypatch.setattr(Embedder, "load", fail)
+    monkeypatch.setattr(InferenceRunner, "load", fail)
     events: list[LaneEvent] = []
     with pytest.raises(CheckpointError, match="broken"):
         run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, events.append)

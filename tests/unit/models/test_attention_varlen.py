@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from virnuc_core.errors import DeviceError, UsageError, VirnucError
-from virnuc_core.models import attention_varlen
+from virnuc_core.models import attention
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.specs import Family
 from virnuc_core.versions import FLASH_ATTN_VERSION
@@ -18,9 +18,9 @@ ENTRY = "def flash_attn_varlen_func(): ..."
 
 @pytest.fixture(autouse=True)
 def _forget_the_package() -> Iterator[None]:
-    attention_varlen._flash_attn.cache_clear()
+    attention._flash_attn.cache_clear()
     yield
-    attention_varlen._flash_attn.cache_clear()
+    attention._flash_attn.cache_clear()
     for name in ("flash_attn.cute", "flash_attn"):
         sys.modules.pop(name, None)
 

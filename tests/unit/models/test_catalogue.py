@@ -36,7 +36,7 @@ def test_published_models_are_pinned_to_a_commit(name: str) -> None:
 
 
 def test_esm2_sizes_and_repositories() -> None:
-    sizes = {e.name: (e.num_layers, e.embedding_dim) for e in CATALOGUE if e.family == "esm2"}
+    sizes = {e.name: (e.spec.num_layers, e.spec.embedding_dim) for e in CATALOGUE if e.family == "esm2"}
     sizes.pop("tiny")
     assert sizes == {
         "8M": (6, 320),

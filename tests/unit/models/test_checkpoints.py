@@ -1,7 +1,7 @@
 import pytest
 
 from virnuc_core.errors import CheckpointError, UsageError
-from virnuc_core.models.checkpoints import family_of, resolve_checkpoint
+from virnuc_core.models.hub import family_of, open_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def test_unknown_model_alone_is_refused() -> None:
 
 def test_random_weights_are_for_catalogue_models_only() -> None:
     with pytest.raises(CheckpointError, match=r"random:nonsense is not .* one of tiny, 8M"):
-        resolve_checkpoint("random:nonsense", "esm2")
+        open_checkpoint("random:nonsense", "esm2")
     with pytest.raises(CheckpointError, match="random:650M"):
-        resolve_checkpoint("random:650M", "dnabert_s")
+        open_checkpoint("random:650M", "dnabert_s")
     with pytest.raises(UsageError, match="esm2:random:tiny"):
-        resolve_checkpoint("random:tiny", None)
+        open_checkpoint("random:tiny", None)
 
 
 def test_a_random_checkpoint_is_found_again_by_its_location() -> None:
-    checkpoint = resolve_checkpoint("random:DNABERT-S", None)
-    assert resolve_checkpoint(str(checkpoint.location), "dnabert_s") == checkpoint
+    checkpoint = open_checkpoint("random:DNABERT-S", None)
+    assert open_checkpoint(str(checkpoint.location), "dnabert_s") == checkpoint

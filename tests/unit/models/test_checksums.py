@@ -8,7 +8,7 @@ import pytest
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
-from virnuc_core.models.checksums import SUMS_NAME, check_hashes, read_sums, write_sums
+from virnuc_core.models.hub import SUMS_NAME, check_hash, read_sums, write_sums
 
 BUNDLED = {entry.source for entry in CATALOGUE if isinstance(entry.source, Path)}
 BUNDLED |= {path.parent for path in BUNDLED_HEADS.values()}
@@ -18,7 +18,7 @@ BUNDLED |= {path.parent for path in BUNDLED_HEADS.values()}
 def test_bundled_files_are_those_that_are_listed(folder: Path) -> None:
     files = [path for path in folder.iterdir() if path.name != SUMS_NAME]
     assert set(read_sums(folder / SUMS_NAME)) == {path.name for path in files}
-    assert [check.problem for check in check_hashes(files)] == [""] * len(files)
+    assert [check_hash(path)[1] for path in files] == [""] * len(files)
 
 
 def test_a_list_is_that_of_sha256sum(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_altered_missing_and_unlisted_files_are_told(tmp_path: Path) -> None:
     write_sums(tmp_path, files[:2])
     files[0].write_text("other")
     files[1].unlink()
-    problems = [check.problem for check in check_hashes(files)]
+    problems = [check_hash(path)[1] for path in files]
     assert "a is not what it was" in problems[0]
     assert "b is missing" in problems[1]
     assert "c is not in" in problems[2]
@@ -46,7 +46,7 @@ def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / SUMS_NAME).write_bytes(content)
     (tmp_path / "a").touch()
     with pytest.raises(DamagedFileError, match="is not a list of SHA-256"):
-        list(check_hashes([tmp_path / "a"]))
+        check_hash(tmp_path / "a")
 
 
 @pytest.mark.parametrize("kind", ["sha256", "git"])
@@ -57,14 +57,11 @@ def test_files_of_the_hubs_cache_are_named_by_their_hashes(kind: str, tmp_path: 
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / name).write_bytes(content)
     (tmp_path / "model.bin").symlink_to(tmp_path / "blobs" / name)
-    [check] = check_hashes([tmp_path / "model.bin"])
-    assert (check.known_from, check.problem) == ("the model hub", "")
+    assert check_hash(tmp_path / "model.bin") == ("the model hub", "")
     (tmp_path / "blobs" / name).write_bytes(content[:-1] + b"!")
-    [check] = check_hashes([tmp_path / "model.bin"])
-    assert "is damaged: its content is not what the model hub says" in check.problem
+    assert "is damaged: its content is not what the model hub says" in check_hash(tmp_path / "model.bin")[1]
 
 
 def test_a_file_of_which_nothing_is_known(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    [check] = check_hashes([tmp_path / "a"])
-    assert (check.known_from, check.problem) == ("", "")
+    assert check_hash(tmp_path / "a") == ("", "")

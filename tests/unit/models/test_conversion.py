@@ -10,19 +10,17 @@ from safetensors.torch import load_file
 
 from tests.made_models import make_tokenizer
 from virnuc_core.errors import CheckpointError, UsageError
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.checksums import check_hashes
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.conversion import convert
-from virnuc_core.models.loading import load_model
-from virnuc_core.models.weights import weights_fingerprint
+from virnuc_core.models.hub import check_hash, open_checkpoint
 from virnuc_core.specs import Family
 
 
 def vectors(path: Path, family: Family) -> torch.Tensor:
     """Hidden states of a few tokens."""
-    model, spec = load_model(resolve_checkpoint(str(path), family), "cpu", "fp32")
-    ids = torch.randint(4, min(spec.vocab_size, 24), (40,), generator=torch.Generator().manual_seed(0))
+    model = load_model(open_checkpoint(str(path), family), "cpu", "fp32")
+    ids = torch.randint(4, min(model.spec.vocab_size, 24), (40,), generator=torch.Generator().manual_seed(0))
     layout = model.build_layout(np.array([0, 25, 40], np.int32), "reference")
     with torch.inference_mode():
         return model(ids, layout)
@@ -33,8 +31,8 @@ def test_fair_esm_becomes_a_published_folder(data_dir: Path, tmp_path: Path) -> 
     done = convert(source, out)
     assert (done.kind, done.out) == ("model", out)
     assert torch.equal(vectors(source, "esm2"), vectors(out, "esm2"))
-    assert done.fingerprint == weights_fingerprint(resolve_checkpoint(str(out), "esm2"))
-    assert [check.problem for check in check_hashes([out / "model.safetensors", out / "config.json"])] == [
+    assert done.fingerprint == open_checkpoint(str(out), "esm2").fingerprint
+    assert [check_hash(out / name)[1] for name in ("model.safetensors", "config.json")] == [
         "",
         "",
     ]
@@ -56,7 +54,7 @@ def test_transformers_reads_what_was_converted(data_dir: Path, tmp_path: Path) -
     ids = torch.tensor([[0, *range(5, 25), 2]])
     with torch.inference_mode():
         theirs = model.eval()(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
-        ours_model, _ = load_model(resolve_checkpoint(str(tmp_path / "esm2"), "esm2"), "cpu", "fp32")
+        ours_model = load_model(open_checkpoint(str(tmp_path / "esm2"), "esm2"), "cpu", "fp32")
         ours = ours_model(ids[0], ours_model.build_layout(np.array([0, 22], np.int32), "reference"))
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 

@@ -4,7 +4,7 @@ import torch
 
 from virnuc_core.errors import UsageError
 from virnuc_core.models.dnabert_s import DnabertS
-from virnuc_core.models.pooling import mean_pool
+from virnuc_core.models.encoder import mean_pool
 from virnuc_core.specs import ModelSpec
 
 SPEC = ModelSpec(
@@ -50,7 +50,7 @@ def test_it_trains() -> None:
     losses = []
     for _ in range(40):
         layout = model.build_layout(CU_SEQLENS, "sdpa")
-        pooled = mean_pool(model(IDS, layout), layout.cu_seqlens, specials=True)
+        pooled = mean_pool(model(IDS, layout), layout.cu_seqlens, include_special_tokens=True)
         loss = torch.nn.functional.cross_entropy(head(pooled), torch.tensor([0, 1]))
         optimizer.zero_grad()
         loss.backward()

@@ -3,9 +3,8 @@ import pytest
 import torch
 
 from virnuc_core.errors import UsageError
-from virnuc_core.models.encoder import validate_repr_layer
+from virnuc_core.models.encoder import mean_pool, validate_repr_layer
 from virnuc_core.models.esm2 import ESM2, MASK_TOKEN
-from virnuc_core.models.pooling import mean_pool
 from virnuc_core.specs import ModelSpec
 
 SPEC = ModelSpec(
@@ -67,7 +66,7 @@ def test_it_trains() -> None:
     losses = []
     for _ in range(30):
         layout = model.build_layout(CU_SEQLENS, "sdpa")
-        pooled = mean_pool(model(_ids(), layout), layout.cu_seqlens, specials=False)
+        pooled = mean_pool(model(_ids(), layout), layout.cu_seqlens, include_special_tokens=False)
         loss = torch.nn.functional.cross_entropy(head(pooled), torch.tensor([0, 1]))
         optimizer.zero_grad()
         loss.backward()
@@ -80,8 +79,8 @@ def test_it_trains() -> None:
 @torch.inference_mode()
 def test_bf16_stays_close_to_fp32(model: ESM2) -> None:
     layout = model.build_layout(CU_SEQLENS, "sdpa")
-    exact = mean_pool(model(_ids(), layout), layout.cu_seqlens, specials=False)
+    exact = mean_pool(model(_ids(), layout), layout.cu_seqlens, include_special_tokens=False)
     model.bfloat16()
     layout = model.build_layout(CU_SEQLENS, "sdpa")
-    rounded = mean_pool(model(_ids(), layout), layout.cu_seqlens, specials=False)
+    rounded = mean_pool(model(_ids(), layout), layout.cu_seqlens, include_special_tokens=False)
     assert torch.nn.functional.cosine_similarity(exact, rounded).min() > 0.999

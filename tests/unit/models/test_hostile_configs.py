@@ -10,8 +10,7 @@ from benchmarks.reliability.crafted import safetensors_headers
 from benchmarks.reliability.material import make_models
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import require_known_model, resolve_head
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.weights import load_state_dict, read_spec
+from virnuc_core.models.hub import open_checkpoint
 
 
 @pytest.fixture
@@ -21,9 +20,8 @@ def models(tmp_path: Path) -> Path:
 
 
 def load(path: Path) -> None:
-    checkpoint = resolve_checkpoint(str(path), None)
-    read_spec(checkpoint)
-    load_state_dict(checkpoint)
+    checkpoint = open_checkpoint(str(path), None)
+    checkpoint.state_dict()
 
 
 def test_the_material_is_valid(models: Path) -> None:

@@ -82,8 +82,7 @@ def hub() -> Iterator[str]:
 def run(home: Path, endpoint: str, code: str, **environment: str) -> str:
     """Runs code in a process of its own, because the hub's client reads its settings once."""
     program = (
-        "from virnuc_core.errors import CheckpointError\nfrom virnuc_core.models.hub import fetch\n"
-        "from virnuc_core.models.checkpoints import resolve_checkpoint\n"
+        "from virnuc_core.errors import CheckpointError\nfrom virnuc_core.models.hub import fetch, open_checkpoint\n"
         f"commit = {COMMIT!r}\n{code}"
     )
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -99,8 +98,8 @@ def test_one_form_of_the_weights_is_fetched_and_kept_for_later(hub: str, tmp_pat
     online = """
 print(*sorted(p.name for p in fetch("lab/both", commit).iterdir()))
 print(*sorted(p.name for p in fetch("lab/bin", commit).iterdir()))
-found = resolve_checkpoint("lab/both", None)
-print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer.name)
+found = open_checkpoint("lab/both", None)
+print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer_path.name)
 for repo in ("lab/nothing", "lab/absent"):
     try:
         fetch(repo, None)
@@ -127,7 +126,7 @@ def test_without_a_hub_the_error_says_how_to_fetch(environment: dict[str, str], 
     code = """
 for name, family in (("650M", "esm2"), ("lab/both", None)):
     try:
-        resolve_checkpoint(name, family)
+        open_checkpoint(name, family)
     except CheckpointError as error:
         print(error)
 """

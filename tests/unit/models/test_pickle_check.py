@@ -16,8 +16,7 @@ from benchmarks.reliability.crafted import compressed_archive, module_of_modules
 from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier
-from virnuc_core.models.pickle_check import require_inert
-from virnuc_core.models.tensor_files import read_pickle, read_tensors
+from virnuc_core.models.tensor_files import read_pickle, read_tensors, require_inert
 
 NAMES = sorted(malicious_files(Path("ran")))
 

@@ -13,15 +13,9 @@ from tokenizers import Tokenizer, models, processors
 from torch import Tensor
 
 from virnuc_core.errors import CheckpointError, UsageError
-from virnuc_core.models.checkpoints import resolve_checkpoint
-from virnuc_core.models.key_mapping import parameter_shapes
-from virnuc_core.models.positions import unpair_rows
-from virnuc_core.models.weights import (
-    load_state_dict,
-    read_spec,
-    tokenizer_path,
-    weights_fingerprint,
-)
+from virnuc_core.models.checkpoint import parameter_shapes
+from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.positions import pair_rows
 from virnuc_core.specs import ModelSpec
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
@@ -239,10 +233,10 @@ ESM2_LAYOUTS = [
 
 @pytest.mark.parametrize("make", ESM2_LAYOUTS)
 def test_every_esm2_layout_gives_the_same_tensors(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    checkpoint = resolve_checkpoint(str(make(tmp_path)), None)
+    checkpoint = open_checkpoint(str(make(tmp_path)), None)
     assert checkpoint.family == "esm2"
-    assert read_spec(checkpoint) == ESM2_SPEC
-    state, theirs = load_state_dict(checkpoint), esm_model_tensors()
+    assert checkpoint.spec == ESM2_SPEC
+    state, theirs = checkpoint.state_dict(), esm_model_tensors()
     assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(ESM2_SPEC)
     expected = {
         "embed_tokens": "embeddings.word_embeddings",
@@ -261,21 +255,20 @@ def test_every_esm2_layout_gives_the_same_tensors(make: Callable[[Path], Path], 
         parts = [
             theirs[f"encoder.layer.1.attention.self.{part}.{leaf}"] for part in ("query", "key", "value")
         ]
-        ours_as_published = unpair_rows(state[f"layers.1.qkv.{leaf}"], ESM2_SPEC.num_heads)
-        assert torch.equal(ours_as_published, torch.cat(parts))
+        assert torch.equal(state[f"layers.1.qkv.{leaf}"], pair_rows(torch.cat(parts), ESM2_SPEC.num_heads))
 
 
 def test_a_checkpoint_is_found_again_by_its_location(tmp_path: Path) -> None:
-    checkpoint = resolve_checkpoint(str(make_esm_model(tmp_path)), "esm2")
-    assert resolve_checkpoint(str(checkpoint.location), "esm2") == checkpoint
+    checkpoint = open_checkpoint(str(make_esm_model(tmp_path)), "esm2")
+    assert open_checkpoint(str(checkpoint.location), "esm2") == checkpoint
     assert checkpoint.name == tmp_path.name
 
 
 def test_the_golden_fair_esm_file() -> None:
-    checkpoint = resolve_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
-    spec = read_spec(checkpoint)
+    checkpoint = open_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
+    spec = checkpoint.spec
     assert (spec.num_layers, spec.embedding_dim, spec.num_heads, spec.ffn_dim) == (4, 96, 6, 384)
-    shapes = {name: tuple(value.shape) for name, value in load_state_dict(checkpoint).items()}
+    shapes = {name: tuple(value.shape) for name, value in checkpoint.state_dict().items()}
     assert shapes == parameter_shapes(spec)
 
 
@@ -291,12 +284,12 @@ def make_dnabert_2(folder: Path) -> Path:
 def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
     published = load_file(GOLDEN / "dnabert_s" / "model.safetensors")
     for path in (GOLDEN / "dnabert_s", make_dnabert_2(tmp_path)):
-        checkpoint = resolve_checkpoint(str(path), None)
-        spec = read_spec(checkpoint)
+        checkpoint = open_checkpoint(str(path), None)
+        spec = checkpoint.spec
         assert checkpoint.family == spec.family == "dnabert_s"
         assert (spec.num_layers, spec.embedding_dim, spec.num_heads, spec.ffn_dim) == (3, 96, 12, 384)
         assert (spec.vocab_size, spec.layer_norm_eps) == (4096, 1e-12)
-        state = load_state_dict(checkpoint)
+        state = checkpoint.state_dict()
         assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(spec)
         for ours, theirs in {
             "embedding_norm": "embeddings.LayerNorm",
@@ -316,20 +309,20 @@ def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
 
 def test_the_fingerprint_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     folder = make_dnabert_2(tmp_path)
-    without = weights_fingerprint(resolve_checkpoint(str(folder), None))
+    without = open_checkpoint(str(folder), None).fingerprint
     (folder / "tokenizer.json").write_text("{}")
-    with_tokenizer = weights_fingerprint(resolve_checkpoint(str(folder), None))
-    golden = weights_fingerprint(resolve_checkpoint(str(GOLDEN / "dnabert_s"), None))
+    with_tokenizer = open_checkpoint(str(folder), None).fingerprint
+    golden = open_checkpoint(str(GOLDEN / "dnabert_s"), None).fingerprint
     assert len({without, with_tokenizer, golden}) == 3
-    assert weights_fingerprint(resolve_checkpoint(str(folder), None)) == with_tokenizer
+    assert open_checkpoint(str(folder), None).fingerprint == with_tokenizer
 
 
 def test_the_tokenizer_is_beside_the_weights(tmp_path: Path) -> None:
     folder = make_dnabert_2(tmp_path)
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json beside .*pytorch_model\.bin"):
-        tokenizer_path(resolve_checkpoint(str(folder), None))
+        str(open_checkpoint(str(folder), None).tokenizer_path)
     (folder / "tokenizer.json").write_text("{}")
-    assert tokenizer_path(resolve_checkpoint(str(folder), None)) == folder / "tokenizer.json"
+    assert open_checkpoint(str(folder), None).tokenizer_path == folder / "tokenizer.json"
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(tmp_path: Path) -> None:
@@ -344,7 +337,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_is_refused(tmp_path: Path)
 
 def refused(path: Path, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        load_state_dict(resolve_checkpoint(str(path), None))
+        open_checkpoint(str(path), None).state_dict()
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
@@ -435,7 +428,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_of_the_other_family_is_refused() -> None:
     with pytest.raises(CheckpointError, match="holds a DNABERT-S model where an ESM-2 model is needed"):
-        resolve_checkpoint(str(GOLDEN / "dnabert_s"), "esm2")
+        open_checkpoint(str(GOLDEN / "dnabert_s"), "esm2")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
@@ -490,15 +483,15 @@ def test_files_of_something_else_are_refused(content: object, message: str, tmp_
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
     with pytest.raises(CheckpointError, match=r"there is no model 7B: .* tiny, 8M, 35M, 150M, 650M, 3B, 15B"):
-        resolve_checkpoint("7B", "esm2")
+        open_checkpoint("7B", "esm2")
     with pytest.raises(CheckpointError) as caught:
-        resolve_checkpoint("7B", None)
+        open_checkpoint("7B", None)
     assert str(caught.value).count("tiny") == 1
 
 
 def test_a_name_of_both_families_needs_a_family() -> None:
     with pytest.raises(UsageError, match="give esm2:tiny or dnabert:tiny"):
-        resolve_checkpoint("tiny", None)
+        open_checkpoint("tiny", None)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
@@ -512,8 +505,8 @@ def test_a_state_dict_of_the_installed_transformers(class_name: str, sharded: bo
         write_shards(tmp_path, published, "bin")
     else:
         torch.save(published, tmp_path / "pytorch_model.bin")
-    checkpoint = resolve_checkpoint(str(tmp_path), "esm2")
-    found = load_state_dict(checkpoint)
-    assert found.keys() == parameter_shapes(read_spec(checkpoint)).keys()
+    checkpoint = open_checkpoint(str(tmp_path), "esm2")
+    found = checkpoint.state_dict()
+    assert found.keys() == parameter_shapes(checkpoint.spec).keys()
     prefix = "" if class_name == "EsmModel" else "esm."
     assert torch.equal(found["embed_tokens.weight"], published[f"{prefix}embeddings.word_embeddings.weight"])

@@ -14,7 +14,7 @@ from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import index_inputs, open_plan
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings

@@ -1,16 +1,30 @@
-"""Embeddings as a person opens them."""
+"""Embeddings as a person opens and exports them, and those that other programs wrote."""
 
-from collections.abc import Iterator
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import anndata
 import h5py
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
 
+from benchmarks.reliability.malicious_pickles import CONTAINERS, payloads
 from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.errors import DamagedFileError, InputError, UsageError
+from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, UsageError, VirnucError
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import Embeddings
+from virnuc_core.results.embeddings import Embeddings, export_embeddings
+
+NO_CHECKSUMS = "carries no checksums of virnuc"
 
 
 @pytest.fixture
@@ -19,36 +33,54 @@ def opened(finished_run: MadeRun) -> Iterator[Embeddings]:
         yield embeddings
 
 
-def test_ids_and_vectors_are_those_of_the_file(opened: Embeddings, finished_run: MadeRun) -> None:
-    with h5py.File(finished_run.folder.embeddings) as file:
-        dna, protein = file["dna"][:], file["protein"][:]
-        assert opened.ids == file["frame_ids"].asstr()[:].tolist()
-        assert opened.scores is not None
-        assert np.array_equal(opened.scores, file["scores"][:])
+def require_same(found: Embeddings, expected: Embeddings) -> None:
+    """The same ids and vectors."""
+    assert found.ids == expected.ids
+    assert np.array_equal(found.vectors[:], expected.vectors[:])
+
+
+def arrays_of(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {name: dataset[:] for name, dataset in file.items()}
+
+
+def write_hdf5(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+        file.attrs.update(attributes or {})
+    return path
+
+
+def test_ids_scores_and_vectors_are_those_of_the_file(opened: Embeddings, finished_run: MadeRun) -> None:
+    arrays, store = arrays_of(finished_run.folder.embeddings), finished_run.store
+    assert opened.ids == store.frame_ids(0, store.num_frames)
+    assert np.array_equal(opened.scores, arrays["scores"])
     assert opened.datasets == ("dna", "protein")
     assert opened.vectors.shape == (len(opened), 192)
-    assert np.array_equal(np.asarray(opened.vectors), np.hstack([dna, protein]))
-    assert np.array_equal(opened.matrix("protein")[:], protein)
+    assert np.array_equal(np.asarray(opened.vectors), np.hstack([arrays["dna"], arrays["protein"]]))
+    assert np.array_equal(opened.matrix("protein")[:], arrays["protein"])
+    with pytest.raises(UsageError, match="only dna and protein"):
+        opened.matrix("embeddings")
 
 
 def test_rows_are_chosen_as_in_numpy(opened: Embeddings) -> None:
-    rows, whole = opened.vectors, np.asarray(opened.vectors)
+    rows, expected = opened.vectors, np.asarray(opened.vectors)
     count = len(rows)
     mask = np.arange(count) % 3 == 1
     for key in (0, -1, slice(2, 5), slice(None, None, -4), slice(7, 3), [3, 1, 3], [-1], mask):
-        assert np.array_equal(rows[key], whole[key])
+        assert np.array_equal(rows[key], expected[key])
     assert rows[[]].shape == (0, 192)
     for wrong in (count, [count], mask[1:], [0.5], [[1]]):
         with pytest.raises(IndexError):
             rows[wrong]  # type: ignore[index]
 
 
-def test_table_names_contig_chunk_and_frame(opened: Embeddings, finished_run: MadeRun) -> None:
+def test_table_names_contig_chunk_and_frame(opened: Embeddings) -> None:
     table = opened.as_dataframe(vectors=True)
-    store = finished_run.store
-    assert table.index.tolist() == store.frame_ids(0, store.num_frames)
+    assert table.index.tolist() == opened.ids
     rebuilt = table["contig"] + "_chunk_" + table["chunk"].astype(str) + table["frame"]
-    assert rebuilt.tolist() == table.index.tolist()
+    assert rebuilt.tolist() == opened.ids
     assert table["p_virus"].between(0, 1).all()
     assert table.columns[5:7].tolist() == ["dna_0", "dna_1"]
     assert table["protein_95"].iloc[4] == opened.matrix("protein")[4][95]
@@ -61,18 +93,268 @@ def test_a_file_without_vectors_still_has_scores(
     run.compute()
     aggregate(run.folder, run.plan, run.store)
     with Embeddings(run.folder.embeddings) as opened:
+        assert opened.names == ("frame_ids", "scores")
         assert len(opened.as_dataframe()) == run.store.num_frames
         with pytest.raises(UsageError, match="only scores"):
             _ = opened.vectors
 
 
-def test_what_is_no_embeddings_file_is_refused(finished_run: MadeRun, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
+def test_files_of_other_kinds_are_called_by_their_name(finished_run: MadeRun, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.h5 does not exist: give the embeddings\.h5"):
         Embeddings(tmp_path / "none.h5")
-    with pytest.raises(DamagedFileError, match="is a shard"):
-        Embeddings(finished_run.folder.shard(0))
+    with pytest.raises(InputError, match="is a folder"):
+        Embeddings(tmp_path)
+    (tmp_path / "text.h5").write_text("text")
+    (tmp_path / "cut.h5").write_bytes(finished_run.folder.embeddings.read_bytes()[:-1])
+    kinds = {
+        finished_run.folder.shard(0): "shard",
+        write_hdf5(tmp_path / "foreign.h5", {"dna": [1.0]}): "HDF5 file that virnuc did not write",
+        tmp_path / "text.h5": "file of another format than HDF5, .npz and torch",
+        tmp_path / "cut.h5": "damaged HDF5 file",
+    }
+    for path, kind in kinds.items():
+        with pytest.raises(DamagedFileError) as caught:
+            Embeddings(path)
+        assert str(caught.value) == (
+            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run, the file of an "
+            "embed run, an .npz with ids and vectors, or the *_merged.pt of VirNucPro."
+        )
 
 
-def test_a_model_that_is_not_there_is_refused(opened: Embeddings) -> None:
-    with pytest.raises(UsageError, match="only dna and protein"):
-        opened.matrix("embeddings")
+def test_hdf5_of_another_program_opens_with_a_warning(
+    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert NO_CHECKSUMS not in caplog.text
+    arrays = arrays_of(finished_run.folder.embeddings)
+    described = {name: value for name, value in opened.attrs.items() if not name.endswith("_sha256")}
+    as_text = {**arrays, "frame_ids": [name.decode() for name in arrays["frame_ids"].tolist()]}
+    renamed = {"ids": arrays["frame_ids"], "dna": arrays["dna"], "protein": arrays["protein"]}
+    files = [
+        write_hdf5(tmp_path / "plain.h5", arrays),
+        write_hdf5(tmp_path / "described.h5", arrays, described),
+        write_hdf5(tmp_path / "own.h5", arrays, {"author": "somebody", "versions": [1, 2]}),
+        write_hdf5(tmp_path / "text.h5", as_text),
+        write_hdf5(tmp_path / "renamed.h5", renamed),
+        write_hdf5(tmp_path / "more.h5", {**arrays, "labels": np.arange(3)}),
+    ]
+    for path in files:
+        caplog.clear()
+        with Embeddings(path) as found:
+            require_same(found, opened)
+        [record] = [record for record in caplog.records if NO_CHECKSUMS in record.getMessage()]
+        assert record.levelname == "WARNING"
+        assert str(path) in record.getMessage()
+
+
+def test_a_wrong_checksum_stays_damage(finished_run: MadeRun, opened: Embeddings, tmp_path: Path) -> None:
+    arrays = arrays_of(finished_run.folder.embeddings)
+    with h5py.File(finished_run.folder.embeddings) as file:
+        attributes = dict(file.attrs)
+    with Embeddings(write_hdf5(tmp_path / "copy.h5", arrays, attributes)) as found:
+        require_same(found, opened)
+    without = {name: value for name, value in attributes.items() if name != "attributes_sha256"}
+    damaged = [
+        write_hdf5(tmp_path / "1.h5", arrays, {**attributes, "dtype": "float16"}),
+        write_hdf5(tmp_path / "2.h5", arrays, {**attributes, "attributes_sha256": "0" * 64}),
+        write_hdf5(tmp_path / "3.h5", arrays, without),
+        write_hdf5(tmp_path / "4.h5", {**arrays, "dna": arrays["dna"] + 1}, attributes),
+    ]
+    for path in damaged:
+        with pytest.raises(DamagedFileError, match="checksum"):
+            Embeddings(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_opens_with_a_warning(
+    save: Any, opened: Embeddings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids, dna, protein = opened.ids, opened.matrix("dna")[:], opened.matrix("protein")[:]
+    both = np.hstack([dna, protein])
+    contents: list[dict[str, Any]] = [
+        {"ids": ids, "dna": dna, "protein": protein},
+        {"ids": ids, "vectors": both},
+        {"ids": ids, "vectors": np.asfortranarray(both)},
+        {"ids": ids, "vectors": both.astype(np.float64)},
+        {"frame_ids": np.array(ids, "S"), "vectors": both},
+    ]
+    for content in contents:
+        caplog.clear()
+        save(tmp_path / "x.npz", **content)
+        with Embeddings(tmp_path / "x.npz") as found:
+            require_same(found, opened)
+        assert NO_CHECKSUMS in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: Path) -> None:
+    data = torch.arange(12).reshape(3, 4).to(dtype)
+    ids = ["a_chunk_1F1", "a_chunk_1R2", "b_chunk_2F3"]
+    path = tmp_path / "x_merged.pt"
+    content = {"ids": ids, "data": data, "labels": [1]}
+    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    with Embeddings(path) as found:
+        assert found.ids == ids
+        assert found.datasets == ("vectors",)
+        assert found.vectors[[2, 0]].tolist() == data[[2, 0]].tolist()
+        assert found.scores is None
+        table = found.as_dataframe(vectors=True)
+        assert table["contig"].tolist() == ["a", "a", "b"]
+        assert table["chunk"].tolist() == [1, 1, 2]
+        assert table.columns[3:5].tolist() == ["vectors_0", "vectors_1"]
+
+
+def test_many_long_ids_are_no_attack(tmp_path: Path) -> None:
+    path = tmp_path / "x_merged.pt"
+    ids = [f"{i:0200d}_chunk_1F1" for i in range(20_000)]
+    torch.save({"ids": ids, "data": torch.zeros(len(ids), 2)}, path)
+    with Embeddings(path) as found:
+        assert found.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"ids": ["a"], "data": torch.zeros(2, 4)}, "1 ids and 2 rows"),
+        ({"ids": ["a"], "data": torch.zeros(1, 4).expand(1, 4).int()}, "data is no matrix"),
+        ({"ids": [1], "data": torch.zeros(1, 4)}, "ids is no list of names"),
+        ({"proteins": ["a"], "data": [torch.zeros(4)]}, "neither ids nor data"),
+        (torch.zeros(3, 4), "neither ids nor data"),
+        ({"ids": ["a"] * 4096, "data": torch.zeros(1, 4).expand(4096, 4)}, "more than it holds"),
+    ],
+)
+def test_other_torch_files_are_refused(content: object, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x_merged.pt"
+    torch.save(content, path)
+    with pytest.raises((DamagedFileError, CheckpointError), match=message):
+        Embeddings(path)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_no_code_runs_from_features(container: str, tmp_path: Path) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "evil_merged.pt"
+    for payload in payloads(marker).values():
+        path.write_bytes(CONTAINERS[container](payload))
+        with pytest.raises((CheckpointError, DamagedFileError), match=r"evil_merged\.pt"):
+            Embeddings(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"ids": np.array(["a", "b"], object), "vectors": np.zeros((2, 3))}, "ids.npy holds Python objects"),
+        ({"ids": ["a"], "vectors": np.zeros((2, 3))}, "another form"),
+        ({"ids": ["a", "b"], "vectors": np.zeros(2)}, "another form"),
+        ({"ids": ["a", "b"], "vectors": np.zeros((2, 3), np.int64)}, "another form"),
+        ({"ids": [1, 2], "vectors": np.zeros((2, 3))}, "another form"),
+        ({"vectors": np.zeros((2, 3))}, "no ids"),
+        ({"ids": ["a", "b"], "X": np.zeros((2, 3))}, "no vectors"),
+        ({"ids": ["a"], "vectors": np.zeros((1, 3)), "attributes": np.array("[")}, "cannot be read"),
+    ],
+)
+def test_other_archives_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(DamagedFileError, match=message):
+        Embeddings(tmp_path / "x.npz")
+
+
+def test_archives_that_are_damaged_or_lie(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, ids=["a", "b"], vectors=np.ones((2, 300), np.float32))
+    content = bytearray(path.read_bytes())
+    content[content.index(np.ones(8, np.float32).tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match="CRC"):
+        Embeddings(path)
+    header, ids = io.BytesIO(), io.BytesIO()
+    declared = {"descr": "<f4", "fortran_order": False, "shape": (2, 1 << 40)}
+    np.lib.format.write_array_header_1_0(header, declared)
+    np.lib.format.write_array(ids, np.array(["a", "b"]))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ids.npy", ids.getvalue())
+        archive.writestr("vectors.npy", header.getvalue())
+    with pytest.raises(DamagedFileError, match="declares"):
+        Embeddings(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of NumPy, about headers
+@pytest.mark.parametrize("suffix", ["h5", "npz", "packed.npz", "pt", "old.pt"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.booleans(), at=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
+def test_altered_files_are_read_or_refused(
+    suffix: str, cut: bool, at: float, value: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    ids, vectors = ["a_chunk_1F1", "b_chunk_1R1"], np.ones((2, 3), np.float32)
+    if suffix == "h5":
+        write_hdf5(path, {"frame_ids": ids, "vectors": vectors})
+    elif suffix.endswith("npz"):
+        (np.savez_compressed if "packed" in suffix else np.savez)(path, ids=ids, vectors=vectors)
+    else:
+        content = {"ids": ids, "data": torch.from_numpy(vectors)}
+        torch.save(content, path, _use_new_zipfile_serialization="old" not in suffix)
+    altered = bytearray(path.read_bytes())
+    position = int(at * len(altered))
+    altered[position] = value
+    path.write_bytes(altered[:position] if cut else altered)
+    with suppress(VirnucError), Embeddings(path) as opened:
+        assert len(opened.ids) == len(opened.vectors[:])
+
+
+def test_an_exported_npz_has_all_of_it_and_comes_back(
+    finished_run: MadeRun, opened: Embeddings, tmp_path: Path
+) -> None:
+    path, again = tmp_path / "vectors.npz", tmp_path / "again.npz"
+    assert export_embeddings(finished_run.folder.embeddings, path) == len(opened)
+    with np.load(path, allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["vectors"], opened.vectors[:])
+        assert arrays["vectors"].dtype == np.float32
+        assert arrays["ids"].tolist() == opened.ids
+        assert np.array_equal(arrays["scores"], opened.scores)
+        assert json.loads(str(arrays["attributes"])) == opened.attrs
+    with Embeddings(path) as back:
+        require_same(back, opened)
+        assert back.attrs == opened.attrs
+        assert back.datasets == ("dna", "protein")
+        assert back.as_dataframe().equals(opened.as_dataframe())
+    export_embeddings(path, again)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_an_exported_npy_is_the_matrix(
+    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virnuc_core.results.embeddings._BLOCK_ROWS", 7)
+    path = tmp_path / "vectors.npy"
+    export_embeddings(finished_run.folder.embeddings, path, vectors="dna")
+    assert np.array_equal(np.load(path, mmap_mode="r"), opened.matrix("dna")[:])
+
+
+def test_anndata_reads_what_is_exported(finished_run: MadeRun, opened: Embeddings, tmp_path: Path) -> None:
+    path = tmp_path / "vectors.h5ad"
+    export_embeddings(finished_run.folder.embeddings, path, vectors="protein")
+    data, table = anndata.read_h5ad(path), opened.as_dataframe()
+    assert np.array_equal(data.X, opened.matrix("protein")[:])
+    assert data.obs_names.tolist() == opened.ids
+    assert data.obs["p_virus"].tolist() == table["p_virus"].tolist()
+    assert data.obs["contig"].tolist() == table["contig"].tolist()
+    assert data.var_names[:2].tolist() == ["protein_0", "protein_1"]
+    assert data.uns["plan_fingerprint"] == opened.attrs["plan_fingerprint"]
+
+
+def test_what_cannot_be_exported(finished_run: MadeRun, tmp_path: Path) -> None:
+    source = finished_run.folder.embeddings
+    for name in ("vectors.csv", "vectors"):
+        with pytest.raises(UsageError, match="h5ad"):
+            export_embeddings(source, tmp_path / name)
+    with pytest.raises(InputError, match="does not exist"):
+        export_embeddings(tmp_path / "none.h5", tmp_path / "x.npz")
+    script = (
+        "import sys; sys.modules['anndata'] = None\n"
+        "from virnuc_core.results.embeddings import export_embeddings\n"
+        f"export_embeddings({str(source)!r}, {str(tmp_path / 'x.h5ad')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "UsageError: writing .h5ad needs the package anndata: pip install 'virnuc[anndata]'" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+"""The record of a run: how fast it was, what a reader must know, and its result files."""
+
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,9 +12,9 @@ import pytest
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.results.asked_with import asked_with
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
+from virnuc_core.settings import settings_given
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:
@@ -27,10 +29,7 @@ def run_of(lanes: Sequence[LaneReport]) -> RunReport:
         ([report()], 20 / 10),
         ([report(lane=0), report(lane=1)], 40 / 10),  # side by side
         ([report(lane=0), report(lane=1, begin=12.0)], 40 / 22),  # one after the other on one device
-        (
-            [report(lane=0), report(lane=1, shards=0, seconds=3.0)],
-            20 / 10,
-        ),  # one that failed at its beginning
+        ([report(lane=0), report(lane=1, shards=0, seconds=3.0)], 20 / 10),  # one that failed at once
         ([], 0.0),
     ],
 )
@@ -38,24 +37,25 @@ def test_throughput_is_over_the_time_in_which_lanes_worked(lanes: list[LaneRepor
     assert run_of(lanes).throughput["sequences_per_second"] == round(speed, 1)
 
 
-def test_lane_tells_where_it_was_and_how_fast() -> None:
+def test_a_lane_has_its_place_and_its_speed() -> None:
     row = lane_row(report())
     assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
     assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
-
-
-def test_lane_without_a_shard_has_no_speed() -> None:
     assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
 
 
-def test_document_can_be_read_back(tmp_path: Path) -> None:
-    write_report(tmp_path / "run.json", run_of([report()]))
+def test_result_files_are_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "vectors.h5"
+    out.write_bytes(b"vectors")
+    write_report(tmp_path / "run.json", replace(run_of([report()]), out=str(out)))
     document = json.loads((tmp_path / "run.json").read_text())
     assert document["lanes"][0]["host"] == "box"
     assert document["packing_efficiency"] == {"esm2": 0.5}
+    digest = hashlib.sha256(b"vectors").hexdigest()
+    assert document["files"] == [{"name": "vectors.h5", "size": 7, "sha256": digest}]
 
 
-def test_what_makes_a_run_slow_is_told() -> None:
+def test_warnings_of_the_plan_are_notes() -> None:
     slow = replace(run_of([]), plan=replace(PLAN, warnings=("Triton is not installed.",)))
     assert slow.document["warnings"] == ("Triton is not installed.",)
     assert slow.document["notes"] == ["Triton is not installed."]
@@ -75,18 +75,10 @@ def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyP
 
 
 def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
+    with settings_given({"precision": "flag --precision"}):
+        asked = run_of([])
+    assert asked.document["settings_from"] == {"precision": "flag --precision"}
     assert run_of([]).document["settings_from"] is None
-    with asked_with({"precision": "flag --precision"}):
-        assert run_of([]).document["settings_from"] == {"precision": "flag --precision"}
-    assert run_of([]).document["settings_from"] is None
-
-
-def test_result_files_are_recorded(tmp_path: Path) -> None:
-    (tmp_path / "vectors.h5").write_bytes(b"vectors")
-    write_report(tmp_path / "run.json", replace(run_of([]), out=str(tmp_path / "vectors.h5")))
-    [record] = json.loads((tmp_path / "run.json").read_text())["files"]
-    assert (record["name"], record["size"]) == ("vectors.h5", 7)
-    assert record["sha256"] == hashlib.sha256(b"vectors").hexdigest()
 
 
 def test_the_summary_says_what_has_no_score_and_not_why() -> None:
@@ -94,7 +86,6 @@ def test_the_summary_says_what_has_no_score_and_not_why() -> None:
         records=3, rejected=0, chunks=9, scored_chunks=8, dna_alone_chunks=5, viral_chunks=6, frames=3,
         contigs_virus=1, contigs_other=1, contigs_unscored=1,
     )  # fmt: skip
-    told = replace(run_of([]), counts=counts).summary
-    assert "3 contigs: 1 virus, 1 other, 1 without a score;" in told
-    assert "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone" in told
-    assert "without an open frame" not in told
+    summary = replace(run_of([]), counts=counts).summary
+    assert "3 contigs: 1 virus, 1 other, 1 without a score;" in summary
+    assert "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone" in summary

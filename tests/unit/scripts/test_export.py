@@ -5,10 +5,10 @@ import torch
 
 from scripts.train_bundled.export import export
 from scripts.train_bundled.network import TinyPair
-from virnuc_core.models.checkpoints import resolve_checkpoint
+from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.loading import load_model
+from virnuc_core.models.hub import open_checkpoint
 
 
 def hidden_states(model: Encoder, num_tokens: int, vocab_size: int) -> torch.Tensor:
@@ -27,8 +27,8 @@ def test_an_exported_pair_loads_as_what_it_was(tmp_path: Path) -> None:
         ("esm2_tiny", "esm2", pair.esm2, 24),
         ("dnabert_tiny", "dnabert_s", pair.dnabert, 4096),
     ):
-        loaded, spec = load_model(resolve_checkpoint(str(tmp_path / folder), family), "cpu", "fp32")
-        assert spec == model.spec
+        loaded = load_model(open_checkpoint(str(tmp_path / folder), family), "cpu", "fp32")
+        assert loaded.spec == model.spec
         # Stored in half precision, so equal to about three digits.
         torch.testing.assert_close(
             hidden_states(loaded, 40, vocab_size), hidden_states(model, 40, vocab_size), atol=5e-3, rtol=5e-3

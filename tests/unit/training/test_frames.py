@@ -5,7 +5,7 @@ import pytest
 
 from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.errors import UsageError
-from virnuc_core.inference.scorer import Scorer
+from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.results.integrity import check_run
 from virnuc_core.training.frames import (

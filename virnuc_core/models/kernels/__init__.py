@@ -10,20 +10,20 @@ from typing import Final
 
 import torch
 
-LEAST_CAPABILITY: Final = (8, 0)  # compute capability of Ampere
+MIN_CAPABILITY: Final = (8, 0)  # compute capability of Ampere
 _REGISTERED: Final = torch.cuda.is_available() and find_spec("triton") is not None
 
 if _REGISTERED:
-    from virnuc_core.models.kernels import attention, pooling, product, rowwise  # noqa: F401
+    from virnuc_core.models.kernels import attention, gemm_gelu, rowwise  # noqa: F401
 
 
 def has_kernels(device: torch.device) -> bool:
     """Whether the device runs the kernels: Ampere (compute capability 8.0) and later do."""
-    return _has_capability(device, LEAST_CAPABILITY)
+    return _has_capability(device, MIN_CAPABILITY)
 
 
-def has_product_kernel(device: torch.device) -> bool:
-    """Whether the device runs `linear_gelu`, which needs the copy engine (TMA) of Hopper (9.0) and later."""
+def has_gemm_gelu(device: torch.device) -> bool:
+    """Whether the device runs `linear_gelu`, which needs TMA: Hopper (9.0) and later do."""
     return _has_capability(device, (9, 0))
 
 

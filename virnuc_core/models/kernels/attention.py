@@ -1,11 +1,11 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
-One program works for one head on one tile. A sequence of up to `attention_tiles.RESIDENT_TOKENS` is one tile: its keys and
-values are read and turned once and stay in shared memory while its queries pass by. A longer sequence is
-cut into tiles of `BLOCK` queries, each of which passes over all keys; these are turned beforehand, once, into
+One program works for one head on one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and
+values are read and rotated once and stay in shared memory while its queries pass by. A longer sequence is
+cut into tiles of `BLOCK` queries, each of which passes over all keys; these are rotated beforehand, once, into
 a buffer of their own.
 
-Shapes: T tokens, N heads, H head dim. Rotary positions turn adjacent columns 2i and 2i + 1, so that a pair
+Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a pair
 lies in one register. In whole sequences queries and keys stay split into their even and odd columns, and
 scores are the sum of two products.
 
@@ -13,18 +13,70 @@ Offsets within a whole sequence fit int32. Those within a longer one do not (12 
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
 """
 
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.attention_tiles import BLOCK, EMPTY, fits_resident, padded_head_dim
 from virnuc_core.models.kernels.launch import launch, shared_memory
 
-_HEADS_TURNED: Final = 5  # by one program, with the angles it has read
+BLOCK: Final = 64  # queries and keys of a step
+RESIDENT_TOKENS: Final = 3 * BLOCK
+EMPTY_TILES: Final = 2  # rows of a list of no tiles
+_MIN_TILES: Final = 3  # rows of any other
+_MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
+_HEADS_PER_PROGRAM: Final = 5  # of those that rotate keys, with the angles that each has read
 _LOG2_E: Final = 1.4426950408889634
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a head as the kernels hold it."""
+    return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
+
+
+def fits_resident(head_dim: int, shared_memory: int) -> bool:
+    """Whether the keys and values of `RESIDENT_TOKENS` and a block of queries fit in shared memory.
+
+    Args:
+        head_dim: H.
+        shared_memory: bytes that one block may have on the device.
+    """
+    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
+    return columns * torch.float16.itemsize <= shared_memory
+
+
+def plan_tiles(
+    cu_seqlens: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The programs of a batch.
+
+    Args:
+        cu_seqlens: int32 (B + 1,), starting at 0.
+
+    Returns:
+        For sequences of at most `RESIDENT_TOKENS` and for longer ones: int32 (tiles, 3) of a sequence's
+        first token, its length, and the first query of the tile. A list of two rows is an empty one, and
+        any other is filled up to three with tiles of length 0: code would be compiled once more for a size
+        of 0 or 1.
+    """
+    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
+    is_long = lengths > RESIDENT_TOKENS
+    counts = -(-lengths[is_long] // BLOCK)
+    firsts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    short = np.stack((starts[~is_long], lengths[~is_long], np.zeros_like(starts[~is_long])), axis=1)
+    long = np.stack(
+        (np.repeat(starts[is_long], counts), np.repeat(lengths[is_long], counts), firsts * BLOCK), axis=1
+    )
+    return _fill_up(short), _fill_up(long)
+
+
+def _fill_up(tiles: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
+    missing = max(0, (_MIN_TILES if len(tiles) else EMPTY_TILES) - len(tiles))
+    return np.pad(tiles, ((0, missing), (0, 0))).astype(np.int32)
 
 
 @triton.jit
@@ -38,16 +90,16 @@ def _rows(base, at, length, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED
 
 
 @triton.jit
-def _turned(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr):
-    """Even and odd columns of `rows`, each (rows, PADDED / 2), turned by their positions, times `scale`."""
+def _apply_rotary(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr):
+    """Even and odd columns of `rows`, each (rows, PADDED / 2), rotated by their positions, times `scale`."""
     SHAPE: tl.constexpr = (rows.shape[0], PADDED // 2, 2)
     even, odd = tl.split(tl.reshape(rows.to(tl.float32), SHAPE))
     if ROTARY:
         angles = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
         cos, sin = tl.split(tl.reshape(angles, SHAPE))
-        turned = even * cos - odd * sin
+        rotated = even * cos - odd * sin
         odd = odd * cos + even * sin
-        even = turned
+        even = rotated
     return (even * scale).to(rows.dtype), (odd * scale).to(rows.dtype)
 
 
@@ -56,40 +108,40 @@ def _keys_and_values(
     qkv, block, length, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Even and odd columns of a block's keys, turned, and its values."""
+    """Even and odd columns of a block's keys, rotated, and its values."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
     at = block * ROWS + tl.arange(0, ROWS)
     k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
-    even, odd = _turned(k, at, cos_sin, 1.0, PADDED, ROTARY)
+    even, odd = _apply_rotary(k, at, cos_sin, 1.0, PADDED, ROTARY)
     return even, odd, _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
 
 
 @triton.jit
 def _softmax_step(
-    scores, v, rows, keys, length, slope, highest, total, output, ROTARY: tl.constexpr, MASKED: tl.constexpr
+    scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr, MASKED: tl.constexpr
 ):
     """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
     if not ROTARY:
         scores -= slope * tl.abs(rows[:, None] - keys[None, :])
     if MASKED:
         scores = tl.where((keys < length)[None, :], scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(highest - higher)
-    total = total * shrink + tl.sum(weights, 1)
-    output = tl.dot(weights.to(v.dtype), v, output * shrink[:, None])
-    return higher, total, output
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
+    weights = tl.exp2(scores - m_new[:, None])
+    alpha = tl.exp2(m_i - m_new)
+    l_i = l_i * alpha + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * alpha[:, None])
+    return m_new, l_i, acc
 
 
 @triton.jit
 def _store(
-    base, rows, length, output, total, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr
+    base, rows, length, acc, l_i, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr
 ):
     column = tl.arange(0, PADDED)
     real = (rows < length)[:, None] & (column < HEAD_DIM)[None, :]
     at = base + rows[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
-    tl.store(at, (output / total[:, None]).to(base.dtype.element_ty), mask=real)
+    tl.store(at, (acc / l_i[:, None]).to(base.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -117,11 +169,11 @@ def _whole_sequence(
             values = values + (v,)
     for start in range(0, length, ROWS):
         rows = start + tl.arange(0, ROWS)
-        q_even, q_odd = _turned(next_q, rows, cos_sin, scale, PADDED, ROTARY)
+        q_even, q_odd = _apply_rotary(next_q, rows, cos_sin, scale, PADDED, ROTARY)
         next_q = _rows(qkv, rows + ROWS, length, STRIDE, HEAD_DIM, PADDED)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        output = tl.zeros([ROWS, PADDED], tl.float32)
+        m_i = tl.full([ROWS], float("-inf"), tl.float32)
+        l_i = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, PADDED], tl.float32)
         for block in tl.static_range(NUM_BLOCKS):
             keys = block * ROWS + tl.arange(0, ROWS)
             if RESIDENT:
@@ -132,11 +184,11 @@ def _whole_sequence(
                 )
             scores = tl.dot(q_even, tl.trans(even))
             scores = tl.dot(q_odd, tl.trans(odd), scores)
-            highest, total, output = _softmax_step(
-                scores, v, rows, keys, length, slope, highest, total, output, ROTARY,
+            m_i, l_i, acc = _softmax_step(
+                scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY,
                 block == NUM_BLOCKS - 1,
             )  # fmt: skip
-        _store(out, rows, length, output, total, NUM_HEADS, HEAD_DIM, PADDED)
+        _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
 @triton.jit
@@ -177,11 +229,11 @@ def _short_kernel(
 
 
 @triton.jit
-def _turn_keys_kernel(
-    qkv, turned, tiles, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+def _rotate_keys_kernel(
+    qkv, rotated, tiles, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """The keys of ROWS tokens and TOGETHER heads, turned by their positions."""
+    """The keys of ROWS tokens and TOGETHER heads, rotated by their positions."""
     GROUPS: tl.constexpr = (NUM_HEADS + TOGETHER - 1) // TOGETHER
     tile = tiles + 3 * (tl.program_id(0) // GROUPS)
     start = tl.load(tile + 2)
@@ -192,13 +244,13 @@ def _turn_keys_kernel(
     real = (at < left)[:, None] & (column < HEAD_DIM)[None, :]
     source = qkv + (3 * first_row + 1) * (NUM_HEADS * HEAD_DIM)
     target = (
-        turned + first_row * (NUM_HEADS * HEAD_DIM) + at[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
+        rotated + first_row * (NUM_HEADS * HEAD_DIM) + at[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
     )
     cos_sin += start.to(tl.int64) * PADDED
     first = tl.program_id(0) % GROUPS * TOGETHER
     for head in range(first, min(first + TOGETHER, NUM_HEADS)):
         rows = _rows(source + head * HEAD_DIM, at, left, 3 * NUM_HEADS * HEAD_DIM, HEAD_DIM, PADDED)
-        even, odd = _turned(rows, at, cos_sin, 1.0, PADDED, True)
+        even, odd = _apply_rotary(rows, at, cos_sin, 1.0, PADDED, True)
         tl.store(target + head * HEAD_DIM, tl.reshape(tl.join(even, odd), (ROWS, PADDED)), mask=real)
 
 
@@ -220,34 +272,32 @@ def _long_kernel(
     at = tl.arange(0, ROWS)
     rows = start + at
     q = _rows(qkv, at, length - start, STRIDE, HEAD_DIM, PADDED)
-    even, odd = _turned(q, at, cos_sin, scale, PADDED, ROTARY)
+    even, odd = _apply_rotary(q, at, cos_sin, scale, PADDED, ROTARY)
     q = tl.reshape(tl.join(even, odd), (ROWS, PADDED))
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    output = tl.zeros([ROWS, PADDED], tl.float32)
+    m_i = tl.full([ROWS], float("-inf"), tl.float32)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
     column = tl.arange(0, PADDED)
     last = (length - 1) // ROWS * ROWS
     for first_key in range(0, last, ROWS):
         block_keys = keys + tl.cast(first_key, tl.int64) * KEY_STRIDE
         block_values = values + tl.cast(first_key, tl.int64) * STRIDE
-        if HEAD_DIM == PADDED:  # without a mask the copy engine reads ahead
+        if HEAD_DIM == PADDED:  # without a mask it becomes cp.async
             k = tl.load(block_keys + at[:, None] * KEY_STRIDE + column[None, :])
             v = tl.load(block_values + at[:, None] * STRIDE + column[None, :])
         else:
             k = _rows(block_keys, at, ROWS, KEY_STRIDE, HEAD_DIM, PADDED)
             v = _rows(block_values, at, ROWS, STRIDE, HEAD_DIM, PADDED)
         scores = tl.dot(q, tl.trans(k))
-        highest, total, output = _softmax_step(
-            scores, v, rows, first_key + at, length, slope, highest, total, output, ROTARY, False
+        m_i, l_i, acc = _softmax_step(
+            scores, v, rows, first_key + at, length, slope, m_i, l_i, acc, ROTARY, False
         )
     keys += last.to(tl.int64) * KEY_STRIDE
     values += last.to(tl.int64) * STRIDE
     scores = tl.dot(q, tl.trans(_rows(keys, at, length - last, KEY_STRIDE, HEAD_DIM, PADDED)))
     v = _rows(values, at, length - last, STRIDE, HEAD_DIM, PADDED)
-    highest, total, output = _softmax_step(
-        scores, v, rows, last + at, length, slope, highest, total, output, ROTARY, True
-    )
-    _store(out, at, length - start, output, total, NUM_HEADS, HEAD_DIM, PADDED)
+    m_i, l_i, acc = _softmax_step(scores, v, rows, last + at, length, slope, m_i, l_i, acc, ROTARY, True)
+    _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
 @torch.library.custom_op("virnuc::packed_attention", mutates_args=())
@@ -258,7 +308,7 @@ def packed_attention(
 
     Args:
         qkv: fp16 or bf16 (T, 3, N, H), contiguous; H even, at most 128.
-        short_tiles: int32 (tiles, 3), from `attention_tiles.plan_tiles`.
+        short_tiles: int32 (tiles, 3), from `plan_tiles`.
         long_tiles: the same of the longer sequences.
         cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None
             with ALiBi.
@@ -277,13 +327,13 @@ def packed_attention(
     # With at most 128 registers a thread, four programs share a multiprocessor. Wider heads need more.
     limit = {"maxnreg": 128} if padded <= 64 else {}
     shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
-    if len(short_tiles) > EMPTY:
+    if len(short_tiles) > EMPTY_TILES:
         resident = fits_resident(head_dim, shared_memory(qkv.device))
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, resident,
             num_warps=4, num_stages=1, **limit,
         )  # fmt: skip
-    if len(long_tiles) > EMPTY:
+    if len(long_tiles) > EMPTY_TILES:
         keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
         launch(
             _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
@@ -293,16 +343,16 @@ def packed_attention(
 
 
 def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
-    """The keys of the long sequences, turned where positions are rotary, and elements from row to row."""
+    """The keys of the long sequences, rotated where positions are rotary, and elements from row to row."""
     num_tokens, _, num_heads, head_dim = qkv.shape
     if cos_sin is None:
         return qkv[:, 1], 3 * num_heads * head_dim
-    turned = qkv.new_empty(num_tokens, num_heads, head_dim)
+    rotated = qkv.new_empty(num_tokens, num_heads, head_dim)
     launch(
-        _turn_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_TURNED), qkv, turned, tiles, cos_sin,
-        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_TURNED, num_warps=4,
+        _rotate_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, rotated, tiles, cos_sin,
+        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
-    return turned, num_heads * head_dim
+    return rotated, num_heads * head_dim
 
 
 @packed_attention.register_fake

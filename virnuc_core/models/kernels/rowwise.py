@@ -1,12 +1,12 @@
-"""What stands between matrix products: LayerNorm with the residual, GELU, and quantising to fp8.
+"""What stands between matrix products, LayerNorm with the residual, GELU and quantization to fp8, and the means at the end.
 
-Each kernel reads a row once, keeps it in registers and writes what is wanted of it, so all of them run at
+Each kernel reads its input once, keeps it in registers and writes what is wanted of it, so all of them run at
 the speed of memory. Arithmetic is fp32.
 
 Shapes: T tokens, D width of the hidden states, F width of the feed-forward layer.
 """
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import triton
@@ -15,13 +15,10 @@ from torch import Tensor
 
 from virnuc_core.models.kernels.launch import launch
 
-Activation = Literal["none", "gelu", "gated_gelu"]
-
 FP8: Final = torch.float8_e4m3fn
-_NONE: Final = 0
-_GELU: Final = 1
-_GATED: Final = 2
-_CODES: Final[dict[str, int]] = {"none": _NONE, "gelu": _GELU, "gated_gelu": _GATED}
+_ACTIVATIONS: Final = {"none": 0, "gelu": 1, "gated_gelu": 2}
+_MEAN_TOKENS: Final = 32
+_MEAN_COLUMNS: Final = 64
 
 
 @triton.jit
@@ -41,16 +38,16 @@ def gelu(x):
 
 
 @triton.jit
-def _fp8_scale(highest):
+def _fp8_scale(row_max):
     """What a row is divided by, so that its largest value becomes the largest of e4m3."""
-    return tl.maximum(highest, 1e-12) / 448.0
+    return tl.maximum(row_max, 1e-12) / 448.0
 
 
 @triton.jit
 def _add_norm_kernel(
-    branch, branch_bias, residual, gain, shift, total, normed, quantised, scales, num_rows, eps,
+    branch, branch_bias, residual, gain, shift, total, normed, quantized, scales, num_rows, eps,
     D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, HAS_BRANCH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KEEP_SUM: tl.constexpr, KEEP_NORMED: tl.constexpr, QUANTISE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KEEP_SUM: tl.constexpr, KEEP_NORMED: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -72,22 +69,22 @@ def _add_norm_kernel(
     y = centred * tl.rsqrt(variance + eps)[:, None] * gains[None, :] + shifts[None, :]
     if KEEP_NORMED:
         tl.store(normed + at, y.to(normed.dtype.element_ty), mask=real)
-    if QUANTISE:
+    if QUANTIZE:
         scale = _fp8_scale(tl.max(tl.abs(y), 1))
-        tl.store(quantised + at, (y * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=real)
+        tl.store(quantized + at, (y * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=real)
         tl.store(scales + row, scale, mask=row < num_rows)
 
 
 @triton.jit
-def _activate_kernel(
+def _gelu_quantize_kernel(
     x, bias, out, scales, F: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr, QUANTISE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """One row of F results; a gated row has 2 F inputs, those of the gate first."""
     row = tl.program_id(0).to(tl.int64)
     WIDTH: tl.constexpr = 2 * F if ACTIVATION == 2 else F
     results = ()
-    highest = tl.zeros([COLUMNS], tl.float32)
+    row_max = tl.zeros([COLUMNS], tl.float32)
     for begin in tl.static_range(0, F, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         y = tl.load(x + row * WIDTH + column, mask=column < F, other=0.0).to(tl.float32)
@@ -97,13 +94,13 @@ def _activate_kernel(
             y = gelu(y)
         if ACTIVATION == 2:
             y *= tl.load(x + row * WIDTH + F + column, mask=column < F, other=0.0).to(tl.float32)
-        if QUANTISE:
-            highest = tl.maximum(highest, tl.abs(y))
+        if QUANTIZE:
+            row_max = tl.maximum(row_max, tl.abs(y))
             results = results + (y,)
         else:
             tl.store(out + row * F + column, y.to(out.dtype.element_ty), mask=column < F)
-    if QUANTISE:
-        scale = _fp8_scale(tl.max(highest, 0))
+    if QUANTIZE:
+        scale = _fp8_scale(tl.max(row_max, 0))
         for block in tl.static_range(0, (F + COLUMNS - 1) // COLUMNS):
             column = block * COLUMNS + tl.arange(0, COLUMNS)
             y8 = (results[block] * (1.0 / scale)).to(tl.float8e4nv)
@@ -121,7 +118,7 @@ def add_norm(
     eps: float,
     keep_sum: bool,
     keep_normed: bool,
-    quantise: bool,
+    quantize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm of residual + branch + bias, in one pass.
 
@@ -134,24 +131,24 @@ def add_norm(
         eps: LayerNorm's epsilon.
         keep_sum: whether the sum is wanted.
         keep_normed: whether its LayerNorm is wanted in the dtype of `residual`.
-        quantise: whether it is wanted in fp8.
+        quantize: whether it is wanted in fp8.
 
     Returns:
         The sum (T, D), the LayerNorm (T, D), the same in fp8 e4m3 (T, D) and its fp32 scales (T, 1); what is
         not wanted is empty.
     """
     num_rows, width = residual.shape
-    results = _empty_results(residual, keep_sum, keep_normed, quantise)
-    total, normed, quantised, scales = results
+    results = _empty_results(residual, keep_sum, keep_normed, quantize)
+    total, normed, quantized, scales = results
     columns = triton.next_power_of_2(width)
     rows = max(1, 2048 // columns)
     launch(
         _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, total, normed,
-        quantised if quantise else None,  # Triton refuses even the type below compute capability 8.9
+        quantized if quantize else None,  # Triton refuses even the type below compute capability 8.9
         scales,
         num_rows, eps, width, columns, rows, branch is not None, branch_bias is not None, keep_sum,
-        keep_normed, quantise,
-        num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantise else 1024)),
+        keep_normed, quantize,
+        num_warps=4 if columns <= 1024 else max(2, columns // (2048 if quantize else 1024)),
     )  # fmt: skip
     return results
 
@@ -170,49 +167,91 @@ def _(
 
 
 def _empty_results(
-    residual: Tensor, keep_sum: bool, keep_normed: bool, quantise: bool
+    residual: Tensor, keep_sum: bool, keep_normed: bool, quantize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, width = residual.shape
     return (
         residual.new_empty((rows, width) if keep_sum else (0, width)),
         residual.new_empty((rows, width) if keep_normed else (0, width)),
-        residual.new_empty((rows, width) if quantise else (0, width), dtype=FP8),
-        residual.new_empty((rows, 1) if quantise else (0, 1), dtype=torch.float32),
+        residual.new_empty((rows, width) if quantize else (0, width), dtype=FP8),
+        residual.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
     )
 
 
-@torch.library.custom_op("virnuc::activate", mutates_args=())
-def activate(x: Tensor, bias: Tensor | None, activation: str, quantise: bool) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("virnuc::gelu_quantize", mutates_args=())
+def gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
     """GELU, gated GELU or nothing, and then fp8 if wanted, in one pass.
 
     Args:
         x: fp16 or bf16 (T, F), or (T, 2 F) when gated: the gate's half first.
         bias: (F,) that x still lacks, or None; not with a gate.
-        activation: an `Activation`.
-        quantise: whether the result is wanted in fp8.
+        activation: "none", "gelu" or "gated_gelu".
+        quantize: whether the result is wanted in fp8.
 
     Returns:
         (T, F) in the dtype of x, and nothing; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
     """
-    out, scales = _empty_activated(x, activation, quantise)
+    out, scales = _empty_gelu(x, activation, quantize)
     rows, width = out.shape
     wide = width > 8192
     launch(
-        _activate_kernel, rows, x, bias, out, scales, width,
-        2048 if wide else min(1024, triton.next_power_of_2(width)), _CODES[activation], bias is not None, quantise, num_warps=8 if wide else 4,
+        _gelu_quantize_kernel, rows, x, bias, out, scales, width,
+        2048 if wide else min(1024, triton.next_power_of_2(width)), _ACTIVATIONS[activation], bias is not None, quantize, num_warps=8 if wide else 4,
     )  # fmt: skip
     return out, scales
 
 
-@activate.register_fake
-def _(x: Tensor, bias: Tensor | None, activation: str, quantise: bool) -> tuple[Tensor, Tensor]:
-    return _empty_activated(x, activation, quantise)
+@gelu_quantize.register_fake
+def _(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
+    return _empty_gelu(x, activation, quantize)
 
 
-def _empty_activated(x: Tensor, activation: str, quantise: bool) -> tuple[Tensor, Tensor]:
+def _empty_gelu(x: Tensor, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     width = width // 2 if activation == "gated_gelu" else width
     return (
-        x.new_empty((rows, width), dtype=FP8 if quantise else x.dtype),
-        x.new_empty((rows, 1) if quantise else (0, 1), dtype=torch.float32),
+        x.new_empty((rows, width), dtype=FP8 if quantize else x.dtype),
+        x.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
     )
+
+
+@triton.jit
+def _mean_kernel(
+    hidden, cu_seqlens, out, D: tl.constexpr, SKIPPED: tl.constexpr, TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of the mean of one sequence; SKIPPED tokens are left out at either end."""
+    BLOCKS: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    sequence = tl.program_id(0) // BLOCKS
+    begin = tl.load(cu_seqlens + sequence).to(tl.int64) + SKIPPED
+    count = tl.load(cu_seqlens + sequence + 1) - SKIPPED - begin
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    base = hidden + begin * D + column[None, :]
+    sums = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    for first in range(0, count, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        real = (token < count)[:, None] & (column < D)[None, :]
+        sums += tl.load(base + token[:, None] * D, mask=real, other=0.0).to(tl.float32)
+    mean = tl.sum(sums, 0) / tl.maximum(count, 1)
+    tl.store(out + sequence.to(tl.int64) * D + column, mean, mask=column < D)
+
+
+@torch.library.custom_op("virnuc::segment_mean", mutates_args=())
+def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, include_special_tokens: bool) -> Tensor:
+    """See `virnuc_core.models.encoder.mean_pool`; the order of summation depends on a sequence's length only.
+
+    Args:
+        hidden_states: (T, D), contiguous.
+        cu_seqlens: int32 (B + 1,).
+        include_special_tokens: whether the first and last token count.
+
+    Returns:
+        fp32 (B, D).
+    """
+    width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1
+    out = hidden_states.new_empty((num_sequences, width), dtype=torch.float32)
+    launch(
+        _mean_kernel, num_sequences * triton.cdiv(width, _MEAN_COLUMNS), hidden_states, cu_seqlens, out, width,
+        0 if include_special_tokens else 1, _MEAN_TOKENS, _MEAN_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out

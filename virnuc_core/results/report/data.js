@@ -66,25 +66,26 @@ const h = (tag, properties, ...children) => put(document.createElement(tag), pro
 const SVG = document.getElementById("svg-space").content.firstElementChild.namespaceURI;
 const s = (tag, properties, ...children) => put(document.createElementNS(SVG, tag), properties, children);
 
-// A foreign name: shown as it is, and its direction of writing stays its own.
+// Text of the user: shown as it is, and isolated from the direction of the text around it.
 const foreign = (text) => h("bdi", { class: "name", text });
 const foreignWords = (text) => h("bdi", { class: "words", text });
+
+// A table of the run, beside this file.
+const fileLink = (name) => h("a", { href: name, text: name });
 
 const tierMark = (tier) =>
   tier === NO_TIER ? null : h("span", { class: `tier tier-${TIERS[tier]}`, text: TIERS[tier] });
 const callMark = (call) => h("span", { class: `call call-${CALLS[call]}`, text: CALLS[call] });
 
-// The rows of `regions` that each contig has: from regionStart[row] to regionStart[row + 1].
-const regionStart = new Uint32Array(contigs.name.length + 1);
-regions.row.forEach((row) => { regionStart[row + 1] += 1; });
-regionStart.forEach((_, row) => { if (row) regionStart[row] += regionStart[row - 1]; });
-const regionsOf = (row) => {
-  const found = [];
-  for (let i = regionStart[row]; i < regionStart[row + 1]; i += 1) found.push(i);
-  return found;
-};
+// The rows of `regions` that each contig has, and the bases in them.
+const regionRows = new Map();
 const regionBases = new Float64Array(contigs.name.length);
-regions.row.forEach((row, i) => { regionBases[row] += regions.end[i] - regions.start[i] + 1; });
+regions.row.forEach((row, i) => {
+  if (!regionRows.has(row)) regionRows.set(row, []);
+  regionRows.get(row).push(i);
+  regionBases[row] += regions.end[i] - regions.start[i] + 1;
+});
+const regionsOf = (row) => regionRows.get(row) || [];
 
 const UNSURE = TIERS.indexOf("unsure");
 const isClear = (row) => regionsOf(row).some((i) => regions.tier[i] !== UNSURE);

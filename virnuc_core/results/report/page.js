@@ -1,8 +1,9 @@
-// The sections of the report, from the verdict to how it was computed.
+// The sections of the report, from the header to how it was computed.
 
 const FAMILIES = { esm2: "ESM-2", dnabert_s: "DNABERT-S" };
 const run = data.run, counts = run.counts, totals = data.totals;
 const MAX_CARDS = 12;
+const FILES = ["contigs.tsv", "predictions.tsv", "regions.tsv", "viral_contigs.fa.gz", "rejected.tsv", "run.json"];
 const isOnCalibration = (note) => /calibrat/i.test(note);
 
 const sections = [];
@@ -64,19 +65,19 @@ function found() {
     remarks.map((one) => remark(...one)));
 }
 
-function certainty() {
+function confidence() {
   const tiers = totals.tiers;
   const known = TIERS.slice(0, NO_TIER).filter((tier) => tiers[tier]);
-  section("certainty", "How sure",
+  section("confidence", "Confidence",
     h("div", { class: "pair" },
       histogram("Chunks with a score", data.chunk_histogram, "chunks"),
       histogram("Contigs, by the mean over their chunks", totals.histogram, "contigs")),
     known.length ? stackedBar("Contigs called viral, by tier", TIERS.slice(0, NO_TIER).map((tier) =>
-      ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), "how much the call can be relied on") : null,
+      ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), "from the number of scored chunks and their agreement") : null,
     text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from " + THRESHOLD + " on, a contig when the mean over its "
-      + "scored chunks is. Peaks at both ends mean that the classifier was decided, a hill around 0.5 that it was not. A score is not the share of such "
-      + "chunks that are viral: how far the two agree depends on the calibration of the head and on how common viruses are in the sample; the "
-      + "rarer they are, the more of the calls are wrong."),
+      + "scored chunks is. Peaks at both ends mean confident scores, a peak around 0.5 uninformative ones. A score is not the probability that a chunk "
+      + "is viral: how close it comes depends on the calibration of the head and on how common viruses are in the sample. The rarer they are, the more "
+      + "of the calls are false positives."),
     run.notes.filter(isOnCalibration).map((words) => remark("note", "Calibration", words)));
 }
 
@@ -90,7 +91,7 @@ function regionCards() {
   const inPart = totals.island_contigs
     ? `${count(totals.island_contigs)} of them ${totals.island_contigs === 1 ? "is" : "are"} viral only in part, as a bacterial contig with a prophage is.`
     : "None of them is viral only in part, as a bacterial contig with a prophage would be.";
-  const drawn = shown.length < rows.length ? ` The first ${shown.length} are drawn here, the others in the table.` : "";
+  const drawn = shown.length < rows.length ? ` The first ${shown.length} are drawn here; the table has the others.` : "";
   section("regions", "Viral regions",
     text(`${plural(totals.regions, "region", "regions")} in ${plural(rows.length, "contig", "contigs")}. ${inPart}${drawn}`),
     trackKey(), host);
@@ -99,11 +100,11 @@ function regionCards() {
 function trackKey() {
   const entry = (kind, words) => h("li", {}, h("span", { class: `dot ${kind}`, "aria-hidden": "true" }), words);
   return h("ul", { class: "legend key" }, entry("fill-virus", "chunk scored as virus"), entry("fill-other", "as other"),
-    entry("line-mean", `mean over ${SMOOTHED_CHUNKS} chunks`), entry("fill-shade", "called region"), entry("fill-unscored", "no open frame"),
+    entry("line-mean", `mean over ${SMOOTHED_CHUNKS} chunks`), entry("fill-shade", "viral region"), entry("fill-unscored", "no score"),
     h("li", { class: "dim", text: "Drag to zoom, double-click for the whole contig." }));
 }
 
-// A card of one contig; its track is drawn when it comes into sight.
+// A card of one contig; its track is drawn when it becomes visible.
 function regionCard(row) {
   const card = h("article", { class: "card" },
     h("h3", {}, foreign(contigs.name[row])),
@@ -131,11 +132,11 @@ function whenSeen(node, action) {
 
 function contigSection() {
   const all = totals.contigs, shown = contigs.name.length;
-  const cut = shown < all ? h("p", { class: "note" }, h("b", { text: "Not all" }), ` The table holds ${count(shown)} of ${count(all)} contigs: viral ones first, then those with the most viral chunks, then the longest. contigs.tsv, beside this file, has all of them.`) : null;
+  const cut = shown < all ? h("p", { class: "note" }, h("b", { text: "Not all" }), ` The table holds ${count(shown)} of ${count(all)} contigs: viral ones first, then those with the most viral chunks, then the longest. `, fileLink("contigs.tsv"), " has all of them.") : null;
   const tracks = data.tracks.rows.length;
   const node = section("contigs", "Contigs", cut,
     text(`Open a contig to see its scores along the sequence; ${plural(tracks, "contig has", "contigs have")} ${data.tracks.min_chunks} chunks or more and a track. A click on a heading sorts.`), ...contigTable());
-  sortRows();
+  applyFilter();
   return node;
 }
 
@@ -149,27 +150,26 @@ function classSection() {
   });
   const right = (name) => ({ name, right: true });
   section("classes", "By class",
-    text("The classes are those of the labels that were given; virnuc does not name classes by itself."),
+    text("The classes are those of the labels given with --labels; virnuc itself does not assign classes."),
     plainTable("Calls by class", [{ name: "Class" }, right("Contigs"), right("Bases"), right("No score"), right("Called viral"),
       right("of scored"), ...[right("Confident"), right("Mean p_virus")], { name: "Mean p_virus of contigs, 0 to 1" }], rows),
     data.unknown_labels ? text(`${plural(data.unknown_labels, "label is", "labels are")} of no contig of this run.`, { class: "dim" }) : null);
 }
 
-function byDnaAlone() {
+function dnaOnly() {
   const alone = counts.dna_alone_chunks;
-  return text(`Every chunk has one. ${count(alone)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(alone, counts.chunks)}) ${alone === 1 ? "has" : "have"} no open frame: there is `
-    + `no protein to read, and the score is of the DNA vector alone, by the head ${run.dna_head.name}. Such scores are wrong more often than those of open frames. They count in calls, `
-    + "means and regions like any other, but not as chunks that a tier needs; the column By DNA of the contigs says how many of them a contig has, and predictions.tsv marks each one: dna_alone.");
+  return text(`${count(alone)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(alone, counts.chunks)}) ${alone === 1 ? "has" : "have"} no stop-free frame, so no protein, and `
+    + `a DNA-only score by the head ${run.dna_head.name}. Such scores are less accurate. They count in calls, means and regions like any other, but not towards the number of chunks that a tier `
+    + "needs. The column DNA only says how many a contig has; in predictions.tsv their status is dna_alone.");
 }
 
 function unscored() {
   const none = counts.chunks - counts.scored_chunks, rejected = data.rejected;
   const left = rejected.total - rejected.first.length;
-  section("unscored", "What has no score",
-    hasDnaAlone ? byDnaAlone() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no open frame: each of the six frames holds a stop codon, so there is `
-      + "no protein to read. Such a chunk says neither virus nor other, unless a head for DNA alone is asked for (--dna-head). A contig's call rests on its scored chunks alone, so "
-      + "trust it less where these are few. The share is a matter of chance and of chunk length: genes end and begin, and the longer a chunk, the more likely is a "
-      + "stop in every frame; shorter chunks leave fewer without a score."),
+  section("unscored", "Without a score",
+    hasDnaAlone ? dnaOnly() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no stop-free reading frame: each of the six frames has a stop codon, so there is `
+      + "no protein, and no score unless a DNA-only head is used (--dna-head). A contig is called from its scored chunks alone, so trust the call less where these are "
+      + "few. The longer a chunk, the more likely is a stop codon in every frame; shorter chunks leave fewer without a score."),
     counts.contigs_unscored ? text(`${plural(counts.contigs_unscored, "contig has", "contigs have")} no scored chunk at all.`) : null,
     h("h3", { text: "Rejected records" }),
     rejected.total === 0 ? text("None: every record of the input was used.") : [
@@ -192,11 +192,11 @@ function computation() {
   const kept = run.shards.total - run.shards.computed;
   const speed = run.throughput;
   const speeds = run.shards.computed
-    ? `${count(run.shards.computed)} of ${plural(run.shards.total, "shard was", "shards were")} computed in ${plural(run.num_lanes, "lane", "lanes")}${kept ? `, ${count(kept)} were there from before` : ""}: ${rate(speed.sequences_per_second || 0, "sequences")}, ${rate(speed.residues_per_second || 0, "residues")}, with the models loaded.`
-    : "Every shard was there from an earlier attempt: nothing was computed.";
+    ? `${count(run.shards.computed)} of ${plural(run.shards.total, "shard was", "shards were")} computed in ${plural(run.num_lanes, "lane", "lanes")}${kept ? `, ${count(kept)} reused` : ""}: ${rate(speed.sequences_per_second || 0, "sequences")}, ${rate(speed.residues_per_second || 0, "residues")}, model loading not counted.`
+    : "All shards were reused from an earlier attempt; nothing was computed.";
   section("computed", "How it was computed",
-    plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing")], models),
-    text(`${count(run.work.frames)} ${hasDnaAlone ? "open frames and chunks without one" : "open frames"}, ${count(run.work.residues)} residues. Packing is how full the batches were; equal sequences are embedded once.`, { class: "dim" }),
+    plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing efficiency")], models),
+    text(`${count(run.work.frames)} ${hasDnaAlone ? "stop-free frames and chunks without one" : "stop-free frames"}, ${count(run.work.residues)} residues. Packing efficiency is tokens over the capacity of the batches; equal sequences are embedded once.`, { class: "dim" }),
     h("h3", { text: "Throughput" }), text(speeds),
     run.lanes.length ? laneTable() : null,
     h("h3", { text: "Time" }), stageTimes(),
@@ -213,7 +213,7 @@ function packing(work) {
 function laneTable() {
   const right = (name) => ({ name, right: true });
   const left = run.num_lanes - run.lanes.length;
-  return [plainTable("Lanes", [right("Lane"), { name: "Host" }, { name: "Hardware" }, right("Shards"), right("Sequences"), right("Sequences/s"), right("Residues/s"), right("Loading"), right("In all")],
+  return [plainTable("Lanes", [right("Lane"), { name: "Host" }, { name: "Hardware" }, right("Shards"), right("Sequences"), right("Sequences/s"), right("Residues/s"), right("Loading"), right("Total")],
     run.lanes.map((lane) => [String(lane.lane), foreignWords(lane.host), foreignWords(`${lane.device_name || "–"} (${lane.device})`), count(lane.shards), count(lane.sequences),
       count(lane.sequences_per_second), count(lane.residues_per_second), seconds(lane.load_seconds), seconds(lane.seconds)])),
   left > 0 ? text(`and ${count(left)} more in run.json.`, { class: "dim" }) : null];
@@ -244,10 +244,11 @@ function versions() {
 function navigation() {
   document.getElementById("nav").append(...sections.map(({ id, title }) => h("a", { href: `#${id}`, text: title })));
   put(document.getElementById("footer"), {}, [
-    text(`Folder ${run.out}`), text(`Plan ${run.fingerprint.slice(0, 16)} · tables: contigs.tsv, predictions.tsv, regions.tsv, rejected.tsv; run.json has every figure of this page.`)]);
+    text(`Folder ${run.out}`), text(`Plan ${run.plan_fingerprint.slice(0, 16)}`),
+    h("p", {}, "Files beside this one: ", FILES.map((name, i) => [i ? ", " : "", fileLink(name)]))]);
 }
 
-// The theme of the system, until the button says otherwise.
+// The theme of the system, until the button is used.
 function themeButton() {
   const button = document.getElementById("theme"), root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -264,7 +265,7 @@ function themeButton() {
 themeButton();
 header();
 found();
-certainty();
+confidence();
 regionCards();
 contigSection();
 classSection();

@@ -1,5 +1,5 @@
 // p_virus along a contig: a bar for each chunk that has a score, up from the threshold for virus and down for other, a line for the
-// mean over neighbours, called regions shaded, and ticks below where a chunk has no open frame.
+// mean over neighbours, called regions shaded, and ticks below where a chunk has no score.
 
 const TRACK = { left: 34, right: 8, lane: 12, top: 20, plot: 104, rug: 9, axis: 22 };
 TRACK.height = TRACK.top + TRACK.plot + TRACK.rug + TRACK.axis;
@@ -112,7 +112,7 @@ function chunkAt(track, at) {
 function chunkText(track) {
   const level = track.scores[track.cursor];
   const where = `chunk ${count(track.cursor + 1)}, ${count(track.places.start(track.cursor) + 1)} – ${count(track.places.end(track.cursor))} bp`;
-  return level === NO_SCORE ? `${where}: no open frame` : `${where}: p_virus ${levelScore(level).toFixed(2)}`;
+  return level === NO_SCORE ? `${where}: no score` : `${where}: p_virus ${levelScore(level).toFixed(2)}`;
 }
 
 // Buttons that name the regions of a contig and bring them into view.

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
+from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 
 HEADS = 20
 LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three long sequences
@@ -39,8 +39,8 @@ class OfflineDriver:
 
 
 def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
-    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(np.array(LENGTHS, np.int32))]
-    table, slopes = torch.zeros(1024, attention_tiles.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
+    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(np.array(LENGTHS, np.int32))]
+    table, slopes = torch.zeros(1024, attention.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
     rotary = positions == "rotary"
     qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
     attention.packed_attention(qkv, *tiles, table if rotary else None, None if rotary else slopes)
@@ -48,21 +48,21 @@ def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
 
 def multiply(gated: bool, dtype: torch.dtype) -> None:
     x, weight = torch.zeros(64, 320, dtype=dtype), torch.zeros(1280, 320, dtype=dtype)
-    product.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
+    gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
 
 
-def work_on_rows(dtype: torch.dtype, quantise: bool) -> None:
+def work_on_rows(dtype: torch.dtype, quantize: bool) -> None:
     """The widest rows, those of ESM-2 15B."""
     x, weight = torch.zeros(8, 5120, dtype=dtype), torch.zeros(5120, dtype=dtype)
-    rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantise)
-    rowwise.activate(torch.zeros(8, 20_480, dtype=dtype), None, "gelu", quantise)
-    pooling.segment_mean(x, torch.tensor([0, 3, 8], dtype=torch.int32), True)
+    rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
+    rowwise.gelu_quantize(torch.zeros(8, 20_480, dtype=dtype), None, "gelu", quantize)
+    rowwise.segment_mean(x, torch.tensor([0, 3, 8], dtype=torch.int32), True)
 
 
 def main() -> None:
     capability, limit = int(sys.argv[1]), int(sys.argv[2])
     driver.set_active(OfflineDriver(capability))
-    attention.shared_memory = product.shared_memory = lambda device: limit
+    attention.shared_memory = gemm_gelu.shared_memory = lambda device: limit
     compile_or_launch = JITFunction.run
     variant = ""
 
@@ -76,7 +76,7 @@ def main() -> None:
         kind, *head_dim, dtype_name = variant.split(":")
         dtype = getattr(torch, dtype_name)
         if kind == "rowwise":
-            work_on_rows(dtype, quantise=capability >= 89)
+            work_on_rows(dtype, quantize=capability >= 89)
         elif kind in ("product", "gated_product"):
             multiply(kind == "gated_product", dtype)
         else:

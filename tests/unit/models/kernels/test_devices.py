@@ -10,7 +10,7 @@ from virnuc_core.errors import DeviceError
 from virnuc_core.models import fused, kernels
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.kernels import has_kernels, has_product_kernel
+from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
 
 CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
 
@@ -26,7 +26,7 @@ def mixed_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_device_of_a_host_is_asked() -> None:
     devices = [torch.device("cuda", i) for i in range(len(CAPABILITIES))]
     assert [has_kernels(device) for device in devices] == [False, True, True, True]
-    assert [has_product_kernel(device) for device in devices] == [False, False, True, True]
+    assert [has_gemm_gelu(device) for device in devices] == [False, False, True, True]
     assert not has_kernels(torch.device("cpu"))
     chosen = [resolve_attention("auto", device, "esm2", "fp16", 64) for device in devices]
     assert chosen == ["sdpa", "triton", "triton", "triton"]
@@ -41,7 +41,7 @@ class OneLayer(torch.nn.Module):
     """A layer that asks for the kernels of its device as those of the models do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (2.0 if fused.has_kernels(x.device) and fused.has_product_kernel(x.device) else 1.0)
+        return x * (2.0 if fused.has_kernels(x.device) and fused.has_gemm_gelu(x.device) else 1.0)
 
 
 def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:

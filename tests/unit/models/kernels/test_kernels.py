@@ -18,9 +18,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, attention_tiles, pooling, product, rowwise
-from virnuc_core.models.pooling import mean_pool
-from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table, rotate
+from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
+from virnuc_core.models.positions import alibi_slopes, apply_rotary, position_ids, rotary_table
 
 # The interpreter cuts numbers off where a device rounds them to fp8.
 FP8_ERROR = 0.08
@@ -48,11 +48,11 @@ def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     table, cos_sin, slopes = None, None, None
     if positions == "rotary":
         table = rotary_table(head_dim, position_ids(_bounds(), num_tokens))
-        padding = (attention_tiles.padded_head_dim(head_dim) - head_dim) // 2
+        padding = (attention.padded_head_dim(head_dim) - head_dim) // 2
         cos_sin = functional.pad(rotary_table(head_dim, torch.arange(320)), (0, 0, 0, padding))
     else:
         slopes = alibi_slopes(num_heads)
-    tiles = [torch.from_numpy(part) for part in attention_tiles.plan_tiles(CU_SEQLENS)]
+    tiles = [torch.from_numpy(part) for part in attention.plan_tiles(CU_SEQLENS)]
     actual = attention.packed_attention(qkv, *tiles, cos_sin, slopes)
     expected = ReferenceAttention(tuple(LENGTHS), table, slopes)(qkv)
     assert bool(actual.isfinite().all())
@@ -64,7 +64,7 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     monkeypatch: pytest.MonkeyPatch, positions: str
 ) -> None:
     monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    assert not attention_tiles.fits_resident(128, 101_376)
+    assert not attention.fits_resident(128, 101_376)
     test_attention_equals_the_reference(positions, 128)
 
 
@@ -79,15 +79,15 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     ],
 )
 def test_keys_are_resident_where_they_fit(head_dim: int, shared_memory: int, fits: bool) -> None:
-    assert attention_tiles.fits_resident(head_dim, shared_memory) == fits
+    assert attention.fits_resident(head_dim, shared_memory) == fits
 
 
 @pytest.mark.parametrize(
     ("shared_memory", "tiles"),
-    [(232_448, product.Tiles(128, 256, 64, 3)), (101_376, product.Tiles(128, 128, 64, 3))],
+    [(232_448, gemm_gelu.Tiles(128, 256, 64, 3)), (101_376, gemm_gelu.Tiles(128, 128, 64, 3))],
 )
-def test_products_take_tiles_that_fit(shared_memory: int, tiles: product.Tiles) -> None:
-    assert product.choose_tiles(shared_memory) == tiles
+def test_products_take_tiles_that_fit(shared_memory: int, tiles: gemm_gelu.Tiles) -> None:
+    assert gemm_gelu.choose_tiles(shared_memory) == tiles
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
@@ -114,11 +114,11 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
     length, num_heads, head_dim = 300, 2**17, 64
     first_query = 256
     qkv = _sparse(tmp_path / "qkv", length, 3, num_heads, head_dim)
-    out, turned = (_sparse(tmp_path / name, length, num_heads, head_dim) for name in ("out", "turned"))
+    out, rotated = (_sparse(tmp_path / name, length, num_heads, head_dim) for name in ("out", "rotated"))
     assert first_query * out.stride(0) == 2**31
     qkv[:, :, 0] = _random(length, 3, head_dim)
     tile = torch.tensor([[0, length, first_query]], dtype=torch.int32)
-    dims = (num_heads, head_dim, head_dim, attention_tiles.BLOCK)
+    dims = (num_heads, head_dim, head_dim, attention.BLOCK)
 
     slopes = torch.full((num_heads,), 0.1)
     scale = head_dim**-0.5 * math.log2(math.e)
@@ -129,26 +129,26 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
     assert _relative_error(out[first_query:, 0], expected) < 1e-3
 
     table = rotary_table(head_dim, torch.arange(320))
-    attention._turn_keys_kernel[(1,)](*map(_start, (qkv, turned)), tile, table, *dims, 1)
-    expected = rotate(qkv[first_query:, 1, 0], table[first_query:length])
-    assert _relative_error(turned[first_query:, 0], expected) < 1e-3
+    attention._rotate_keys_kernel[(1,)](*map(_start, (qkv, rotated)), tile, table, *dims, 1)
+    expected = apply_rotary(qkv[first_query:, 1, 0], table[first_query:length])
+    assert _relative_error(rotated[first_query:, 0], expected) < 1e-3
 
 
 def test_every_token_is_in_one_tile() -> None:
-    short, long = attention_tiles.plan_tiles(CU_SEQLENS)
+    short, long = attention.plan_tiles(CU_SEQLENS)
     covered = np.zeros(CU_SEQLENS[-1], int)
     for begin, length, _ in short:
         covered[begin : begin + length] += 1
     for begin, length, first in long:
-        covered[begin + first : begin + min(length, first + attention_tiles.BLOCK)] += 1
+        covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
     assert (covered == 1).all()
-    assert short[:, 1].max() <= attention_tiles.RESIDENT_TOKENS < long[:, 1].min()
+    assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
 
 
 @pytest.mark.parametrize("lengths", [[5], [400], [7, 200]])
 def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[int]) -> None:
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    assert min(len(part) for part in attention_tiles.plan_tiles(cu_seqlens)) >= 2
+    assert min(len(part) for part in attention.plan_tiles(cu_seqlens)) >= 2
 
 
 @pytest.mark.parametrize("width", [48, 320, 1280])
@@ -183,7 +183,7 @@ def test_what_is_not_wanted_is_empty() -> None:
 
 def test_gelu_is_the_erf_form() -> None:
     x = torch.linspace(-12, 12, 4001).view(1, -1)
-    values, _ = rowwise.activate(x, None, "gelu", False)
+    values, _ = rowwise.gelu_quantize(x, None, "gelu", False)
     expected = functional.gelu(x.double())
     error = (values.double() - expected).abs()
     assert float(error.max()) < 1.5e-6
@@ -194,12 +194,14 @@ def test_gelu_is_the_erf_form() -> None:
 def test_activations_with_bias_gate_and_fp8(width: int) -> None:
     x, bias = _random(5, 2 * width), _random(width, seed=1)
     plain, gate = x[:, :width].contiguous(), functional.gelu(x[:, :width].double())
-    gelu, _ = rowwise.activate(plain, bias, "gelu", False)
+    gelu, _ = rowwise.gelu_quantize(plain, bias, "gelu", False)
     assert _relative_error(gelu, functional.gelu(plain.double() + bias.double())) < 1e-3
-    gated, _ = rowwise.activate(x, None, "gated_gelu", False)
+    gated, _ = rowwise.gelu_quantize(x, None, "gated_gelu", False)
     assert _relative_error(gated, gate * x[:, width:].double()) < 1e-3
     for activation, expected in (("none", plain), ("gelu", gate), ("gated_gelu", gated)):
-        values, scale = rowwise.activate(x if activation == "gated_gelu" else plain, None, activation, True)
+        values, scale = rowwise.gelu_quantize(
+            x if activation == "gated_gelu" else plain, None, activation, True
+        )
         assert (values.dtype, values.shape, scale.shape) == (torch.float8_e4m3fn, (5, width), (5, 1))
         assert _relative_error(values.float() * scale, expected) < FP8_ERROR
 
@@ -207,5 +209,7 @@ def test_activations_with_bias_gate_and_fp8(width: int) -> None:
 @pytest.mark.parametrize("specials", [True, False])
 def test_segment_mean_equals_mean_pool(specials: bool) -> None:
     hidden = _random(sum(LENGTHS), 72)
-    actual = pooling.segment_mean(hidden, _bounds(), specials)
-    torch.testing.assert_close(actual, mean_pool(hidden, _bounds(), specials=specials), rtol=1e-5, atol=1e-6)
+    actual = rowwise.segment_mean(hidden, _bounds(), specials)
+    torch.testing.assert_close(
+        actual, mean_pool(hidden, _bounds(), include_special_tokens=specials), rtol=1e-5, atol=1e-6
+    )

@@ -28,10 +28,10 @@ VARIANTS: Final = {
     120: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "rotary:128:float16", "alibi:64:float16"],
 }  # fmt: skip
 KERNELS: Final = {
-    "product": {"_product_kernel"},
-    "gated_product": {"_product_kernel"},
-    "rowwise": {"_add_norm_kernel", "_activate_kernel", "_mean_kernel"},
-    "rotary": {"_short_kernel", "_turn_keys_kernel", "_long_kernel"},
+    "product": {"_gemm_gelu_kernel"},
+    "gated_product": {"_gemm_gelu_kernel"},
+    "rowwise": {"_add_norm_kernel", "_gelu_quantize_kernel", "_mean_kernel"},
+    "rotary": {"_short_kernel", "_rotate_keys_kernel", "_long_kernel"},
     "alibi": {"_short_kernel", "_long_kernel"},
 }
 

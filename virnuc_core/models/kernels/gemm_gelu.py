@@ -1,6 +1,6 @@
 """The first product of a feed-forward layer with its activation, so that what lies between is never stored.
 
-A persistent kernel for Hopper and later: one program a multiprocessor takes one tile of the result after
+A persistent kernel for Hopper and later: each program takes one tile of the result after
 another, and reads the next tile's operands while it activates and stores the last. With the activation it
 takes less time than the library's product and a kernel for the activation.
 
@@ -20,8 +20,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from virnuc_core.models.kernels.launch import launch, shared_memory
 from virnuc_core.models.kernels.rowwise import gelu
 
-_LARGE: Final = 227 * 1024  # bytes of shared memory for one block on data centre GPUs since Hopper
-_ROWS_TOGETHER: Final = 16  # tiles in a column of tiles that run side by side, and share what the cache holds
+_DATACENTER_SHARED_MEMORY: Final = (
+    227 * 1024
+)  # bytes of shared memory for one block on data centre GPUs since Hopper
+_GROUP_ROWS: Final = 16  # tiles in a column of tiles that run side by side, and share operands in L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,21 @@ class Tiles:
 
 def choose_tiles(shared_memory: int) -> Tiles:
     """The tiles for a device with so many bytes of shared memory for one block."""
-    return Tiles(128, 256, 64, 3) if shared_memory >= _LARGE else Tiles(128, 128, 64, 3)
+    return Tiles(128, 256, 64, 3) if shared_memory >= _DATACENTER_SHARED_MEMORY else Tiles(128, 128, 64, 3)
 
 
 @triton.jit
-def _product_kernel(
+def _gemm_gelu_kernel(
     x, weight, out, bias, num_tokens, num_columns, depth, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, TOGETHER: tl.constexpr, PROGRAMS: tl.constexpr, GATED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP_ROWS: tl.constexpr, PROGRAMS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     row_tiles = tl.cdiv(num_tokens, ROWS)
     column_tiles = tl.cdiv(num_columns, COLUMNS)
     steps = tl.cdiv(depth, DEPTH)
-    group_size = TOGETHER * column_tiles
+    group_size = GROUP_ROWS * column_tiles
     for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS, flatten=True):
-        first_row = tile // group_size * TOGETHER
-        rows_in_group = min(row_tiles - first_row, TOGETHER)
+        first_row = tile // group_size * GROUP_ROWS
+        rows_in_group = min(row_tiles - first_row, GROUP_ROWS)
         row = (first_row + tile % rows_in_group) * ROWS
         column = (tile % group_size) // rows_in_group * COLUMNS
         y = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -80,7 +82,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
         x: fp16 or bf16 (T, I), contiguous, I a multiple of 8.
         weight: (F, I), or (2 F, I) when gated, in the dtype of x.
         bias: (F,); None when gated.
-        gated: whether rows of gate and value alternate in `weight`.
+        gated: whether rows of gate and value are interleaved in `weight`.
 
     Returns:
         (T, F) in the dtype of x.
@@ -92,11 +94,11 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
     stored = tiles.columns // 2 if gated else tiles.columns
     programs = _multiprocessors(x.device)
     launch(
-        _product_kernel, programs,
+        _gemm_gelu_kernel, programs,
         TensorDescriptor(x, x.shape, x.stride(), [tiles.rows, tiles.depth]),
         TensorDescriptor(weight, weight.shape, weight.stride(), [tiles.columns, tiles.depth]),
         TensorDescriptor(out, out.shape, out.stride(), [tiles.rows, stored]),
-        bias, num_tokens, num_columns, depth, tiles.rows, tiles.columns, tiles.depth, _ROWS_TOGETHER, programs, gated,
+        bias, num_tokens, num_columns, depth, tiles.rows, tiles.columns, tiles.depth, _GROUP_ROWS, programs, gated,
         num_warps=8, num_stages=tiles.stages,
     )  # fmt: skip
     return out

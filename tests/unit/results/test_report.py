@@ -1,0 +1,320 @@
+"""The report: the same numbers as the tables, never more than its limits, and nothing that its data could do."""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.made_reports import MadeContig, island, many_contigs, write_run
+from virnuc_core.errors import DamagedFileError, InputError
+from virnuc_core.results.report import data
+from virnuc_core.results.report.data import (
+    BINS,
+    LEVELS,
+    MAX_CLASSES,
+    NO_SCORE,
+    UNLABELLED,
+    Limits,
+    RunFacts,
+    gather,
+    histogram,
+    quantise,
+    read_labels,
+)
+from virnuc_core.results.report.page import script_json, write_report_page
+
+VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")
+MADE = [*many_contigs(30), island("island"), MadeContig(name="short", p_virus=(0.7, 0.9)), VIRAL]
+REJECTED = [(str(i), f"bad_{i}", "in.fa", "0", "empty sequence" if i % 2 else "not DNA") for i in range(9)]
+HOSTILE = "</script><script>alert(1)</script><!--&amp;\u2028'\""
+
+
+def test_contigs_are_as_in_the_table_and_in_its_order(tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, MADE, rejected=REJECTED)
+    found = gather(folder, document)
+    columns, names = found["contigs"], found["names"]
+    table = pq.read_table(folder.contigs_parquet).to_pydict()
+    for column, name in {
+        "name": "contig",
+        "length": "length",
+        "chunks": "chunks",
+        "scored": "scored_chunks",
+        "dna_alone": "dna_alone_chunks",
+        "viral": "viral_chunks",
+        "mean_p": "mean_p",
+    }.items():
+        assert columns[column] == table[name]
+    assert [names["calls"][call] for call in columns["call"]] == table["call"]
+    assert [names["tiers"][tier] for tier in columns["tier"]] == [tier or "NA" for tier in table["tier"]]
+    assert sum(found["chunk_histogram"]) == document["counts"]["scored_chunks"]
+    assert found["rejected"]["reasons"] == {"not DNA": 5, "empty sequence": 4}
+    assert found["rejected"]["first"] == [list(row) for row in REJECTED]
+    assert "class" not in columns
+
+
+def test_totals_are_those_of_the_table(tmp_path: Path) -> None:
+    found = gather(*write_run(tmp_path, MADE))["totals"]
+    calls = Counter(contig.call for contig in MADE)
+    assert found["calls"] == calls
+    assert found["contigs"] == len(MADE)
+    assert found["bases"] == sum(contig.bases for contig in MADE)
+    assert sum(found["tiers"].values()) == calls["virus"]
+    assert sum(found["histogram"]) == len(MADE) - calls["unscored"]
+    assert (found["regions"], found["region_bases"]) == (2, 20 * 500 + 2000)
+    assert (found["island_contigs"], found["hosts"]) == (1, 1), (
+        "a contig that is viral throughout is no island"
+    )
+
+
+def test_tracks_and_regions_name_their_contigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
+    folder, document = write_run(tmp_path, MADE)
+    found = gather(folder, document)
+    names = found["contigs"]["name"]
+    drawn = [contig for contig in MADE if contig.scored and len(contig.p_virus) > 3]
+    assert [names[row] for row in found["tracks"]["rows"]] == [contig.name for contig in drawn]
+    scores = np.array([p for contig in drawn for p in contig.p_virus], np.float64)
+    assert b64decode(found["tracks"]["levels"]) == quantise(scores).tobytes()
+    assert [names[row] for row in found["regions"]["row"]] == ["island", "viral"]
+    assert found["regions"]["end"] == [30_000, 2_000]
+
+
+def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: Path) -> None:
+    long_name = MadeContig(name="n" * 900, p_virus=(0.9,) * 50)
+    made = [*many_contigs(30), *(island(f"island_{i}") for i in range(5)), long_name]
+    limits = Limits(
+        contigs=10, chunks=250, regions=2, rejected=3, reasons=1, name_letters=50, files=0, lanes=0
+    )
+    folder, document = write_run(tmp_path, made, rejected=REJECTED)
+    found = gather(folder, document, {contig.name: "made" for contig in made}, limits)
+    columns = found["contigs"]
+    assert len(columns["name"]) == 10
+    assert columns["place"] == sorted(columns["place"])
+    assert {f"island_{i}" for i in range(5)} < set(columns["name"])
+    assert max(map(len, columns["name"])) == 50
+    viral_islands = {f"island_{i}" for i in range(5)}
+    assert all(columns["call"][row] == 0 or columns["name"][row] in viral_islands for row in range(10))
+    assert len(b64decode(found["tracks"]["levels"])) == 50 + 120 + 4 * 5
+    assert len(found["regions"]["row"]) == 2
+    assert len(found["rejected"]["first"]) == 3
+    assert found["rejected"]["reasons"] == {"not DNA": 5, "other reasons": 4}
+    assert found["rejected"]["total"] == 9
+    assert (found["totals"]["contigs"], found["totals"]["regions"]) == (36, 5), "sums are over all of them"
+    assert found["classes"][0]["contigs"] == 36
+    assert (found["run"]["inputs"], found["run"]["num_inputs"], found["run"]["num_lanes"]) == ([], 1, 1)
+
+
+def test_classes_add_up_to_all(tmp_path: Path) -> None:
+    labels = {"viral": "phage", "contig_1": "bacteria", "contig_2": "bacteria", "elsewhere": "phage"}
+    found = gather(*write_run(tmp_path, [*many_contigs(10), VIRAL]), labels)
+    contigs = {one["class"]: one["contigs"] for one in found["classes"]}
+    assert contigs == {"bacteria": 2, "phage": 1, UNLABELLED: 8}
+    assert {one["class"]: one["calls"] for one in found["classes"]}["phage"] == {"virus": 1}
+    assert found["unknown_labels"] == 1
+    names = [found["names"]["classes"][number] for number in found["contigs"]["class"]]
+    assert names == [labels.get(name, UNLABELLED) for name in found["contigs"]["name"]]
+
+
+@pytest.mark.parametrize(
+    ("made", "headline"),
+    [
+        ([island("i")], "0 of 1 contig are called viral; 1 other has a viral region."),
+        (
+            [MadeContig(name="v", p_virus=(0.9,)), MadeContig(name="u", p_virus=(None,))],
+            "1 of 2 contigs is called viral; 1 has no score.",
+        ),
+    ],
+)
+def test_the_headline_is_one_sentence(made: list[MadeContig], headline: str, tmp_path: Path) -> None:
+    assert gather(*write_run(tmp_path, made))["headline"] == headline
+
+
+def test_a_level_keeps_a_probability_and_its_side_of_one_half() -> None:
+    p_virus = np.concatenate([np.linspace(0, 1, 100_001), [0.5, np.nextafter(0.5, 0)]])
+    levels = quantise(p_virus)
+    again = np.minimum(1, (levels + 0.5) / LEVELS)
+    assert np.abs(again - p_virus).max() <= 0.5 / LEVELS + 1e-12
+    assert ((again >= 0.5) == (p_virus >= 0.5)).all()
+    assert levels.max() == LEVELS < NO_SCORE
+    assert quantise(np.array([np.nan, 0.0])).tolist() == [NO_SCORE, 0]
+
+
+def test_every_known_probability_is_in_one_bin() -> None:
+    counts = histogram(np.array([0.0, 0.02, 0.0199, 0.5, 0.58, 1.0, np.nan]))
+    assert len(counts) == BINS
+    assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {0: 2, 1: 1, 25: 1, 29: 1, 49: 1}
+
+
+def changed(path: Path, column: str, value: object) -> None:
+    """Writes another value into the last row of a table."""
+    table = pq.read_table(path)
+    index = table.schema.get_field_index(column)
+    values = [*table[column].to_pylist()[:-1], value]
+    pq.write_table(
+        table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type)),
+        path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("contigs_parquet", "mean_p", float("nan")),
+        ("contigs_parquet", "mean_p", 1.5),
+        ("predictions_parquet", "p_virus", -0.1),
+        ("regions_parquet", "score", float("inf")),
+        ("regions_parquet", "contig", "another"),
+    ],
+)
+def test_values_that_no_table_has_are_refused(table: str, column: str, value: object, tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, MADE)
+    path = getattr(folder, table)
+    changed(path, column, value)
+    with pytest.raises(DamagedFileError, match=re.escape(str(path))):
+        gather(folder, document)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1"])
+@pytest.mark.parametrize("name", ["contigs_parquet", "predictions_parquet", "regions_parquet", "rejected"])
+def test_a_corrupt_table_is_named(name: str, content: bytes | None, tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, MADE)
+    path: Path = getattr(folder, name)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(b"header\n" + content if name == "rejected" else content)
+    if name == "rejected" and content == b"":
+        return  # nothing was rejected
+    with pytest.raises(DamagedFileError, match=re.escape(str(path))):
+        gather(folder, document)
+
+
+def test_tables_of_another_run_are_refused(tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, MADE)
+    for count, path in (("records", folder.contigs_parquet), ("scored_chunks", folder.predictions_parquet)):
+        document["counts"][count] += 1
+        with pytest.raises(DamagedFileError, match=rf"{path.name} .*and run\.json has"):
+            gather(folder, document)
+        document["counts"][count] -= 1
+    chunks = pq.read_table(folder.predictions_parquet)
+    unscored = pc.is_null(chunks["p_virus"]).to_pylist().index(True)
+    pq.write_table(
+        pa.concat_tables([chunks.slice(0, unscored), chunks.slice(unscored + 1)]), folder.predictions_parquet
+    )
+    with pytest.raises(DamagedFileError, match="chunks of contigs that have"):
+        gather(folder, document)
+    pq.write_table(pa.table({"contig": ["a"]}), folder.contigs_parquet)
+    with pytest.raises(DamagedFileError, match="its columns are contig"):
+        gather(folder, document)
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    return write_run(tmp_path, [island("one")], links={"mlflow_run_id": "1"})[1]
+
+
+def facts(document: dict[str, Any]) -> RunFacts:
+    return RunFacts.model_validate_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("counts",), None, "counts"),
+        (("models",), "many", "models"),
+        (("stage_seconds", "index"), "long", "stage_seconds.index"),
+        (("stage_seconds", "index"), float("inf"), "stage_seconds.index"),
+        (("links", "mlflow_run_id"), 7, "links.mlflow_run_id"),
+        (("lanes",), [[]], "lanes.0"),
+        (("lanes",), [{"lane": 0}], "lanes.0.host: Field required"),
+    ],
+)
+def test_an_edited_run_json_is_refused(
+    document: dict[str, Any], path: tuple[str, ...], value: object, named: str, tmp_path: Path
+) -> None:
+    *outer, last = path
+    place = document
+    for name in outer:
+        place = place[name]
+    place[last] = value
+    with pytest.raises(DamagedFileError, match=rf"run\.json cannot be read \({named}"):
+        write_report_page(write_run(tmp_path, [island("one")])[0], document)
+
+
+def test_unusual_events_become_warnings(document: dict[str, Any]) -> None:
+    assert facts(document).warnings == []
+    document["work"]["models"][0].update(fp32_batches=1, out_of_memory=2)
+    document["counts"] |= {"rejected": 3, "contigs_unscored": 1}
+    warnings = " ".join(facts(document).warnings)
+    for part in ("1 of 2 batches", "split 2 times", "3 records were not used", "More than half"):
+        assert part in warnings
+
+
+def test_json_in_a_page_is_json_without_markup() -> None:
+    text = script_json({"name": HOSTILE, HOSTILE: [None, 0.5]})
+    assert json.loads(text) == {"name": HOSTILE, HOSTILE: [None, 0.5]}
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+
+
+def test_a_page_fetches_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
+    root = tmp_path / "{{data}}<b>{{script}}"
+    root.mkdir()
+    folder, document = write_run(root, [MadeContig(name=HOSTILE, p_virus=(0.9,))])
+    assert "/models/tiny" in json.dumps(document)
+    write_report_page(folder, document)
+    page = folder.page.read_text()
+    fetched = r"https?://|//\w+\.|@import|\burl\(|\bsrc=|<link|<iframe|innerHTML|\beval\("
+    assert re.findall(fetched, page) == []
+    assert "/models/tiny" not in page, "paths of the machine stay out"
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag, directive in (("script", "script-src"), ("style", "style-src")):
+        [source] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert f"{directive} 'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'" in policy
+    assert page.count("<script") == 2
+    assert "<title>{{data}}&lt;b&gt;{{script}}: virnuc report</title>" in page
+    assert "<h1>1 of 1 contig is called viral.</h1>" in page
+    [found] = re.findall(r'id="data">(.*?)</script>', page)
+    assert json.loads(found)["contigs"]["name"] == [HOSTILE]
+    assert not list(root.glob(".*"))
+
+
+def test_names_of_labels_are_those_of_the_tables(tmp_path: Path) -> None:
+    table = tmp_path / "labels.tsv"
+    table.write_bytes(
+        "\ufeffcontig\tlabel\torganism\r\n# mine\n\na\tvirus\tx\n=1+1 long header\tbacteria\nb\t=cmd\r\na\tvirus\n".encode()
+    )
+    assert read_labels(table) == {"a": "virus", "%3D1+1": "bacteria", "b": "%3Dcmd"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a virus\n", "line 1: 'a virus' is not a contig, a tab"),
+        (b"a\tvirus\nb\t\n", "line 2"),
+        (b"a\tvirus\na\tother\n", "one class"),
+        (b"", "has no labels"),
+        (b"contig\tclass\n", "has no labels"),
+        (b"a\t\xff\n", "not UTF-8"),
+        (
+            b"".join(b"c%d\tclass %d\n" % (i, i) for i in range(MAX_CLASSES + 1)),
+            "is the second column the class",
+        ),
+    ],
+)
+def test_unusable_labels_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    table = tmp_path / "labels.tsv"
+    table.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_labels(table)

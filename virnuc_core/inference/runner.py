@@ -1,0 +1,565 @@
+"""One device: the models and heads of a plan, from collated shards to vectors and scores on the host."""
+
+import logging
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
+from virnuc_core.inference.device import AsyncCopy, Streams
+from virnuc_core.inference.events import StageSeconds
+from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
+from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
+from virnuc_core.inference.reuse import ReusedVectors
+from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
+from virnuc_core.models.attention import resolve_attention
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
+from virnuc_core.models.compilation import compile_layers
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
+from virnuc_core.models.tensor_files import is_finite
+from virnuc_core.specs import AttentionChoice, EmbeddingsDtype, Family
+
+# Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
+# differently when the number of rows is another, and a score should not depend on its neighbours.
+_BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
+# Lengths of the sequences that a model is warmed up on, as many of each; batches come longest first.
+_WARM_UP_LENGTHS: Final = (512, 168, 90, 30)
+_SMALL_BATCH_TOKENS: Final = 1024
+# GPU libraries multiply few rows in another way, and round them otherwise, than many: from 300 tokens on in 16 bit and
+# from 1,100 on in fp32 a sequence gets the same bits whatever is in its batch. So smaller batches are filled up.
+_MIN_TOKENS: Final = 2048
+_FILLER_TOKENS: Final = 64
+_STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+}
+_TOO_LARGE: Final = "the {} vectors of rows {{}} to {{}} are too large for float16: use --embeddings float32."
+_NOT_FINITE: Final = {
+    "dna": _TOO_LARGE.format("DNA"),
+    "protein": _TOO_LARGE.format("protein"),
+    "scores": "the head gives scores that are not finite for rows {} to {}: its weights are broken, fetch it again.",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class Scorer:
+    """A classifier head on one device, applied in blocks of one fixed shape, and optionally one for DNA alone.
+
+    Args:
+        path: the head for frames.
+        device: where to compute.
+        dna_path: the head for rows without a protein vector, that is, with a vector of zeros.
+
+    Raises:
+        CheckpointError: a file is not a head.
+    """
+
+    def __init__(self, path: Path, device: torch.device | str, dna_path: Path | None = None) -> None:
+        self._device = torch.device(device)
+        self._block_rows = _BLOCK_ROWS[self._device.type]
+        self._classifier = load_classifier(path).to(device)
+        self._dna_classifier = None if dna_path is None else load_classifier(dna_path).to(device)
+
+    def score(
+        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """P(other) and P(virus) of n rows, fp32 (n, 2).
+
+        Args:
+            dna: (n, D_dna), or both vectors side by side.
+            protein: (n, D_protein); None for a head that takes the DNA vector alone, and where `dna` is both.
+
+        Raises:
+            MismatchError: a head takes features of another width.
+        """
+        given = [x for x in (dna, protein) if x is not None]
+        vectors = [torch.from_numpy(x.astype(np.float32)).to(self._device) for x in given]
+        scores: npt.NDArray[np.float32] = self.launch(*vectors).cpu().numpy()
+        return scores
+
+    def launch(self, dna: Tensor, protein: Tensor | None = None) -> Tensor:
+        """As `score`, for fp32 tensors on the head's device and with the result on it; waits for nothing."""
+        if protein is None:
+            return self._apply(self._classifier, dna)
+        scores = self._apply(self._classifier, dna, protein)
+        if self._dna_classifier is None:
+            return scores
+        has_protein = protein.any(dim=1, keepdim=True)
+        return torch.where(has_protein, scores, self._apply(self._dna_classifier, dna))
+
+    def _apply(self, classifier: MLPClassifier, *vectors: Tensor) -> Tensor:
+        """fp32 (n, 2) of the vectors (n, D_1), (n, D_2), ... that are the features side by side."""
+        scores = [torch.empty((0, 2), device=self._device)]
+        for rows in zip(*(part.split(self._block_rows) for part in vectors), strict=True):
+            features = torch.cat(rows, dim=1)
+            block = functional.pad(features, (0, 0, 0, self._block_rows - len(features)))
+            scores.append(classifier.virus_probabilities(block)[: len(features)])
+        return torch.cat(scores)
+
+
+class ModelRunner:
+    """One model on one device, from batches on the host to mean vectors on the device.
+
+    It learns how many tokens at once its device has memory for, and has sequences that overflow computed in fp32.
+
+    Args:
+        planned: which model, and how it computes.
+        model: on the device.
+        streams: of the device.
+        load_fp32: loads the same model in fp32; None for one that computes in fp32.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedModel,
+        model: Encoder,
+        streams: Streams,
+        load_fp32: "Callable[[], ModelRunner] | None" = None,
+    ) -> None:
+        self.planned: Final = planned
+        self._model = model
+        self._streams = streams
+        self._load_fp32 = load_fp32
+        self._max_tokens = sys.maxsize
+
+    @classmethod
+    def load(cls, planned: PlannedModel, streams: Streams) -> Self:
+        """Loads a model and checks that it is the planned one, and that its attention runs here.
+
+        Raises:
+            UsageError: the package that the attention needs is missing, or cannot be imported.
+            DeviceError: the device cannot run the attention.
+            CheckpointError: it cannot be read.
+            MismatchError: its files have changed since the plan was made.
+        """
+        if planned.attention != "padded":  # which is plain torch
+            head_dim = planned.spec.head_dim
+            resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
+        checkpoint = open_checkpoint(planned.location, planned.family)
+        if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
+            raise MismatchError(
+                f"the files of model {planned.name} ({planned.location}) have changed since the run was "
+                f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
+                "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
+            )
+        model = load_model(checkpoint, streams.device, planned.precision)
+        compile_layers(model, planned.compile_mode)
+        load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
+        return cls(planned, model, streams, load_fp32)
+
+    def warm_up(self) -> None:
+        """Runs a full and a small batch, so that compilation and library start-up are done with.
+
+        Raises:
+            DeviceMemoryError: something else has taken the device's memory.
+        """
+        for num_tokens in (self.planned.token_budget, _SMALL_BATCH_TOKENS):
+            batch = self._random_batch(num_tokens)
+            vectors = torch.empty((len(batch), self.planned.spec.embedding_dim), device=self._streams.device)
+            try:
+                self.embed(batch, vectors, "a sequence of random tokens {}".format)
+            except DeviceMemoryError:  # of the host
+                raise
+            except DeviceError as error:
+                raise DeviceMemoryError(
+                    f"{self._streams.device} has no memory left for even a small batch of model {self.planned.name}: "
+                    "end what else uses it, choose a smaller model, or a device with more memory."
+                ) from error
+            self._streams.download(vectors).wait()
+
+    def embed(self, batch: HostBatch, vectors: Tensor, name_of: Callable[[int], str]) -> int:
+        """Launches a batch, in parts when the device has no memory for it; waits for nothing.
+
+        After running out of memory, no batch of more than half as many tokens is tried again, apart from a
+        single sequence that is longer.
+
+        Args:
+            batch: what to embed.
+            vectors: fp32 (d, D) on the device; those of the batch are filled in.
+            name_of: the name of the sequence of a vector.
+
+        Returns:
+            How many times the device ran out of memory.
+
+        Raises:
+            DeviceError: a single sequence does not fit, now or ever.
+            DeviceMemoryError: the host has no memory for the copies.
+        """
+        failures = 0
+        parts = deque(batch.split(self._max_tokens))
+        while parts:
+            part = parts.popleft()
+            if self._launch(part, vectors):
+                continue
+            failures += 1
+            self._streams.free_memory()
+            if len(part) == 1:
+                raise DeviceError(
+                    f"{self._streams.device} has not enough memory for model {self.planned.name} on "
+                    f"{name_of(part.offset)} alone ({part.num_tokens} tokens): use a device with more "
+                    "memory, or leave this sequence out."
+                )
+            self._max_tokens = part.num_tokens // 2
+            _log.warning(
+                "%s ran out of memory in model %s on a batch of %d tokens: going on with at most %d at once",
+                self._streams.device,
+                self.planned.name,
+                part.num_tokens,
+                self._max_tokens,
+            )
+            remaining = (part, *parts)
+            parts = deque(smaller for one in remaining for smaller in one.split(self._max_tokens))
+        return failures
+
+    def recompute_fp32(self, inputs: ModelInputs, vectors: Tensor) -> int:
+        """Computes the sequences of a shard again in fp32 whose vectors are not finite, and waits for them.
+
+        Meanwhile the model in its own precision is on the host, and the one in fp32 is dropped afterwards: a device
+        need not have room for both.
+
+        Args:
+            inputs: of the shard; all batches are launched.
+            vectors: fp32 (d + 1, D) on the device, d of them computed.
+
+        Returns:
+            How many times the device ran out of memory.
+
+        Raises:
+            CheckpointError: they are not finite in fp32 either.
+            DeviceError: a single sequence does not fit.
+            DeviceMemoryError: the model does not fit in fp32.
+        """
+        overflowed = _not_finite(vectors[:-1])
+        if self._load_fp32 is None:
+            raise self._broken(inputs, overflowed)
+        _log.warning(
+            "model %s: %d of %d sequences, the first of them %s, gave numbers that are not finite in %s; they are "
+            "done again in fp32",
+            self.planned.name,
+            len(overflowed),
+            len(inputs.rows),
+            inputs.frame_id(_first_in_row_order(inputs, overflowed)),
+            self.planned.precision,
+        )
+        advice = "choose --precision bf16, which does not overflow"
+        with raise_on_oom(f"model {self.planned.name} in fp32", self._streams.device, advice):
+            self._model.to("cpu")
+            self._streams.free_memory()
+            failures = self._load_fp32()._replace_vectors(inputs, overflowed, vectors)  # and drops the model
+            self._streams.free_memory()
+            self._model.to(self._streams.device)
+        return failures
+
+    def _replace_vectors(self, inputs: ModelInputs, indices: npt.NDArray[np.int64], vectors: Tensor) -> int:
+        exact = torch.empty((len(indices), vectors.shape[1]), device=vectors.device)
+        failures = sum(
+            self.embed(batch, exact, lambda number: inputs.frame_id(int(indices[number])))
+            for batch in inputs.select(indices)
+        )
+        if len(numbers := _not_finite(exact)):
+            raise self._broken(inputs, indices[numbers])
+        vectors[torch.from_numpy(indices).to(vectors.device)] = exact
+        return failures
+
+    def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
+        """What vectors mean that are not finite in fp32, which is the precision of this model."""
+        index = _first_in_row_order(inputs, indices)
+        [batch] = inputs.select(np.array([index]))
+        return CheckpointError(
+            f"model {self.planned.name} gives vectors that are not finite in fp32, the first for "
+            f"{inputs.frame_id(index)}, from {self._first_bad_layer(batch)} on: its weights are broken, fetch them again."
+        )
+
+    @torch.inference_mode()
+    def _first_bad_layer(self, batch: HostBatch) -> str:
+        """Where the numbers of a batch first stop being finite, in words; waits for the device."""
+        input_ids = batch.input_ids.to(self._streams.device)
+        layout = self._model.build_layout(batch.cu_seqlens, self.planned.attention)
+        last = self.planned.repr_layer
+        for layer in range(last + 1):
+            if not torch.isfinite(self._model(input_ids, layout, layer)).all():
+                return f"layer {layer} of {last}" if layer else "the embedding of its tokens"
+        return "the mean of its tokens"
+
+    @torch.inference_mode()
+    def _launch(self, batch: HostBatch, vectors: Tensor) -> bool:
+        """Launches a batch as it is; False when there is no memory for it."""
+        try:
+            with self._streams.uploading():
+                input_ids = batch.input_ids.to(self._streams.device, non_blocking=True)
+                cu_seqlens = batch.cu_seqlens
+                if self._streams.device.type != "cpu" and self.planned.engine == "packed":
+                    input_ids, cu_seqlens = _fill_up(input_ids, cu_seqlens)
+                layout = self._model.build_layout(cu_seqlens, self.planned.attention)
+            self._streams.wait_for_upload(input_ids, layout)
+            embedded = self._model.embed(input_ids, layout, self.planned.repr_layer)
+            vectors[batch.output_slice] = embedded[: len(batch)]
+        except RuntimeError as error:
+            if not is_out_of_memory(error, self._streams.device):
+                raise
+            return False
+        return True
+
+    def _random_batch(self, num_tokens: int) -> HostBatch:
+        """A batch of at most so many random tokens."""
+        repeats = max(1, num_tokens // sum(_WARM_UP_LENGTHS))
+        lengths = (
+            np.repeat(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
+        )
+        cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        input_ids = self._streams.empty_pinned(int(cu_seqlens[-1]), torch.int32)
+        vocab_size = self.planned.spec.vocab_size
+        input_ids.numpy()[:] = np.random.default_rng(0).integers(vocab_size, size=len(input_ids))
+        return HostBatch(input_ids, cu_seqlens, 0)
+
+
+def _load_fp32(planned: PlannedModel, streams: Streams) -> ModelRunner:
+    model = load_model(open_checkpoint(planned.location, planned.family), streams.device, "fp32")
+    choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
+    attention = resolve_attention(choice, streams.device, planned.family, "fp32", model.spec.head_dim)
+    return ModelRunner(replace(planned, precision="fp32", attention=attention), model, streams)
+
+
+def _fill_up(input_ids: Tensor, cu_seqlens: npt.NDArray[np.int32]) -> tuple[Tensor, npt.NDArray[np.int32]]:
+    """A batch with short sequences of the token 0 after its own, until it has `_MIN_TOKENS` at least."""
+    if len(input_ids) >= _MIN_TOKENS:
+        return input_ids, cu_seqlens
+    missing = -(-(_MIN_TOKENS - len(input_ids)) // _FILLER_TOKENS)
+    fillers = np.arange(1, missing + 1, dtype=np.int32) * _FILLER_TOKENS
+    filled = functional.pad(input_ids, (0, missing * _FILLER_TOKENS))
+    return filled, np.concatenate((cu_seqlens, cu_seqlens[-1] + fillers))
+
+
+def _not_finite(vectors: Tensor) -> npt.NDArray[np.int64]:
+    """Indices of the vectors that are not finite, ascending; waits for the device."""
+    return torch.isfinite(vectors).all(dim=1).logical_not().nonzero().flatten().cpu().numpy()
+
+
+def _first_in_row_order(inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> int:
+    return int(indices[np.argmin(inputs.rows[indices])])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputedShard:
+    """A shard whose numbers are on their way to the host.
+
+    Attributes:
+        shard: which one.
+        names: which field of the result each copied tensor is.
+        copy: the numbers, rows in row order.
+        counters: the work done.
+        seconds: spent so far.
+    """
+
+    shard: Shard
+    names: tuple[str, ...]
+    copy: AsyncCopy
+    counters: ShardCounters
+    seconds: StageSeconds
+
+    def result(self) -> ShardResult:
+        """The numbers, when they have come.
+
+        Raises:
+            CheckpointError: not all of them are finite.
+        """
+        arrays: dict[str, Any] = dict.fromkeys(("dna", "protein", "scores"))
+        for name, tensor in zip(self.names, self.copy.wait(), strict=True):
+            if not is_finite(tensor):
+                raise CheckpointError(_NOT_FINITE[name].format(self.shard.begin, self.shard.end))
+            arrays[name] = tensor.numpy()
+        return ShardResult(**arrays, counters=self.counters)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardInFlight:
+    """A shard on the device, not all of its batches retired.
+
+    Attributes:
+        inputs: what was collated.
+        begun: when.
+        num_batches: of all models that compute.
+        vectors: fp32 (d + 1, D) on the device, of the models that compute; the last one is zeros, for rows without a sequence.
+        retired: of each model, how many batches have completed.
+        overflowed_batches: of each model, how many gave vectors that are not finite.
+        out_of_memory: of each model, how many times the device ran out of memory.
+    """
+
+    inputs: ShardInputs
+    begun: float
+    num_batches: int
+    vectors: dict[Family, Tensor] = field(default_factory=dict)
+    retired: Counter[Family] = field(default_factory=Counter)
+    overflowed_batches: Counter[Family] = field(default_factory=Counter)
+    out_of_memory: Counter[Family] = field(default_factory=Counter)
+
+
+class InferenceRunner:
+    """All models of a plan, resident on one device, and its heads."""
+
+    def __init__(
+        self, plan: RunPlan, streams: Streams, models: Iterable[ModelRunner], scorer: Scorer | None
+    ) -> None:
+        self._plan = plan
+        self._streams = streams
+        self._models = {model.planned.family: model for model in models}
+        self._scorer = scorer
+        self._last_complete = 0.0
+
+    @classmethod
+    def load(cls, plan: RunPlan, streams: Streams, reused_families: frozenset[Family] = frozenset()) -> Self:
+        """Puts the plan's models and heads on the device of `streams`, and warms a GPU up.
+
+        Args:
+            plan: what to compute.
+            streams: of the device.
+            reused_families: models that are loaded only when a shard without reused vectors comes.
+
+        Raises:
+            CheckpointError: a model or a head cannot be read.
+            MismatchError: one of them has changed since the plan was made.
+            DeviceMemoryError: they do not fit the device.
+        """
+        needed = [model for model in plan.models if model.family not in reused_families]
+        with raise_on_oom("the models", streams.device):
+            models = [ModelRunner.load(model, streams) for model in needed]
+            for head in plan.heads:
+                if (found := classifier_fingerprint(Path(head.location))) != head.fingerprint:
+                    raise MismatchError(
+                        f"head {head.name} ({head.location}) has changed since the run was planned: fingerprint "
+                        f"{head.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or "
+                        "move the run to the new one with `virnuc reprocess`."
+                    )
+            scorer = None
+            if plan.head is not None:
+                dna_head = Path(plan.dna_head.location) if plan.dna_head else None
+                scorer = Scorer(Path(plan.head.location), streams.device, dna_head)
+            if streams.device.type != "cpu":
+                for model in models:
+                    model.warm_up()
+        return cls(plan, streams, models, scorer)
+
+    def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
+        """Computes shards in order; what a shard is given depends on the plan and on its rows only.
+
+        While the device is at one batch, the next ones are launched, also when they are of the next shard.
+
+        Args:
+            shards: the next one is asked for when all batches of the one before are launched.
+
+        Raises:
+            CheckpointError: a vector is not finite, in fp32 neither.
+            DeviceError: a single sequence does not fit the device.
+            DeviceMemoryError: the vectors of a shard do not fit, or the model in fp32 where that is needed.
+        """
+        in_flight: deque[tuple[_ShardInFlight, Family, AsyncCopy]] = deque()
+        for inputs in shards:
+            for launched in self._launch(inputs):
+                in_flight.append(launched)
+                while len(in_flight) > self._streams.max_in_flight:
+                    yield from self._retire(*in_flight.popleft())
+        while in_flight:
+            yield from self._retire(*in_flight.popleft())
+
+    def _launch(self, inputs: ShardInputs) -> Iterator[tuple[_ShardInFlight, Family, AsyncCopy]]:
+        """Launches the batches of a shard, one at a step, and gives whether all vectors of each are finite."""
+        computing = [model for model in inputs.models if isinstance(model, ModelInputs)]
+        num_batches = sum(len(model.batches) for model in computing)
+        shard = _ShardInFlight(inputs, time.perf_counter(), num_batches)
+        for model in computing:
+            self._prepare(shard, model)
+        for model in computing:
+            family = model.counters.family
+            vectors = shard.vectors[family]
+            for batch in model.batches:
+                failures = self._models[family].embed(batch, vectors, model.frame_id)
+                shard.out_of_memory[family] += failures
+                all_finite = torch.isfinite(vectors[batch.output_slice]).all()
+                yield shard, family, self._streams.download(all_finite)
+        if not num_batches:  # then a step that has nothing to wait for completes the shard in its turn
+            yield shard, self._plan.models[0].family, AsyncCopy((torch.tensor(True),), None)
+
+    def _prepare(self, shard: _ShardInFlight, inputs: ModelInputs) -> None:
+        """Makes room for a model's vectors; the model is loaded now if nobody thought that it would be needed."""
+        family = inputs.counters.family
+        if family not in self._models:
+            [planned] = [model for model in self._plan.models if model.family == family]
+            with raise_on_oom("the models", self._streams.device):
+                self._models[family] = ModelRunner.load(planned, self._streams)
+        width = self._models[family].planned.spec.embedding_dim
+        with raise_on_oom("the vectors of a shard", self._streams.device):
+            vectors = torch.empty((len(inputs.rows) + 1, width), device=self._streams.device)
+            vectors[-1] = 0.0
+        shard.vectors[family] = vectors
+
+    def _retire(
+        self, shard: _ShardInFlight, family: Family, all_finite: AsyncCopy
+    ) -> Iterator[ComputedShard]:
+        """Waits for the batch that was launched first, and yields its shard if that is complete."""
+        [is_finite_batch] = all_finite.wait()
+        shard.overflowed_batches[family] += not is_finite_batch
+        shard.retired[family] += 1
+        if shard.retired.total() < shard.num_batches:
+            return
+        for model in shard.inputs.models:
+            if isinstance(model, ModelInputs) and shard.overflowed_batches[model.counters.family]:
+                family = model.counters.family
+                failures = self._models[family].recompute_fp32(model, shard.vectors[family])
+                shard.out_of_memory[family] += failures
+        complete = time.perf_counter()
+        forward_seconds = complete - max(shard.begun, self._last_complete)
+        self._last_complete = complete
+        with raise_on_oom("the vectors of a shard", self._streams.device):
+            computed = self._score(shard, forward_seconds)
+        yield computed
+
+    @torch.inference_mode()
+    def _score(self, shard: _ShardInFlight, forward_seconds: float) -> ComputedShard:
+        """From the vectors of distinct sequences to those of all rows, their scores, and to the host."""
+        begun = time.perf_counter()
+        vectors: dict[str, Tensor] = {}
+        for model in shard.inputs.models:
+            family, is_reused = model.counters.family, isinstance(model, ReusedVectors)
+            with self._streams.uploading():
+                on_host = model.vectors if isinstance(model, ReusedVectors) else model.vector_index
+                uploaded = on_host.to(self._streams.device, non_blocking=True)
+            self._streams.wait_for_upload(uploaded)
+            name = VECTOR_DATASETS[family]
+            vectors[name] = uploaded if is_reused else shard.vectors[family].index_select(0, uploaded)
+        results: dict[str, Tensor] = {}
+        if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
+            results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}
+        if self._scorer is not None:
+            results["scores"] = self._scorer.launch(vectors["dna"], vectors["protein"])
+        models = tuple(
+            replace(
+                counters,
+                fp32_batches=counters.fp32_batches + shard.overflowed_batches[counters.family],
+                out_of_memory=counters.out_of_memory + shard.out_of_memory[counters.family],
+            )
+            for counters in shard.inputs.counters.models
+        )
+        return ComputedShard(
+            shard=shard.inputs.shard,
+            names=tuple(results),
+            copy=self._streams.download(*results.values()),
+            counters=replace(shard.inputs.counters, models=models),
+            seconds=StageSeconds(
+                tokenize=shard.inputs.seconds, forward=forward_seconds, score=time.perf_counter() - begun
+            ),
+        )

@@ -1,0 +1,560 @@
+"""Reading a model's checkpoint: opened once, recognised by the names of its tensors, checked as a whole, loaded.
+
+The names of published tensors are mapped to those of our parameters by a `KeyLayout`; "normalised" are published names
+without what may precede all of them.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
+from virnuc_core.errors import CheckpointError
+from virnuc_core.files import parse_object
+from virnuc_core.models.dnabert_s import DnabertS
+from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.fused import quantize_layers
+from virnuc_core.models.positions import pair_rows
+from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
+from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
+
+# The one parameter that is a row of a published table instead of a whole tensor.
+TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
+# fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
+_FAIR_ESM_LAYER_NORM_EPS: Final = 1e-5
+_MAX_NAMED: Final = 5
+_MAX_INTEGER: Final = 1 << 31
+
+# Our name of each value of the architecture -> its name in config.json and in the arguments of a fair-esm file.
+_CONFIG_NAMES: Final = {
+    "num_layers": "num_hidden_layers",
+    "embedding_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "ffn_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "layer_norm_eps": "layer_norm_eps",
+}
+_FAIR_ESM_NAMES: Final = {
+    "num_layers": "encoder_layers",
+    "embedding_dim": "encoder_embed_dim",
+    "num_heads": "encoder_attention_heads",
+    "token_dropout": "token_dropout",
+}
+
+# The dtype of everything but the matrix products of fp8.
+_DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+_RANDOM_SEED: Final = 0
+_RANDOM_STD: Final = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyLayout:
+    """One naming scheme of published checkpoints.
+
+    Attributes:
+        family: architecture that it describes.
+        prefix: regular expression of what may precede every name, for instance `esm.`.
+        layer: begin of the names of a layer, with `{n}`.
+        modules: our module -> the published one, outside of layers.
+        layer_modules: our module -> published ones, inside a layer; several are fused by rows.
+        dropped: regular expression of names that are known and not needed.
+    """
+
+    family: Family
+    prefix: str
+    layer: str
+    modules: Mapping[str, str]
+    layer_modules: Mapping[str, tuple[str, ...]]
+    dropped: str
+
+    def normalise(self, key: str) -> str:
+        """A published name without its prefix; `gamma` and `beta` become `weight` and `bias`."""
+        key = re.sub(rf"^(?:{self.prefix})", "", key)
+        return re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", key))
+
+    def fits(self, keys: Iterable[str]) -> bool:
+        """Whether published names include the attention of a first layer in this scheme."""
+        first = self.layer.format(n=0)
+        wanted = {f"{first}{source}.weight" for source in self.layer_modules["qkv"]}
+        return wanted <= set(map(self.normalise, keys))
+
+    def num_layers(self, keys: Iterable[str]) -> int:
+        """Layers that normalised names mention."""
+        pattern = re.compile(re.escape(self.layer).replace(r"\{n\}", "([0-9]{1,9})"))
+        return 1 + max((int(m[1]) for key in keys if (m := pattern.match(key))), default=-1)
+
+    def sources(self, parameter: str) -> tuple[str, ...]:
+        """The normalised published tensors that make up one of our parameters, in row order."""
+        if parameter == TOKEN_TYPE:
+            return (f"{self.modules[TOKEN_TYPE]}.weight",)
+        module, _, leaf = parameter.rpartition(".")
+        if not module.startswith("layers."):
+            return (f"{self.modules[module]}.{leaf}",)
+        _, n, inner = module.split(".")
+        return tuple(f"{self.layer.format(n=n)}{source}.{leaf}" for source in self.layer_modules[inner])
+
+
+FAIR_ESM: Final = KeyLayout(
+    family="esm2",
+    prefix=r"encoder\.sentence_encoder\.|encoder\.",
+    layer="layers.{n}.",
+    modules={"embed_tokens": "embed_tokens", "final_norm": "emb_layer_norm_after"},
+    layer_modules={
+        "attention_norm": ("self_attn_layer_norm",),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention_out": ("self_attn.out_proj",),
+        "ffn_norm": ("final_layer_norm",),
+        "ffn_in": ("fc1",),
+        "ffn_out": ("fc2",),
+    },
+    dropped=r"(lm_head|contact_head)\..*|layers\.\d+\.self_attn\.rot_emb\.inv_freq",
+)
+
+# Published ESM-2 files carry an absolute position table that the rotary model never reads.
+TRANSFORMERS_ESM: Final = KeyLayout(
+    family="esm2",
+    prefix=r"esm\.",
+    layer="encoder.layer.{n}.",
+    modules={"embed_tokens": "embeddings.word_embeddings", "final_norm": "encoder.emb_layer_norm_after"},
+    layer_modules={
+        "attention_norm": ("attention.LayerNorm",),
+        "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention_out": ("attention.output.dense",),
+        "ffn_norm": ("LayerNorm",),
+        "ffn_in": ("intermediate.dense",),
+        "ffn_out": ("output.dense",),
+    },
+    dropped=(
+        r"(lm_head|contact_head|pooler|classifier)\..*"
+        r"|embeddings\.position_ids|embeddings\.position_embeddings\.weight|(.*\.)?rotary_embeddings\.inv_freq"
+    ),
+)
+
+DNABERT: Final = KeyLayout(
+    family="dnabert_s",
+    prefix=r"bert\.",
+    layer="encoder.layer.{n}.",
+    modules={
+        "word_embeddings": "embeddings.word_embeddings",
+        TOKEN_TYPE: "embeddings.token_type_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
+    },
+    layer_modules={
+        "qkv": ("attention.self.Wqkv",),
+        "attention_out": ("attention.output.dense",),
+        "attention_norm": ("attention.output.LayerNorm",),
+        "ffn_in": ("mlp.gated_layers",),
+        "ffn_out": ("mlp.wo",),
+        "ffn_norm": ("mlp.layernorm",),
+    },
+    dropped=r"(cls|pooler|classifier)\..*|embeddings\.position_ids|encoder\.alibi",
+)
+
+_LAYOUTS: Final = (FAIR_ESM, TRANSFORMERS_ESM, DNABERT)
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of the model that a spec describes."""
+    width, ffn, vocab = spec.embedding_dim, spec.ffn_dim, spec.vocab_size
+    layer: dict[str, tuple[int, ...]] = {
+        **_norm("attention_norm", width),
+        **_linear("qkv", width, 3 * width),
+        **_linear("attention_out", width, width),
+        **_norm("ffn_norm", width),
+        **_linear("ffn_out", ffn, width),
+    }
+    shapes: dict[str, tuple[int, ...]]
+    if spec.family == "esm2":
+        shapes = {"embed_tokens.weight": (vocab, width), **_norm("final_norm", width)}
+        layer |= _linear("ffn_in", width, ffn)
+    else:
+        shapes = {
+            "word_embeddings.weight": (vocab, width),
+            TOKEN_TYPE: (width,),
+            **_norm("embedding_norm", width),
+        }
+        layer |= {"ffn_in.weight": (2 * ffn, width)}
+    layers = {f"layers.{n}.{name}": shape for n in range(spec.num_layers) for name, shape in layer.items()}
+    return shapes | layers
+
+
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One model: its files, and their tensors, memory-mapped.
+
+    Attributes:
+        name: what the user called it.
+        family: architecture.
+        location: path, or `random:NAME`, that `hub.open_checkpoint` finds it by again on this machine.
+        files: weight files, in reading order; none when the weights are drawn at random.
+        config: its config.json, where there is one.
+        tokenizer_file: its tokenizer.json, where there is one.
+        revision: commit of the hub repository it was fetched from.
+        random_spec: the architecture, when the weights are drawn at random.
+        layout: whose names its tensors carry; None when they are in no file.
+        tensors: by normalised name.
+        arguments: of the model, in a fair-esm file.
+    """
+
+    name: str
+    family: Family
+    location: Path
+    files: tuple[Path, ...] = ()
+    config: Path | None = None
+    tokenizer_file: Path | None = None
+    revision: str | None = None
+    random_spec: ModelSpec | None = None
+    layout: KeyLayout | None = field(default=None, repr=False)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(
+        cls, path: Path, family: Family | None = None, *, name: str | None = None, revision: str | None = None
+    ) -> Self:
+        """Opens a weight file, or the weights in a folder.
+
+        Args:
+            path: the file or folder.
+            family: the architecture it must have; None recognises it by its content.
+            name: what the user called it; None takes the name of the path.
+            revision: commit of the hub repository it was fetched from.
+
+        Raises:
+            CheckpointError: there are no weights, a file is damaged, or it holds another model.
+        """
+        folder = path if path.is_dir() else path.parent
+        files = find_weight_files(path) if path.is_dir() else (path,)
+        if not files:
+            raise CheckpointError(
+                f"{path} holds no model.safetensors or pytorch_model.bin, whole or in shards. "
+                "Give the folder that holds the weights, or the weight file itself."
+            )
+        tensors: dict[str, Tensor] = {}
+        arguments = None
+        for file in files:
+            more, found = read_tensors(file)
+            tensors |= more
+            arguments = arguments or found
+        layout = next((layout for layout in _LAYOUTS if layout.fits(tensors)), None)
+        if layout is None:
+            raise CheckpointError(
+                f"{files[0]} holds neither ESM-2 nor DNABERT-S weights (first tensors: "
+                f"{', '.join(sorted(tensors)[:_MAX_NAMED]) or 'none'}). Give the checkpoint of one of them."
+            )
+        if family not in (None, layout.family):
+            raise CheckpointError(
+                f"{path} holds {MODEL_IN_WORDS[layout.family]} where {MODEL_IN_WORDS[family]} is needed. "
+                f"Give the checkpoint of {MODEL_IN_WORDS[family]}."
+            )
+        config, tokenizer = folder / "config.json", folder / "tokenizer.json"
+        return cls(
+            name=name or path.name,
+            family=layout.family,
+            location=path,
+            files=files,
+            config=config if config.is_file() else None,
+            tokenizer_file=tokenizer if layout.family == "dnabert_s" and tokenizer.is_file() else None,
+            revision=revision,
+            layout=layout,
+            tensors={layout.normalise(key): value for key, value in tensors.items()},
+            arguments=arguments,
+        )
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The architecture, from the shapes of the tensors and from what the checkpoint says of itself.
+
+        Raises:
+            CheckpointError: something is not said, or two of them contradict each other.
+        """
+        if self.random_spec is not None:
+            return self.random_spec
+        measured, declared = self._measured(), self._declared()
+        for name, value in measured.items():
+            if declared.get(name, value) != value:
+                raise CheckpointError(
+                    f"checkpoint {self.name} contradicts itself: {name} is {declared[name]} in its "
+                    f"configuration and {value} in its weights. Fetch both from the same place."
+                )
+        merged = measured | declared
+        if "num_heads" not in merged:
+            raise CheckpointError(
+                f"checkpoint {self.name} does not say how many heads it has. "
+                "Give the whole published file instead of its state dict."
+            )
+        spec = ModelSpec(
+            family=self.family,
+            num_layers=int(merged["num_layers"]),
+            embedding_dim=int(merged["embedding_dim"]),
+            num_heads=int(merged["num_heads"]),
+            ffn_dim=int(merged["ffn_dim"]),
+            vocab_size=int(merged["vocab_size"]),
+            layer_norm_eps=float(merged["layer_norm_eps"]),
+            token_dropout=bool(merged.get("token_dropout", False)),
+        )
+        if problem := self._problem_of(spec):
+            raise CheckpointError(
+                f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {problem}. Give another checkpoint."
+            )
+        return spec
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The tokenizer.json of a DNABERT-S model.
+
+        Raises:
+            CheckpointError: it is not beside the weights.
+        """
+        if self.tokenizer_file is None:
+            raise CheckpointError(
+                f"checkpoint {self.name} has no tokenizer.json beside {self.files[0]}. "
+                "Put the model's own tokenizer.json there."
+            )
+        return self.tokenizer_file
+
+    @cached_property
+    def tokenizer(self) -> DnabertTokenizer:
+        """The tokenizer of a DNABERT-S model.
+
+        Raises:
+            CheckpointError: it is not beside the weights, or damaged.
+        """
+        return DnabertTokenizer(self.tokenizer_path)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over the weight files and the tokenizer, which decide every vector."""
+        total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
+        for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        return total.hexdigest()
+
+    def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
+        """The tensors of the files that make up each of our parameters, as they are there.
+
+        Raises:
+            CheckpointError: tensors are missing, unknown, or of another shape.
+        """
+        assert self.layout is not None  # it has files
+        layout, tensors = self.layout, self.tensors
+        shapes = parameter_shapes(self.spec)
+        sources = {name: layout.sources(name) for name in shapes}
+        wanted = {source: name for name, parts in sources.items() for source in parts}
+        self._refuse("lacks", [source for source in wanted if source not in tensors])
+        unknown = [key for key in tensors if key not in wanted and not re.fullmatch(layout.dropped, key)]
+        self._refuse("has unknown", unknown)
+        misshapen = [
+            f"{source} of {tensors[source].dtype}"
+            for source in wanted
+            if not tensors[source].is_floating_point()
+        ]
+        for source, name in wanted.items():
+            found = tuple(tensors[source].shape)
+            shape = (shapes[name][0] // len(sources[name]), *shapes[name][1:])
+            if (found[1:] if name == TOKEN_TYPE and found[:1] > (0,) else found) != shape:
+                misshapen.append(f"{source} {found} where {shape} belongs")
+        self._refuse("has misshapen", misshapen)
+        return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights under our parameter names, on the CPU, in the dtype of the file.
+
+        The query and key rows of ESM-2 come in the order of `pair_rows`.
+
+        Raises:
+            CheckpointError: tensors are missing, unknown, or of another shape.
+        """
+        state = {
+            name: parts[0] if len(parts) == 1 else torch.cat(parts)
+            for name, parts in self.published_parts().items()
+        }
+        if self.family == "esm2":
+            rows = {
+                name: pair_rows(rows, self.spec.num_heads) for name, rows in state.items() if ".qkv." in name
+            }
+            return state | rows
+        return state | {TOKEN_TYPE: state[TOKEN_TYPE][0]}
+
+    def _measured(self) -> dict[str, float]:
+        """What the shapes of the tensors say."""
+        assert self.layout is not None  # it has files
+        is_esm2 = self.family == "esm2"
+        embedding = "embed_tokens.weight" if is_esm2 else "word_embeddings.weight"
+        ffn = "layers.0.ffn_in.weight" if is_esm2 else "layers.0.ffn_out.weight"
+        names = [self.layout.sources(name)[0] for name in (embedding, ffn)]
+        self._refuse("lacks", [name for name in names if name not in self.tensors])
+        shapes = [tuple(self.tensors[name].shape) for name in names]
+        flat = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True) if len(shape) != 2]
+        self._refuse("has misshapen", flat)
+        num_layers = self.layout.num_layers(self.tensors)
+        # More layers than tensors: before all their names are made, one by one.
+        self._refuse("lacks", [self.layout.layer.format(n=0)] if num_layers > len(self.tensors) else [])
+        vocab_size, embedding_dim = shapes[0]
+        measured: dict[str, float] = {
+            "num_layers": num_layers,
+            "embedding_dim": embedding_dim,
+            "ffn_dim": shapes[1][0 if is_esm2 else 1],
+            "vocab_size": vocab_size,
+        }
+        # The frequencies of rotary positions, kept by fair-esm, are half a head wide.
+        rotary = self.tensors.get("layers.0.self_attn.rot_emb.inv_freq")
+        if rotary is not None and rotary.numel():
+            measured["num_heads"] = embedding_dim // (2 * rotary.numel())
+        return measured
+
+    def _declared(self) -> dict[str, Any]:
+        """What config.json or the arguments of a fair-esm file say."""
+        if self.layout is FAIR_ESM:
+            fixed = {"layer_norm_eps": _FAIR_ESM_LAYER_NORM_EPS}
+            if self.arguments is None:
+                return fixed | {"token_dropout": True}
+            return fixed | self._renamed("its arguments", self.arguments, _FAIR_ESM_NAMES)
+        if self.config is None:
+            raise CheckpointError(
+                f"checkpoint {self.name} has no config.json beside {self.files[0]}. "
+                "Put the model's own config.json there: the number of heads is nowhere else."
+            )
+        try:
+            config = parse_object(self.config.read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.config} cannot be read ({error}). Put the model's own config.json there."
+            ) from error
+        declared = self._renamed(str(self.config), config, _CONFIG_NAMES)
+        if self.family == "esm2":
+            if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
+                raise CheckpointError(
+                    f"{self.config} describes another model than ESM-2 (its positions are not rotary, or "
+                    "it normalises its embeddings). Give an ESM-2 checkpoint; ESM-1b and ESM-1v are not."
+                )
+            declared["token_dropout"] = config.get("token_dropout", False)
+        return declared
+
+    def _renamed(self, where: str, values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        if absent := [theirs for ours, theirs in names.items() if not _is_valid(ours, values.get(theirs))]:
+            raise CheckpointError(
+                f"checkpoint {self.name}: {where} has no number for {', '.join(absent)}. "
+                "Fetch the configuration again from where the weights are from."
+            )
+        return {ours: values[theirs] for ours, theirs in names.items()}
+
+    def _problem_of(self, spec: ModelSpec) -> str | None:
+        if not all((spec.num_layers, spec.embedding_dim, spec.ffn_dim, spec.vocab_size)):
+            return "some of its tensors have no elements"
+        if spec.num_heads < 1 or spec.embedding_dim % spec.num_heads:
+            return f"width {spec.embedding_dim} is not a multiple of {spec.num_heads} heads"
+        if spec.family == "esm2" and spec.head_dim % 2:
+            return f"rotary positions need heads of even width, not {spec.head_dim}"
+        if spec.family == "esm2" and spec.vocab_size < Esm2Tokenizer.vocab_size:
+            return f"its vocabulary of {spec.vocab_size} is smaller than the ESM-2 alphabet"
+        if self.tokenizer_file is not None and (size := self.tokenizer.vocab_size) > spec.vocab_size:
+            return f"its tokenizer has {size} entries and its embedding {spec.vocab_size}"
+        return None
+
+    def _refuse(self, verb: str, names: list[str]) -> None:
+        """Raises when there are any tensors to complain of."""
+        if names:
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            raise CheckpointError(
+                f"checkpoint {self.name} {verb} tensors: {', '.join(names[:_MAX_NAMED])}{more}. "
+                f"It is not the whole of {MODEL_IN_WORDS[self.family]}: fetch it again, or give another one."
+            )
+
+
+def _is_valid(name: str, value: object) -> bool:
+    """Whether a value of a configuration may stand for one of ours."""
+    if name == "token_dropout":
+        return isinstance(value, bool | int)
+    if name == "layer_norm_eps":
+        return isinstance(value, int | float) and 0 < value < 1
+    return type(value) is int and 0 < value < _MAX_INTEGER
+
+
+def random_state_dict(spec: ModelSpec, device: torch.device | str) -> dict[str, Tensor]:
+    """All parameters of a model, fp32, drawn on `device`; the same numbers on every device of a kind.
+
+    They have about the spread of trained ones (gains of LayerNorm near 1, the rest normal), on which the speed of a card
+    under its power limit depends.
+    """
+    generator = torch.Generator(device).manual_seed(_RANDOM_SEED)
+    state = {}
+    for name, shape in parameter_shapes(spec).items():
+        values = torch.empty(shape, device=device).normal_(std=_RANDOM_STD, generator=generator)
+        state[name] = values + 1 if name.endswith("norm.weight") else values
+    return state
+
+
+def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
+    """A model of this architecture with fresh weights, in training mode.
+
+    Args:
+        spec: the architecture; its family decides the class.
+        dropout: share of each residual branch dropped in training mode.
+    """
+    return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
+
+
+def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+    """A model in evaluation mode, without gradients; its weights are cast once, on the host, and moved once.
+
+    Raises:
+        CheckpointError: the weights are missing, damaged, not finite, or not those of such a model.
+    """
+    spec = checkpoint.spec
+    with torch.device("meta"):
+        model = build_model(spec)
+    is_random = checkpoint.random_spec is not None
+    state = random_state_dict(spec, device) if is_random else checkpoint.state_dict()
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name} does not fit the {spec.family} architecture that its "
+            f"configuration describes: {error}"
+        ) from error
+    model = model.requires_grad_(False).eval().to(_DTYPES[precision]).to(device)
+    for name, weights in model.state_dict().items():
+        # Looked at where that is fast; rounding makes some infinite that are not so in the file.
+        if not is_finite(weights) and not is_finite(state[name]):
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."
+            )
+    if precision == "fp8":
+        quantize_layers(model)
+    else:
+        model.prepare_inference()
+    _log.info(
+        "loaded %s: %d layers, width %d, %s on %s",
+        checkpoint.name,
+        spec.num_layers,
+        spec.embedding_dim,
+        precision,
+        device,
+    )
+    return model

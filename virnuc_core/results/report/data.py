@@ -1,0 +1,545 @@
+"""Everything that a report shows, as one JSON document of bounded size: from run.json and the Parquet tables of the run."""
+
+import heapq
+import json
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from virnuc_core.errors import DamagedFileError, InputError
+from virnuc_core.plain_text import cell_text, plain_name, visible
+from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.regions import REGION_SCHEMA
+from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA
+from virnuc_core.results.writers import NOT_AVAILABLE
+from virnuc_core.run_folder import RunFolder
+
+BINS: Final = 50  # of histograms
+LEVELS: Final = 254  # into which the scores of tracks are quantised
+NO_SCORE: Final = 255
+MIN_TRACK_CHUNKS: Final = 4
+# A region that leaves more of its contig out is an island in it, as a prophage is.
+_ISLAND_SHARE: Final = 0.8
+_UNSURE: Final = "unsure"
+# The document names calls and tiers by their index.
+_CALLS: Final = (VIRUS, OTHER, UNSCORED)
+_TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
+_BATCH_ROWS: Final = 1 << 13
+
+UNLABELLED: Final = "(no label)"
+MAX_CLASSES: Final = 200
+_LABEL_HEADERS: Final = frozenset({"contig", "contig_id", "id", "name", "sequence", "record"})
+
+Row = dict[str, Any]
+VisibleText = Annotated[str, AfterValidator(visible)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much of a run a report holds at most; the run's tables have the rest."""
+
+    contigs: int = 100_000
+    chunks: int = 4_000_000
+    regions: int = 100_000
+    rejected: int = 200
+    reasons: int = 20
+    name_letters: int = 200
+    files: int = 100
+    lanes: int = 256
+
+
+class _Part(BaseModel):
+    """A part of run.json; what is not declared is not shown, such as paths of models."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class _Counts(_Part):
+    records: int
+    rejected: int
+    chunks: int
+    scored_chunks: int
+    dna_alone_chunks: int
+    viral_chunks: int
+    contigs_virus: int
+    contigs_other: int
+    contigs_unscored: int
+
+
+class _Spec(_Part):
+    num_layers: int
+    embedding_dim: int
+
+
+class _Model(_Part):
+    family: str
+    name: VisibleText
+    repr_layer: int
+    precision: str
+    engine: str
+    attention: str
+    weights_fingerprint: str
+    spec: _Spec
+
+
+class _Head(_Part):
+    name: VisibleText
+
+
+class _ModelWork(_Part):
+    name: VisibleText
+    family: str
+    sequences: int
+    tokens: int
+    capacity: int
+    batches: int
+    fp32_batches: int
+    out_of_memory: int
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        if self.fp32_batches:
+            yield (
+                f"{self.name} ({self.family}): {self.fp32_batches:,} of {self.batches:,} batches were recomputed in fp32, "
+                "because a number was not finite."
+            )
+        if self.out_of_memory:
+            yield (
+                f"{self.name} ({self.family}): a batch was split {self.out_of_memory:,} times, because the device was out of "
+                "memory."
+            )
+
+
+class _Work(_Part):
+    frames: int
+    residues: int
+    models: list[_ModelWork]
+
+
+class _Shards(_Part):
+    total: int
+    computed: int
+
+
+class _Lane(_Part):
+    lane: int
+    host: str
+    device: str
+    device_name: str
+    shards: int
+    sequences: int
+    sequences_per_second: float
+    residues_per_second: float
+    seconds: float
+    load_seconds: float
+
+
+class _Input(_Part):
+    name: VisibleText
+    size: int
+    sha256: str
+
+
+class RunFacts(_Part):
+    """What a report says of the run itself, taken from run.json."""
+
+    out: str
+    finished: str = ""
+    inputs: list[_Input]
+    chunk_length: int
+    models: list[_Model]
+    head: _Head
+    dna_head: _Head | None
+    counts: _Counts
+    work: _Work
+    shards: _Shards
+    stage_seconds: dict[str, float]
+    lanes: list[_Lane]
+    throughput: dict[str, float]
+    notes: list[str]
+    links: dict[str, str]
+    versions: dict[str, str]
+    plan_fingerprint: str
+    threshold: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What did not go as usual."""
+        found = [text for model in self.work.models for text in model.warnings]
+        if self.counts.rejected:
+            records = "record was" if self.counts.rejected == 1 else "records were"
+            found.append(f"{self.counts.rejected:,} {records} not used; rejected.tsv says why.")
+        if self.counts.records and self.counts.contigs_unscored * 2 > self.counts.records:
+            found.append(
+                "More than half of the contigs have no score: most of them are short, or have no stop-free frame."
+            )
+        return found
+
+    def document(self, limits: Limits) -> Row:
+        """The facts as JSON values, long lists cut."""
+        values = self.model_dump()
+        return {
+            **values,
+            "inputs": values["inputs"][: limits.files],
+            "num_inputs": len(self.inputs),
+            "lanes": values["lanes"][: limits.lanes],
+            "num_lanes": len(self.lanes),
+            "warnings": self.warnings,
+        }
+
+
+def gather(
+    folder: RunFolder,
+    document: Mapping[str, Any],
+    labels: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> Row:
+    """The document of a report; contigs are in the order of the input, and other parts name them by their index.
+
+    Args:
+        folder: the run's folder.
+        document: the content of its run.json.
+        labels: class of contigs by name.
+        limits: None for the usual ones.
+
+    Raises:
+        DamagedFileError: a table is missing, corrupt, or not of this run; or the document is not a run.json.
+        OSError: rejected.tsv cannot be read.
+    """
+    limits = limits or Limits()
+    facts = _read_facts(folder, document)
+    totals, classes = Totals(), dict[str, Totals]()
+    # The heap of nlargest keeps the most important contigs of the stream.
+    shown = heapq.nlargest(
+        limits.contigs, _count(_iter_contigs(folder), labels, totals, classes), _importance
+    )
+    _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
+    tracks = _choose_tracks(shown, limits.chunks)
+    histogram, levels = _read_scores(folder.predictions_parquet, tracks)
+    scored = int(histogram.sum())
+    _require_count(
+        folder, folder.predictions_parquet, "chunks with a score", scored, facts.counts.scored_chunks
+    )
+    rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
+    regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
+    class_names = sorted(classes)
+    unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
+    return {
+        "headline": _headline(facts.counts, totals.values["hosts"]),
+        "run": facts.document(limits),
+        "totals": totals.document,
+        "chunk_histogram": histogram.tolist(),
+        "names": {"calls": _CALLS, "tiers": _TIERS, "classes": class_names},
+        "contigs": _contig_columns(
+            sorted(shown, key=itemgetter("place")), labels, class_names, limits.name_letters
+        ),
+        "regions": _region_columns(sorted(islice(regions, limits.regions), key=itemgetter(0))),
+        "tracks": {
+            "rows": [rows[contig["place"]] for contig in tracks],
+            "levels": b64encode(levels).decode(),
+            "min_chunks": MIN_TRACK_CHUNKS,
+        },
+        "classes": [{"class": label, **classes[label].document} for label in class_names],
+        "unknown_labels": unknown,
+        "island_share": _ISLAND_SHARE,
+        "rejected": _read_rejected(folder.rejected, limits),
+    }
+
+
+def _read_facts(folder: RunFolder, document: Mapping[str, Any]) -> RunFacts:
+    try:
+        return RunFacts.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DamagedFileError(
+            f"{folder.report} cannot be read ({where}: {first['msg']}): run the same command again."
+        ) from error
+
+
+def _require_count(folder: RunFolder, path: Path, what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise _damaged(path, f"{found:,} {what}, and {folder.report.name} has {expected:,}")
+
+
+def _damaged(path: Path, why: object) -> DamagedFileError:
+    return DamagedFileError(f"{path} cannot be read as a table of a run ({why}): run the same command again.")
+
+
+def _headline(counts: _Counts, hosts: int) -> str:
+    """The run in one sentence."""
+    contigs = "contig" if counts.records == 1 else "contigs"
+    verb = "is" if counts.contigs_virus == 1 else "are"
+    parts = [f"{counts.contigs_virus:,} of {counts.records:,} {contigs} {verb} called viral"]
+    if hosts:
+        parts.append(f"{hosts:,} {'other has' if hosts == 1 else 'others have'} a viral region")
+    if counts.contigs_unscored:
+        parts.append(
+            f"{counts.contigs_unscored:,} {'has' if counts.contigs_unscored == 1 else 'have'} no score"
+        )
+    return "; ".join(parts) + "."
+
+
+def _iter_batches(
+    path: Path, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a table of a run, with finite numbers and probabilities between 0 and 1."""
+    try:
+        with pq.ParquetFile(path) as file:
+            if file.schema_arrow != schema:
+                raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)[:80]}")
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                for field in batch.schema:
+                    if pa.types.is_floating(field.type):
+                        numbers = batch[field.name].drop_null().to_numpy()
+                        low, high = (-np.inf, np.inf) if field.name == "score" else (0, 1)
+                        if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
+                            raise ValueError(f"{field.name} is out of range")
+                yield batch
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+    ) as error:  # OSError is also what pyarrow raises for what it cannot parse
+        raise _damaged(path, error) from error
+
+
+def _iter_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
+    return (row for batch in _iter_batches(path, schema) for row in batch.to_pylist())
+
+
+def _iter_contigs(folder: RunFolder) -> Iterator[Row]:
+    """The rows of contigs.parquet with `place` (from 0), `regions` (rows of regions.parquet) and `viral_bases`."""
+    regions = groupby(_iter_rows(folder.regions_parquet, REGION_SCHEMA), key=itemgetter("contig"))
+    following = next(regions, None)
+    for place, contig in enumerate(_iter_rows(folder.contigs_parquet, CONTIG_SCHEMA)):
+        own: list[Row] = []
+        if following is not None and following[0] == contig["contig"]:
+            own = list(following[1])
+            following = next(regions, None)
+        viral_bases = sum(region["length"] for region in own)
+        yield {**contig, "place": place, "regions": own, "viral_bases": viral_bases}
+    if following is not None:
+        raise _damaged(
+            folder.regions_parquet, f"{following[0]!r} is no contig of the run, or not in its order"
+        )
+
+
+class Totals:
+    """Sums over contigs.
+
+    Attributes:
+        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (viral only in part), hosts (not
+            called virus, but with a region that is more than unsure).
+        labelled: contigs with a label.
+    """
+
+    def __init__(self) -> None:
+        self.values: Counter[str] = Counter()
+        self.labelled = 0
+        self._calls: Counter[str] = Counter()
+        self._tiers: Counter[str] = Counter()
+        self._histogram = [0] * BINS
+        self._mean_p_sum = 0.0
+
+    def add(self, contig: Row) -> None:
+        """Counts a contig."""
+        is_virus, mean_p, regions = contig["call"] == VIRUS, contig["mean_p"], contig["regions"]
+        self._calls[contig["call"]] += 1
+        if is_virus:
+            self._tiers[contig["tier"]] += 1
+        if mean_p is not None:
+            self._histogram[min(int(mean_p * BINS + 1e-9), BINS - 1)] += 1
+            self._mean_p_sum += mean_p
+        self.values["contigs"] += 1
+        self.values["bases"] += contig["length"]
+        if regions:
+            self.values["regions"] += len(regions)
+            self.values["region_bases"] += contig["viral_bases"]
+            self.values["island_contigs"] += contig["viral_bases"] < _ISLAND_SHARE * contig["length"]
+            self.values["hosts"] += not is_virus and any(region["tier"] != _UNSURE for region in regions)
+
+    @property
+    def document(self) -> Row:
+        """The sums as JSON values; tiers are of contigs called virus, the histogram is of mean_p."""
+        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
+        return {
+            **{name: self.values[name] for name in names},
+            "calls": dict(self._calls),
+            "tiers": dict(self._tiers),
+            "histogram": self._histogram,
+            "mean_p_sum": self._mean_p_sum,
+        }
+
+
+def _count(
+    contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
+) -> Iterator[Row]:
+    """Passes contigs on and adds them up, over all and by class."""
+    for contig in contigs:
+        totals.add(contig)
+        if labels is not None:
+            label = labels.get(contig["contig"])
+            own = classes.setdefault(label or UNLABELLED, Totals())
+            own.add(contig)
+            own.labelled += label is not None
+        yield contig
+
+
+def _importance(contig: Row) -> tuple[bool, int, int, int]:
+    """What comes first where there is no room for all: viral contigs, then by viral chunks, by length, by place."""
+    is_viral = contig["call"] == VIRUS or bool(contig["regions"])
+    return (is_viral, contig["viral_chunks"], contig["length"], -contig["place"])
+
+
+def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
+    """The contigs with a track, in the order of the input: the first ones with enough chunks, as far as there is room."""
+    chosen: list[Row] = []
+    for contig in contigs:
+        if (
+            contig["chunks"] >= MIN_TRACK_CHUNKS
+            and contig["scored_chunks"]
+            and contig["chunks"] <= max_chunks
+        ):
+            chosen.append(contig)
+            max_chunks -= contig["chunks"]
+    return sorted(chosen, key=itemgetter("place"))
+
+
+def _read_scores(path: Path, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
+    """Histogram of the scores of all chunks, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
+    counts = np.zeros(BINS, np.int64)
+    wanted = np.array([contig["place"] for contig in tracks], np.int64)
+    parts: list[bytes] = []
+    place = -1
+    for batch in _iter_batches(path, PREDICTION_SCHEMA, ("chunk", "p_virus")):
+        p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
+        counts += histogram(p_virus)
+        places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
+        place = int(places[-1])
+        parts.append(quantise(p_virus)[np.isin(places, wanted)].tobytes())
+    levels = b"".join(parts)
+    if len(levels) != (expected := sum(contig["chunks"] for contig in tracks)):
+        raise _damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
+    return counts, levels
+
+
+def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """Probabilities (n,) as levels 0 to `LEVELS`, `NO_SCORE` for NaN.
+
+    A level covers the p from level / 254 to 1/254 above, so that 0.5 is the border of a level.
+    """
+    levels = np.floor(np.nan_to_num(p_virus) * LEVELS).astype(np.uint8)
+    levels[np.isnan(p_virus)] = NO_SCORE
+    return levels
+
+
+def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """How many of the probabilities (n,) lie in each of `BINS` equal parts of 0 to 1; without NaN."""
+    bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
+    return np.bincount(bins, minlength=BINS).astype(np.int64)
+
+
+def _contig_columns(
+    contigs: Sequence[Row], labels: Mapping[str, str] | None, classes: Sequence[str], name_letters: int
+) -> Row:
+    names = {
+        "place": "place",
+        "length": "length",
+        "chunks": "chunks",
+        "scored": "scored_chunks",
+        "dna_alone": "dna_alone_chunks",
+        "viral": "viral_chunks",
+        "mean_p": "mean_p",
+    }
+    columns: Row = {name: [contig[column] for contig in contigs] for name, column in names.items()}
+    columns["name"] = [_cut(contig["contig"], name_letters) for contig in contigs]
+    columns["call"] = [_CALLS.index(contig["call"]) for contig in contigs]
+    columns["tier"] = [_TIERS.index(contig["tier"] or NOT_AVAILABLE) for contig in contigs]
+    if labels is not None:
+        columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
+    return columns
+
+
+def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:
+    columns: Row = {"row": [row for row, _ in regions]}
+    columns |= {name: [region[name] for _, region in regions] for name in ("start", "end", "score", "mean_p")}
+    return {**columns, "tier": [_TIERS.index(region["tier"]) for _, region in regions]}
+
+
+def _read_rejected(path: Path, limits: Limits) -> Row:
+    """How many records were rejected, for which reasons, and the first of them."""
+    reasons: Counter[str] = Counter()
+    first: list[list[str]] = []
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            next(lines, None)
+            for line in lines:
+                cells = line.rstrip("\n").split("\t")
+                if len(cells) != 5:
+                    raise ValueError(f"{line!r:.60} is no row of it")
+                reason = cells[-1]
+                reasons[
+                    reason if reason in reasons or len(reasons) < limits.reasons else "other reasons"
+                ] += 1
+                if len(first) < limits.rejected:
+                    first.append([_cut(cell, limits.name_letters) for cell in cells])
+    except (FileNotFoundError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return {"total": sum(reasons.values()), "reasons": dict(reasons.most_common()), "first": first}
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def read_labels(path: Path) -> Mapping[str, str]:
+    """The class of each contig by its name.
+
+    Args:
+        path: tab-separated: contig, class; further columns, empty lines, comments after # and a header are ignored. Names may
+            be those of the FASTA or those that virnuc writes.
+
+    Raises:
+        InputError: a line has no class, a contig has two, there are more than `MAX_CLASSES` classes, or it is no text.
+        OSError: it cannot be read.
+    """
+    labels: dict[str, str] = {}
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip() or line.startswith("#"):
+                    continue
+                cells = [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
+                if len(cells) < 2 or not cells[0] or not cells[1]:
+                    raise InputError(
+                        f"{path}, line {number}: {line.strip()!r:.60} is not a contig, a tab and its class."
+                    )
+                if not labels and cells[0].lower() in _LABEL_HEADERS:
+                    continue
+                name, label = plain_name(cells[0].split()[0]), cell_text(cells[1])
+                if labels.setdefault(name, label) != label:
+                    raise InputError(
+                        f"{path}, line {number}: {name} is {label!r:.40} here and {labels[name]!r:.40} before. "
+                        "Give each contig one class."
+                    )
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: give a tab-separated table.") from error
+    if not labels:
+        raise InputError(f"{path} has no labels: give lines of a contig, a tab and its class.")
+    if len(classes := set(labels.values())) > MAX_CLASSES:
+        raise InputError(
+            f"{path} has {len(classes):,} classes, the report shows at most {MAX_CLASSES}: is the second column the class?"
+        )
+    return labels
