@@ -24,7 +24,7 @@ from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.training.heads import known_calls
 from virnuc_core.training.labels import RecordTable
-from virnuc_core.training.metrics import Figures, KnownCalls, figures_of
+from virnuc_core.training.metrics import KnownCalls, Metrics, measure
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = "run"
@@ -44,7 +44,7 @@ class EvaluationReport:
 
     out: str
     run: RunReport
-    levels: dict[str, Figures]
+    levels: dict[str, Metrics]
 
     @property
     def document(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
         MismatchError: the run is of other records.
     """
     calls = calls_of_run(RunFolder(out / RUN_NAME), table)
-    levels = {level: figures_of(known) for level, known in calls.items()}
+    levels = {level: measure(known) for level, known in calls.items()}
     report = EvaluationReport(out=str(out), run=run, levels=levels)
     write_text(out / FIGURES_NAME, json.dumps(report.document, indent=1) + "\n")
     write_text(out / PAGE_NAME, report.page)

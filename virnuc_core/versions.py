@@ -14,30 +14,29 @@ State = Literal["ok", "warning", "problem"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class KnownVersions:
     """The versions of one package that work.
 
     Attributes:
         package: its name at the package index; "python" is the interpreter.
-        part: what it is for: computing, or running flows and recording them.
         since: the first that works.
         before: the first that does not, or that nobody has tried.
-        newer: what a version from there on is.
+        newer: the state of versions from `before` on.
         why: what is known of older or newer ones.
-        is_optional: whether virnuc does without.
+        is_optional: whether virnuc works without.
     """
 
     package: str
     part: Part
     since: str
     before: str
-    newer: Literal["warning", "problem"] = "warning"
+    newer: State = "warning"
     why: str = "not tested with others"
     is_optional: bool = False
 
     @property
-    def in_words(self) -> str:
+    def range_text(self) -> str:
         """The versions for a person."""
         return f"from {self.since} and before {self.before}" if self.since != "0" else f"before {self.before}"
 
@@ -47,66 +46,27 @@ FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
 
 _BREAKS_THE_SERVER: Final = "with newer ones the Prefect server does not start, or schedules no runs"
+_TRITON: Final = "the kernels were run with 3.6 and 3.7; each torch wants a triton of its own"
+_FLASH_ATTN: Final = f"--attention flash-attn takes {FLASH_ATTN_VERSION} only"
 KNOWN_VERSIONS: Final = (
-    KnownVersions(package="python", part="compute", since="3.11", before="3.14"),
-    KnownVersions(
-        package="torch",
-        part="compute",
-        since="2.11",
-        before="2.14",
-        why="tested with 2.11 on GPUs and with 2.13",
-    ),
-    KnownVersions(package="numpy", part="compute", since="2.0", before="3"),
-    KnownVersions(
-        package="triton",
-        part="compute",
-        since="3.6",
-        before="3.8",
-        why="the kernels were run with 3.6 and 3.7; each torch wants a triton of its own",
-        is_optional=True,
-    ),
-    KnownVersions(
-        package=FLASH_ATTN,
-        part="compute",
-        since="4",
-        before="5",
-        why=f"--attention flash-attn takes {FLASH_ATTN_VERSION} only",
-        is_optional=True,
-    ),
-    KnownVersions(package="prefect", part="orchestration", since="3.8.8", before="4"),
-    KnownVersions(package="mlflow", part="orchestration", since="3.17", before="4"),
-    KnownVersions(
-        package="fastapi",
-        part="orchestration",
-        since="0",
-        before="0.151",
-        newer="problem",
-        why=_BREAKS_THE_SERVER,
-    ),
-    KnownVersions(
-        package="sqlalchemy",
-        part="orchestration",
-        since="0",
-        before="2.1",
-        newer="problem",
-        why=_BREAKS_THE_SERVER,
-    ),
+    KnownVersions("python", "compute", "3.11", "3.14"),
+    KnownVersions("torch", "compute", "2.11", "2.14", why="tested with 2.11 on GPUs and with 2.13"),
+    KnownVersions("numpy", "compute", "2.0", "3"),
+    KnownVersions("triton", "compute", "3.6", "3.8", why=_TRITON, is_optional=True),
+    KnownVersions(FLASH_ATTN, "compute", "4", "5", why=_FLASH_ATTN, is_optional=True),
+    KnownVersions("prefect", "orchestration", "3.8.8", "4"),
+    KnownVersions("mlflow", "orchestration", "3.17", "4"),
+    KnownVersions("fastapi", "orchestration", "0", "0.151", "problem", _BREAKS_THE_SERVER),
+    KnownVersions("sqlalchemy", "orchestration", "0", "2.1", "problem", _BREAKS_THE_SERVER),
 )
 
 # The oldest driver for programs made with CUDA of this major version. Source: NVIDIA, "CUDA Compatibility", table 1.
 OLDEST_DRIVER: Final = {12: 525, 13: 580}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class VersionCheck:
-    """One installed package against the table.
-
-    Attributes:
-        package: its name.
-        found: the installed version; empty when there is none.
-        state: what that means.
-        advice: what to do; empty when it is fine.
-    """
+    """One installed package against the table; `found` and `advice` may be empty."""
 
     package: str
     found: str
@@ -161,17 +121,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _check(known: KnownVersions, found: str) -> VersionCheck:
+    if not found and known.is_optional:
+        return VersionCheck(known.package, found, "ok")
     if not found:
-        state: State = "ok" if known.is_optional else "problem"
-        advice = (
-            "" if known.is_optional else f"it is not installed: pip install '{known.package}>={known.since}'"
-        )
-        return VersionCheck(package=known.package, found=found, state=state, advice=advice)
-    if is_older(found, known.since):
-        state = "problem"
-    elif not is_older(found, known.before):
-        state = known.newer
-    else:
-        return VersionCheck(package=known.package, found=found, state="ok")
-    advice = f"known to work: {known.in_words} ({known.why}). Install with -c constraints.txt"
-    return VersionCheck(package=known.package, found=found, state=state, advice=advice)
+        advice = f"it is not installed: pip install '{known.package}>={known.since}'"
+        return VersionCheck(known.package, found, "problem", advice)
+    is_old = is_older(found, known.since)
+    if not is_old and is_older(found, known.before):
+        return VersionCheck(known.package, found, "ok")
+    advice = f"known to work: {known.range_text} ({known.why}). Install with -c constraints.txt"
+    return VersionCheck(known.package, found, "problem" if is_old else known.newer, advice)

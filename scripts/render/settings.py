@@ -55,7 +55,12 @@ def variables_table(_: Results) -> str:
 def versions_table(_: Results) -> str:
     """The versions that are known to work."""
     rows = (
-        (known.package + (" (optional)" if known.is_optional else ""), known.in_words, known.newer, known.why)
+        (
+            known.package + (" (optional)" if known.is_optional else ""),
+            known.range_text,
+            known.newer,
+            known.why,
+        )
         for known in KNOWN_VERSIONS
     )
     drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())

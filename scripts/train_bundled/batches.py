@@ -12,7 +12,7 @@ from scripts.train_bundled.dataset import Genomes, TokenizedFrames
 from scripts.train_bundled.network import TinyPair, Tokens
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.training.sampling import sample_weights
+from virnuc_core.training.split import sample_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,15 @@ from scripts.train_bundled.evaluate import dna_features, evaluate, frame_feature
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
 from virnuc_core.models.hub import write_sums
-from virnuc_core.training.calibration import cool, fit_temperature
-from virnuc_core.training.sampling import sample_weights
-from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head
+from virnuc_core.training.split import sample_weights
+from virnuc_core.training.trainer import (
+    LabelledVectors,
+    TrainerSettings,
+    apply_temperature,
+    fit_temperature,
+    margins_of,
+    train_head,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +113,7 @@ def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> fl
     margins = margins_of(head, torch.from_numpy(frame_features(source.bundle, relatives, source.device)))
     is_viral = source.train.is_viral[relatives.record]
     temperature = fit_temperature(margins, is_viral, np.full(len(is_viral), 1 / len(is_viral)))
-    cool(head, temperature)
+    apply_temperature(head, temperature)
     return temperature
 
 

@@ -1,7 +1,7 @@
 """How good calls are, as Markdown: for the page of an evaluation and for the card of a head."""
 
 from tasks.pages.markdown import cell, table
-from virnuc_core.training.metrics import Figures
+from virnuc_core.training.metrics import Metrics
 
 _NUMBERS = (
     ("AUROC", "auroc"),
@@ -15,7 +15,7 @@ _NUMBERS = (
 )
 
 
-def figures_lines(levels: dict[str, Figures], heading: str = "##") -> list[str]:
+def figures_lines(levels: dict[str, Metrics], heading: str = "##") -> list[str]:
     """Tables of figures.
 
     Args:
@@ -35,7 +35,7 @@ def number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
-def overview_lines(levels: dict[str, Figures]) -> list[str]:
+def overview_lines(levels: dict[str, Metrics]) -> list[str]:
     """The single figures alone, as for `figures_lines`."""
     rows = [
         ("sequences", *(f"{figures.count:,}" for figures in levels.values())),
@@ -55,7 +55,7 @@ def overview_lines(levels: dict[str, Figures]) -> list[str]:
     return table(("", *levels), rows)
 
 
-def _by_class(figures: Figures) -> list[str]:
+def _by_class(figures: Metrics) -> list[str]:
     rows = [
         (
             cell(one.name),
@@ -69,7 +69,7 @@ def _by_class(figures: Figures) -> list[str]:
     return table(("class", "all", "with a score", "called virus", "share"), rows)
 
 
-def _by_length(figures: Figures) -> list[str]:
+def _by_length(figures: Metrics) -> list[str]:
     rows = [
         (
             f"{one.shortest:,} bp and more"
@@ -90,7 +90,7 @@ def _by_length(figures: Figures) -> list[str]:
     return table(header, rows)
 
 
-def _reliability(figures: Figures) -> list[str]:
+def _reliability(figures: Metrics) -> list[str]:
     rows = [
         (f"{one.low:.1f} to {one.high:.1f}", f"{one.count:,}", number(one.mean_p), number(one.share_viral))
         for one in figures.reliability

@@ -7,9 +7,9 @@ from tasks.pages.markdown import cell, code, size, table
 from tasks.pages.metrics_page import figures_lines, overview_lines
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.specs import Family, InputFile
-from virnuc_core.training.frames import PartCounts
-from virnuc_core.training.genbank import GenBankCounts
-from virnuc_core.training.metrics import Figures
+from virnuc_core.training.heads import PartCounts
+from virnuc_core.training.labels import GenBankCounts
+from virnuc_core.training.metrics import Metrics
 from virnuc_core.training.split import PARTS
 from virnuc_core.training.trainer import TrainedHead, TrainerSettings
 
@@ -68,7 +68,7 @@ class HeadCard:
         return f"virnuc-head-{allowed}-{self.plan.chunk_length}bp{'-dna-alone' if self.is_dna_alone else ''}"
 
 
-def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) -> str:
+def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Metrics]) -> str:
     """The card as Markdown; the same head has the same card.
 
     Args:
@@ -96,7 +96,7 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) 
         "",
         *_training(card, trained),
         "",
-        "## Figures on the test records",
+        "## Metrics on the test records",
         "",
         "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
         "",
@@ -108,7 +108,7 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Figures]) 
     return "\n".join(lines) + "\n"
 
 
-def head_page(card: HeadCard, levels: dict[str, Figures]) -> str:
+def head_page(card: HeadCard, levels: dict[str, Metrics]) -> str:
     """The short of it, for pages that hold no more than some thousand letters."""
     heading = f"# {cell(card.name)}: chunks of {card.plan.chunk_length} bp"
     return (

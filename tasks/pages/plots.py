@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from virnuc_core.training.metrics import Figures, KnownCalls
+    from virnuc_core.training.metrics import KnownCalls, Metrics
 
 # Seconds (Unix time) and value.
 Curve = Sequence[tuple[float, float]]
@@ -120,7 +120,7 @@ def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
     return figure
 
 
-def reliability_figure(levels: "dict[str, Figures]") -> "Figure":
+def reliability_figure(levels: "dict[str, Metrics]") -> "Figure":
     """Share of viruses over the score that they have, a line a level; on the diagonal, a score is a probability."""
     figure, axes = new_figure("Are scores probabilities?", "mean P(virus)", "share of viruses")
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="a probability")

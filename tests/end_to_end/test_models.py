@@ -1,19 +1,17 @@
 """`virnuc models`: a real hub server on this machine, a folder carried elsewhere, and runs with what came of it."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save
 
 from tests.end_to_end.conftest import CommandLine
+from tests.made_hub import Hub, running_hub
 from virnuc_core.models.catalogue import HubCommit, find_entries
 from virnuc_core.models.checkpoint import TRANSFORMERS_ESM, random_state_dict
 
@@ -45,54 +43,6 @@ def made_8m() -> dict[str, bytes]:
     return {"config.json": json.dumps(config).encode(), "model.safetensors": save(tensors)}
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The requests that a download makes; large files are known by SHA-256, small ones by Git's SHA-1."""
-
-    protocol_version = "HTTP/1.1"
-    files: dict[str, bytes]
-    sent: dict[str, bytes]
-
-    def do_HEAD(self) -> None:
-        path = self.path.partition("?")[0].strip("/")
-        name = path.rpartition("/")[2]
-        repo = next((repo for repo in (REPO, OTHER_REPO) if repo in path), "absent/absent")
-        infos = [f"api/models/{repo}{at}" for at in ("", "/revision/main", f"/revision/{COMMIT}")]
-        if path in infos:
-            siblings = [{"rfilename": name} for name in self.files]
-            self.answer(
-                json.dumps({"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}).encode()
-            )
-        elif path == f"api/models/{repo}/tree/{COMMIT}":
-            tree = [{"type": "file", "path": n, "size": len(b), "oid": git(b)} for n, b in self.files.items()]
-            self.answer(json.dumps(tree).encode())
-        elif path == f"{repo}/resolve/{COMMIT}/{name}" and name in self.files:
-            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{git(self.files[name])}"'}
-            if name.endswith(".safetensors"):
-                digest = hashlib.sha256(self.files[name]).hexdigest()
-                headers |= {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(self.files[name]))}
-            self.answer(self.sent.get(name, self.files[name]), headers)
-        else:
-            self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
-
-    do_GET = do_HEAD
-
-    def answer(self, body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing on the terminal."""
-
-
-def git(body: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def repository() -> dict[str, bytes]:
     return made_8m()
@@ -100,14 +50,8 @@ def repository() -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(repository: dict[str, bytes]) -> Iterator[str]:
-    Hub.files, Hub.sent = repository, {}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running_hub({REPO: repository, OTHER_REPO: repository}, COMMIT) as address:
+        yield address
 
 
 def models(
@@ -194,7 +138,8 @@ def test_what_comes_damaged_from_the_hub_is_not_used(
 
 def test_another_model_under_a_known_name_is_told(hub: str, tmp_path: Path, data_dir: Path) -> None:
     golden = data_dir / "golden" / "dnabert_s"
-    Hub.files = {name: (golden / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    files = {name: (golden / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    Hub.repositories = {REPO: files}
     [(code, document)] = models(tmp_path / "hf", hub, ("pull", "8M"))
     assert code == 4
     assert "holds a DNABERT-S model where an ESM-2 model is needed" in str(document["error"])

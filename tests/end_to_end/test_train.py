@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_sco
 
 from tests.end_to_end.conftest import Checkpoints, CommandLine, random_dna, rows
 from tests.end_to_end.test_predict import is_empty_group, wait_until
-from tests.unit.training.test_genbank import made_record, write_genbank
+from tests.unit.training.test_labels import made_record, write_genbank
 from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding

@@ -46,26 +46,24 @@ def test_the_table_says_what_the_installation_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "before", "newer", "state"),
+    ("since", "before", "newer", "is_optional", "state"),
     [
-        ("1", "99", "warning", "ok"),
-        ("98", "99", "warning", "problem"),
-        ("0", "1.26", "warning", "warning"),
-        ("0", "1.26", "problem", "problem"),
+        ("1", "99", "warning", False, "ok"),
+        ("98", "99", "warning", True, "problem"),
+        ("0", "1.26", "warning", False, "warning"),
+        ("0", "1.26", "problem", False, "problem"),
     ],
 )
-def test_older_and_newer_ones(since: str, before: str, newer: str, state: str) -> None:
-    known = KnownVersions(package="numpy", part="compute", since=since, before=before, newer=newer)
+def test_older_and_newer_ones(since: str, before: str, newer: str, is_optional: bool, state: str) -> None:
+    known = KnownVersions("numpy", "compute", since, before, newer, is_optional=is_optional)
     [check] = check_versions([known])
     assert (check.found, check.state) == (installed_version("numpy"), state)
-    assert (known.in_words in check.advice) == (state != "ok")
+    assert (known.range_text in check.advice) == (state != "ok")
 
 
 @pytest.mark.parametrize(("is_optional", "state"), [(True, "ok"), (False, "problem")])
 def test_what_is_not_installed(is_optional: bool, state: str) -> None:
-    known = KnownVersions(
-        package="no-such-one", part="compute", since="1", before="2", is_optional=is_optional
-    )
+    known = KnownVersions("no-such-one", "compute", "1", "2", is_optional=is_optional)
     [check] = check_versions([known])
     assert (check.found, check.state) == ("", state)
     assert ("pip install" in check.advice) != is_optional
@@ -87,7 +85,7 @@ def test_versions_are_compared_by_their_numbers(version: str, than: str, older: 
 def test_a_run_is_warned_of_what_is_not_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = KnownVersions(package="numpy", part="compute", since="0", before="1.26", why="made up")
+    old = KnownVersions("numpy", "compute", "0", "1.26", why="made up")
     monkeypatch.setattr(versions, "KNOWN_VERSIONS", (old,))
     with caplog.at_level(logging.WARNING, "virnuc_core"):
         log_version_warnings("orchestration")

@@ -8,9 +8,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, NamedTuple
 
 from virnuc_core.env_config import env
 
@@ -19,20 +18,12 @@ _LOCK_NAME: Final = ".lock"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
-    """A folder of the cache with the files right in it, which belong together.
-
-    Attributes:
-        last_used: newest time of writing or reading, in seconds of the clock.
-        folder: where it is.
-        files: its files.
-        size: bytes of all of them.
-    """
+class _Entry(NamedTuple):
+    """A folder of the cache with the files right in it, which belong together."""
 
     last_used: float
     folder: Path
-    files: tuple[Path, ...]
+    files: list[Path]
     size: int
 
 
@@ -62,25 +53,32 @@ def using_compile_cache() -> Iterator[None]:
         except OSError as error:
             _log.info("compiled code in %s is not trimmed: %s", _cache_folder(), error)
         yield
-        if lock is not None and _is_last(lock):
+        if lock is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return  # somebody else has the lock
             trim_compile_cache()
 
 
 def trim_compile_cache() -> int:
-    """Removes the entries used longest ago until the cache is within its limit, and logs its size.
+    """Removes the least recently used entries until the cache is within its limit, and logs its size.
 
     Folders that the user has named are left alone.
 
     Returns:
         Bytes that are left.
     """
-    entries = sorted(_entries(_cache_folder()), key=lambda entry: entry.last_used)
+    entries = sorted(_entries(_cache_folder()))
     size, limit = sum(entry.size for entry in entries), env().compile_cache_gb * 1e9
     num_removed = 0
     for entry in entries:
         if size <= limit:
             break
-        _remove(entry)
+        for file in entry.files:
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # something else lies in it, or has just come
+            entry.folder.rmdir()
         num_removed += 1
         size -= entry.size
     if entries:
@@ -95,15 +93,6 @@ def trim_compile_cache() -> int:
     return size
 
 
-def _is_last(lock: TextIO) -> bool:
-    """Whether nobody else has the lock, which is exclusive then."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _cache_folder() -> Path:
     return env().home / "compiled"
 
@@ -111,26 +100,10 @@ def _cache_folder() -> Path:
 def _entries(cache: Path) -> Iterator[_Entry]:
     """Everything in the cache but empty files, which are locks; other processes may be at work in it."""
     for folder, _, names in os.walk(cache):
-        found = [(path, status) for name in names if (status := _status(path := Path(folder, name)))]
+        found: list[tuple[Path, os.stat_result]] = []
+        for name in names:
+            with suppress(FileNotFoundError):  # another process has just removed it
+                found.append((path := Path(folder, name), path.stat()))
         if size := sum(status.st_size for _, status in found):
-            yield _Entry(
-                last_used=max(max(status.st_atime, status.st_mtime) for _, status in found),
-                folder=Path(folder),
-                files=tuple(path for path, _ in found),
-                size=size,
-            )
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Size and times of a file; None when another process has just removed it."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _remove(entry: _Entry) -> None:
-    for file in entry.files:
-        file.unlink(missing_ok=True)
-    with suppress(OSError):  # something else lies in it, or has just come
-        entry.folder.rmdir()
+            last_used = max(max(status.st_atime, status.st_mtime) for _, status in found)
+            yield _Entry(last_used, Path(folder), [path for path, _ in found], size)

@@ -1,7 +1,7 @@
-"""The journal of a lane: one JSON line an event, for whoever watches a run from another process or machine.
+"""The journal of a lane: one JSON line an event, for watching a run from another process or machine.
 
-A journal is a record and never state: what is done is what is a valid shard file. So whoever reads one passes over
-lines that make no sense, and a lane goes on when its journal cannot be written.
+A journal is a record and never state: what is done is what is a valid shard file. So readers skip lines that make no
+sense, and a lane goes on when its journal cannot be written.
 """
 
 import json
@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn, Self, get_args
 
+from virnuc_core import errors
 from virnuc_core.errors import VirnucError, is_retryable
 from virnuc_core.files import from_json, parse_object
 from virnuc_core.inference.events import (
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalEntry:
-    """An event, and when it was told, in Unix seconds."""
+    """An event and its time, in Unix seconds."""
 
     time: float
     event: LaneEvent
@@ -49,7 +50,7 @@ class LaneJournal:
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(exist_ok=True)
-        # Each line goes out whole, so that lines of two writers would not mix either.
+        # Unbuffered, so that lines of two writers would not mix either.
         self._file = self._path.open("ab", buffering=0)
         if self._file.tell():  # whoever wrote before may have been killed in the middle of a line
             self._file.write(b"\n")
@@ -60,7 +61,7 @@ class LaneJournal:
 
     @contextmanager
     def recording_failure(self, lane: int) -> Iterator[None]:
-        """Writes down what the block raises, so that it can be raised again where the journal is read."""
+        """Records what the block raises, so that it can be raised again where the journal is read."""
         try:
             yield
         except (VirnucError, OSError, MemoryError) as error:
@@ -137,17 +138,10 @@ def raise_failure(failure: LaneFailed) -> NoReturn:
     Raises:
         VirnucError: of the class that it had there; the base class for an error that is not virnuc's own.
     """
-    own = {kind.__name__: kind for kind in _kinds_of(VirnucError)}
-    if failure.error in own:
-        raise own[failure.error](failure.message)
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, VirnucError):
+        raise kind(failure.message)
     raise VirnucError(f"lane {failure.lane}: {failure.error}: {failure.message}")
-
-
-def _kinds_of(kind: type[VirnucError]) -> Iterable[type[VirnucError]]:
-    """An error class and all below it."""
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _kinds_of(below)
 
 
 def _entry_from_line(line: bytes) -> JournalEntry | None:

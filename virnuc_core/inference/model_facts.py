@@ -1,4 +1,4 @@
-"""What a person wants to know of a model before choosing it: size, memory, speed, licence, and whether it is here."""
+"""Facts for choosing a model: size, memory, speed, licence, and whether it is on this machine."""
 
 import json
 import math
@@ -23,14 +23,10 @@ class MeasuredSpeed:
     """One figure of a committed benchmark.
 
     Attributes:
-        family: architecture of the model.
-        name: its catalogue name.
-        precision: arithmetic.
-        machine: what it was measured on.
         letters_per_second: residues a second for ESM-2, bases a second for DNABERT-S.
         letters: length of each sequence.
         result: name of the result file.
-        command: what measured it.
+        command: the command of the measurement.
     """
 
     family: Family
@@ -48,9 +44,7 @@ class ModelFacts:
     """One model of the catalogue.
 
     Attributes:
-        entry: what the catalogue says.
-        spec: its architecture.
-        location: where it lies on this machine; None when it is not here.
+        location: its path on this machine; None when it is not here.
         disk_bytes: size of its files; where they are not here, of fp32 parameters.
         speeds: measured ones; empty when there are none.
     """
@@ -87,7 +81,7 @@ class ModelFacts:
     @property
     def document(self) -> dict[str, Any]:
         """The same as plain JSON values."""
-        source = self.entry.source
+        hub = self.entry.source if isinstance(self.entry.source, HubCommit) else None
         return {
             "name": self.entry.name,
             "family": self.entry.family,
@@ -102,11 +96,11 @@ class ModelFacts:
             "cpu_token_budget": saturating_token_budget(self.spec, "cpu"),
             "cpu_fp32_bytes": self.cpu_bytes,
             "speeds": [asdict(speed) for speed in self.speeds],
-            "repository": source.repo if isinstance(source, HubCommit) else None,
-            "revision": source.revision if isinstance(source, HubCommit) else None,
+            "repository": hub and hub.repo,
+            "revision": hub and hub.revision,
             "licence": self.entry.licence or None,
             "here": self.here,
-            "location": None if self.location is None else str(self.location),
+            "location": self.location and str(self.location),
         }
 
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from virnuc_core.errors import InputError
 from virnuc_core.files import make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
-from virnuc_core.inference.shard import ShardCounters
+from virnuc_core.inference.runner import Scorer
+from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
 from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
 from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.run_folder import RunFolder
@@ -20,16 +21,8 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_BASES
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.specs import InputFile
-from virnuc_core.training.frames import (
-    PartCounts,
-    count_parts,
-    draw_frames,
-    read_features,
-    record_of_frames,
-    score_frames,
-)
-from virnuc_core.training.genbank import GenBankCounts
 from virnuc_core.training.labels import (
+    GenBankCounts,
     LabelledFiles,
     LabelledSource,
     RecordTable,
@@ -37,11 +30,52 @@ from virnuc_core.training.labels import (
     read_records,
     read_table,
 )
-from virnuc_core.training.metrics import Figures, KnownCalls, figures_of
-from virnuc_core.training.split import PARTS, TEST, TRAIN, VALIDATION, split_records
-from virnuc_core.training.trainer import TrainedHead, TrainerSettings, train_head
+from virnuc_core.training.metrics import KnownCalls, Metrics, measure
+from virnuc_core.training.split import (
+    PARTS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    sample_weights,
+    split_records,
+    subsample,
+)
+from virnuc_core.training.trainer import LabelledVectors, TrainedHead, TrainerSettings, train_head
+
+Int64 = npt.NDArray[np.int64]
 
 _RECORD_COLUMNS: Final = ("record", "id", "class", "group", "part")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartCounts:
+    """Records, groups and frames of one class in one part."""
+
+    part: str
+    class_name: str
+    is_viral: bool
+    records: int
+    groups: int
+    frames: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledFrames:
+    """A weighted sample of the frames of a part.
+
+    Attributes:
+        rows: int64 (n,), rows of the frame store, ascending.
+        is_viral: bool (n,).
+        weights: float64 (n,), sampling probabilities.
+    """
+
+    rows: Int64
+    is_viral: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.float64]
+
+    def with_features(self, features: npt.NDArray[np.float32]) -> LabelledVectors:
+        """The same with their vectors (n, D)."""
+        return LabelledVectors(features=features, is_viral=self.is_viral, weights=self.weights)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +86,7 @@ class Labelled:
         files: the files as given, without the table of labels.
         sources: the sequence files to be read.
         table: every record.
-        genbank: what was found in GenBank files.
+        genbank: counts of GenBank records.
     """
 
     files: tuple[InputFile, ...]
@@ -74,7 +108,7 @@ class HeadSettings:
         trainer: the fit itself.
         held_out: share of the groups of each class for validation, and again for the test.
         group_power: see `sample_weights`.
-        most_frames: about how many frames are learnt from at most.
+        most_frames: about how many frames are used for training at most.
     """
 
     trainer: TrainerSettings
@@ -103,7 +137,7 @@ class FittedHead:
     Attributes:
         path: its file.
         fingerprint: SHA-256 of the file.
-        trained: how it came about.
+        trained: its fit.
         calls: its calls of the test records, of chunks and of contigs.
         work: the work of all shards together.
     """
@@ -115,9 +149,9 @@ class FittedHead:
     work: ShardCounters
 
     @property
-    def levels(self) -> dict[str, Figures]:
+    def levels(self) -> dict[str, Metrics]:
         """Metrics on the test records, of chunks and of contigs."""
-        return {level: figures_of(calls) for level, calls in self.calls.items()}
+        return {level: measure(calls) for level, calls in self.calls.items()}
 
 
 def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *, kinship: bool) -> Labelled:
@@ -125,9 +159,9 @@ def label_records(files: LabelledFiles, folder: RunFolder, groups: str | None, *
 
     Args:
         files: where the records and their classes are.
-        folder: GenBank files are taken apart into it.
+        folder: GenBank files are converted in it.
         groups: table of records that are known to be related.
-        kinship: group records that are alike as well.
+        kinship: also group similar records.
 
     Raises:
         VirnucError: a file cannot be read, a record has no label, or the same sequence is in both classes.
@@ -146,7 +180,7 @@ def known_calls(
     rows: npt.NDArray[np.int64],
     table: RecordTable,
 ) -> KnownCalls:
-    """Calls of n chunks or contigs beside what they are.
+    """Calls of n chunks or contigs with their true classes.
 
     Args:
         is_called: (n,), whether they are called virus.
@@ -165,7 +199,7 @@ def known_calls(
 
 
 def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings) -> RecordSplit:
-    """Splits the records, before anything is computed for them, and writes down which is where.
+    """Splits the records, before anything is computed for them, and writes records.tsv.
 
     Raises:
         InputError: there is no open frame, or a class has too few groups of records.
@@ -209,12 +243,12 @@ def fit_head(
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
     records = record_of_frames(store)
     rng = np.random.default_rng(settings.trainer.seed)
-    drawn = [
-        draw_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
+    sampled = [
+        sample_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
         for part in (TRAIN, VALIDATION)
     ]
-    features, work = read_features(folder, plan, [one.rows for one in drawn])
-    train, validation = (one.with_features(x) for one, x in zip(drawn, features, strict=True))
+    features, work = read_features(folder, plan, [one.rows for one in sampled])
+    train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
     trained = train_head(train, validation, settings.trainer)
     save_classifier(trained.classifier, out, _facts(plan, trained, settings))
     calls = _test_calls(folder, plan, store, table, split, out)
@@ -224,7 +258,7 @@ def fit_head(
         "temperature": trained.temperature,
         "best_epochs": trained.best_epochs,
         "history": [asdict(one) for one in trained.history],
-        "test": {level: asdict(figures_of(known)) for level, known in calls.items()},
+        "test": {level: asdict(measure(known)) for level, known in calls.items()},
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
     return FittedHead(
@@ -257,7 +291,7 @@ def _test_calls(
 
 
 def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
-    """What the file of the head says about itself."""
+    """Metadata in the file of the head."""
     return {
         "virnuc_version": plan.virnuc_version,
         "chunk_length": plan.chunk_length,
@@ -275,3 +309,119 @@ def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mappi
         "best_epochs": trained.best_epochs,
         "temperature": trained.temperature,
     }
+
+
+def record_of_frames(store: FrameStore) -> Int64:
+    """int64 (F,): row of the record of each frame among all records of the input, unusable ones included."""
+    return np.asarray(store.record_number[store.chunk_record[store.frame_chunk]] - 1)
+
+
+def sample_frames(
+    table: RecordTable,
+    records: Int64,
+    in_part: npt.NDArray[np.bool_],
+    sampling_exponent: float,
+    max_frames: int,
+    rng: np.random.Generator,
+) -> SampledFrames:
+    """Frames of one part with their weights, at most about `max_frames`.
+
+    Args:
+        table: all records.
+        records: (F,), row of the record of each frame.
+        in_part: (R,), whether a record belongs to the part.
+        sampling_exponent: see `sample_weights`.
+        max_frames: about how many frames.
+        rng: source of randomness.
+    """
+    rows = np.flatnonzero(in_part[records])
+    own = records[rows]
+    weights = sample_weights(table.is_viral[own], table.groups[own], sampling_exponent)
+    left, weights = subsample(weights, max_frames, rng)
+    return SampledFrames(rows=rows[left], is_viral=table.is_viral[own[left]], weights=weights)
+
+
+def read_features(
+    folder: RunFolder, plan: RunPlan, wanted: list[Int64]
+) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
+    """The vectors of several sets of rows, read in one pass over all shards.
+
+    Args:
+        folder: the run's folder.
+        plan: its plan.
+        wanted: each int64 (n,), ascending rows.
+
+    Returns:
+        fp32 (n, D) of each set, and the work of all shards together.
+
+    Raises:
+        DamagedFileError: a shard is missing or not whole.
+        MismatchError: a shard is of another run.
+    """
+    width = sum(model.spec.embedding_dim for model in plan.models)
+    features = [np.empty((len(rows), width), np.float32) for rows in wanted]
+    counters = []
+    for shard, result in iter_shard_results(folder, plan):
+        for rows, filled in zip(wanted, features, strict=True):
+            begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
+            filled[begin:end] = _features(result)[rows[begin:end] - shard.begin]
+        counters.append(result.counters)
+    return features, sum_counters(counters)
+
+
+def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> npt.NDArray[np.float32]:
+    """P(other) and P(virus) of frames, fp32 (n, 2), a shard at a time.
+
+    Args:
+        folder: the run's folder.
+        plan: its plan.
+        head: file of a head.
+        rows: int64 (n,), ascending rows.
+
+    Raises:
+        CheckpointError: the head cannot be used.
+        DamagedFileError: a shard is missing or not whole.
+    """
+    scorer = Scorer(head, "cpu")
+    scores = np.empty((len(rows), 2), np.float32)
+    for shard, result in iter_shard_results(folder, plan):
+        begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
+        if begin < end and result.dna is not None:
+            own = rows[begin:end] - shard.begin
+            protein = None if result.protein is None else result.protein[own]
+            scores[begin:end] = scorer.score(result.dna[own], protein)
+    return scores
+
+
+def count_parts(
+    table: RecordTable, part: npt.NDArray[np.int8], records: Int64, is_usable: npt.NDArray[np.bool_]
+) -> tuple[PartCounts, ...]:
+    """Records, groups and frames by part and class, of usable records.
+
+    Args:
+        table: all records.
+        part: (R,), index into `PARTS`.
+        records: (F,), row of the record of each frame.
+        is_usable: (R,).
+    """
+    counts = []
+    for number, name in enumerate(PARTS):
+        for class_number, class_name in enumerate(table.class_names):
+            own = (part == number) & (table.classes == class_number) & is_usable
+            counts.append(
+                PartCounts(
+                    part=name,
+                    class_name=class_name,
+                    is_viral=class_number == 0,
+                    records=int(own.sum()),
+                    groups=len(np.unique(table.groups[own])),
+                    frames=int(own[records].sum()),
+                )
+            )
+    return tuple(counts)
+
+
+def _features(result: ShardResult) -> npt.NDArray[np.float32]:
+    """fp32 (n, D): the DNA vectors beside the protein vectors, where there are any."""
+    vectors = [part for part in (result.dna, result.protein) if part is not None]
+    return np.concatenate(vectors, axis=1).astype(np.float32)

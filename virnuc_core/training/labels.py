@@ -1,36 +1,62 @@
-"""Sequences with their classes: from files of one class each, tables, or GenBank."""
+"""Sequences with their classes: from files of one class each, tables, or GenBank.
+
+A GenBank record is viral when its lineage is one of viruses, and belongs to its domain (bacteria, archaea, eukaryota) when it is
+cellular. Records without either, such as plasmids and constructs of unknown origin, are left out. Regions of cellular records
+that are annotated as prophages or proviruses belong to neither class: they are cut out, and what remains of the record on their
+two sides becomes records of its own.
+"""
 
 import csv
+import io
+import logging
+import re
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
+from Bio import BiopythonParserWarning, SeqIO
+from Bio.Seq import UndefinedSequenceError
+from Bio.SeqRecord import SeqRecord
 
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.sequences.reader import STDIN, iter_records
-from virnuc_core.training.genbank import VIRAL, GenBankCounts, is_genbank, take_apart
-from virnuc_core.training.kinship import KinshipSketches, join_groups
+from virnuc_core.files import atomic_path
+from virnuc_core.plain_text import visible
+from virnuc_core.sequences.reader import STDIN, iter_records, reading_text
+from virnuc_core.training.split import KinshipSketches, join_groups
 
-Int64 = npt.NDArray[np.int64]
+VIRAL: Final = "viral"
+_BEGINNING: Final = b"LOCUS "
+_DOMAINS: Final = ("Bacteria", "Archaea", "Eukaryota")
+# What regions of foreign origin are annotated as, and where it is said what they are.
+_REGION_TYPES: Final = frozenset({"source", "mobile_element", "misc_feature", "region", "repeat_region"})
+_REGION_WORDS: Final = re.compile(r"\b(prophages?|provirus(es)?|proviral)\b", re.IGNORECASE)
+_REGION_QUALIFIERS: Final = ("mobile_element_type", "note", "label", "standard_name", "region_name")
+_WRONG_LENGTH: Final = "Expected sequence length"
 
 OTHER: Final = "other"
 _VIRAL_NAMES: Final = frozenset({"viral", "virus", "viruses"})
 _RECORD_COLUMNS: Final = ("record", "id")
 
+Int64 = npt.NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledFiles:
-    """Sequence files, and where the class of each record is said.
+    """Sequence files, and where the class of each record is from.
 
     Attributes:
         viral: FASTA or FASTQ of viruses alone.
         other: the same of anything else alone.
         genbank: GenBank files; the class of a record is in its lineage.
         labelled: files whose records are in `labels`, or GenBank files.
-        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, whatever else there is
+        labels: table with columns `record` (or `id`) and `class`; "viral" and "virus" are viruses, anything else
             is not.
     """
 
@@ -80,8 +106,17 @@ class RecordTable:
         return np.asarray(self.classes == 0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenBankCounts:
+    """Records read, those left out since their lineage is neither viral nor cellular, and prophages that were cut out."""
+
+    records: int = 0
+    left_out: int = 0
+    prophages: int = 0
+
+
 def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSource, ...], GenBankCounts]:
-    """The files as sources; those in GenBank are taken apart into `scratch`.
+    """The files as sources; those in GenBank are converted to FASTA in `scratch`.
 
     Raises:
         UsageError: nothing is given, a file is given twice, or a table is missing or not needed.
@@ -97,7 +132,7 @@ def open_sources(files: LabelledFiles, scratch: Path) -> tuple[tuple[LabelledSou
             scratch.mkdir(parents=True, exist_ok=True)
             stem = scratch / f"genbank_{number + 1}"
             fasta, classes = stem.with_suffix(".fa"), stem.with_suffix(".tsv")
-            counts = take_apart(path, fasta, classes)
+            counts = convert_genbank(path, fasta, classes)
             found = GenBankCounts(
                 records=found.records + counts.records,
                 left_out=found.left_out + counts.left_out,
@@ -120,7 +155,7 @@ def read_records(
 
     Args:
         sources: where they are.
-        groups: names of records that a person knows to be related, with the name of the group.
+        groups: group of records that are known to be related, by name.
         kinship: group records that are alike as well, and refuse a sequence that is in both classes.
 
     Raises:
@@ -231,3 +266,124 @@ def _repeated(paths: tuple[str, ...]) -> Iterator[str]:
         if place in seen:
             yield path
         seen.add(place)
+
+
+def is_genbank(path: str) -> bool:
+    """Whether a file, compressed or not, begins as GenBank does.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with reading_text(path) as text:
+        return text.peek(len(_BEGINNING)).startswith(_BEGINNING)
+
+
+def convert_genbank(genbank: str, fasta: Path, table: Path) -> GenBankCounts:
+    """Writes the sequences of a GenBank file as FASTA and their classes as a table `record class`.
+
+    Raises:
+        InputError: the file is damaged, or a record has no sequence.
+    """
+    records = left_out = prophages = 0
+    with (
+        atomic_path(fasta) as new_fasta,
+        atomic_path(table) as new_table,
+        new_fasta.open("w", encoding="utf-8") as sequences,
+        new_table.open("w", encoding="utf-8") as labels,
+    ):
+        labels.write("record\tclass\n")
+        for record in _iter_records(genbank):
+            records += 1
+            class_name = _class_in_lineage(record)
+            if class_name is None:
+                left_out += 1
+                continue
+            regions = () if class_name == VIRAL else _prophages(record)
+            prophages += len(regions)
+            for name, sequence in _pieces(record, regions):
+                sequences.write(f">{name}\n{sequence}\n")
+                labels.write(f"{name}\t{class_name}\n")
+    if left_out:
+        _log.warning(
+            "%d of %d records of %s are left out: their lineage is neither of viruses nor of cells",
+            left_out,
+            records,
+            visible(genbank),
+        )
+    return GenBankCounts(records=records, left_out=left_out, prophages=prophages)
+
+
+def _iter_records(path: str) -> Iterator[SeqRecord]:
+    number = 0
+    with reading_text(path) as text, _damage_of(path):
+        if not text.peek(len(_BEGINNING)).startswith(_BEGINNING):
+            raise InputError(f"{path} is not GenBank: it does not begin with LOCUS.")
+        with io.TextIOWrapper(text, encoding="utf-8") as lines:
+            for record in SeqIO.parse(lines, "genbank"):
+                number += 1
+                _require_sequence(path, record)
+                yield record
+    if number == 0:
+        raise InputError(f"{path} holds no whole GenBank record. Download it again.")
+
+
+def _require_sequence(path: str, record: SeqRecord) -> None:
+    try:
+        str(record.seq)
+    except UndefinedSequenceError as error:
+        raise InputError(
+            f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+            '("GenBank (full)").'
+        ) from error
+
+
+@contextmanager
+def _damage_of(path: str) -> Iterator[None]:
+    """What Biopython raises or warns of for records that are not whole, in our words."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BiopythonParserWarning)
+        warnings.filterwarnings("error", _WRONG_LENGTH, BiopythonParserWarning)
+        try:
+            yield
+        except (ValueError, AssertionError, LookupError, BiopythonParserWarning) as error:
+            raise InputError(f"{path} is damaged GenBank: {error}. Download it again.") from error
+
+
+def _class_in_lineage(record: SeqRecord) -> str | None:
+    lineage = cast("list[str]", record.annotations.get("taxonomy", []))
+    if "Viruses" in lineage:
+        return VIRAL
+    return next((domain.lower() for domain in _DOMAINS if domain in lineage), None)
+
+
+def _prophages(record: SeqRecord) -> tuple[tuple[int, int], ...]:
+    """Begin and end (0-based, half open) of the regions annotated as prophage, in order, without overlap."""
+    regions: list[tuple[int, int]] = []
+    for feature in record.features:
+        if feature.location is None or feature.type not in _REGION_TYPES:
+            continue
+        described = " ".join(text for name in _REGION_QUALIFIERS for text in feature.qualifiers.get(name, ()))
+        # The free text of the source of a whole record is about the organism ("has two prophages"), not about a region.
+        is_organism = feature.type == "source" and len(feature.location) == len(record)
+        if "proviral" in feature.qualifiers or (not is_organism and _REGION_WORDS.search(described)):
+            regions += [(int(part.start), int(part.end)) for part in feature.location.parts]
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(regions):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def _pieces(record: SeqRecord, regions: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+    """Name and bases of what is left of a record without the regions; pieces are named by their bases, from 1."""
+    sequence = str(record.seq)
+    if not regions:
+        yield str(record.id), sequence
+        return
+    begins = [0, *(end for _, end in regions)]
+    ends = [*(begin for begin, _ in regions), len(sequence)]
+    for begin, end in zip(begins, ends, strict=True):
+        if begin < end:
+            yield f"{record.id}:{begin + 1}-{end}", sequence[begin:end]

@@ -1,7 +1,7 @@
 """How good calls are, where the class of every sequence is known."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,7 +12,7 @@ Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-# Lower ends of the classes of record length, in bp.
+# Lower ends of the bins of record length, in bp.
 LENGTH_EDGES: Final = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
 RELIABILITY_BINS: Final = 10
 
@@ -22,12 +22,12 @@ class KnownCalls:
     """Calls of n chunks or contigs whose class is known.
 
     Attributes:
-        is_viral: bool (n,), what they are.
-        is_called: bool (n,), whether they are called virus; means something only where p_virus is a number.
+        is_viral: bool (n,), the truth.
+        is_called: bool (n,), whether they are called virus; means something only where p_virus is not NaN.
         p_virus: float64 (n,), NaN where there is no score.
         classes: int64 (n,), index into class_names.
-        class_names: finer names than viral and other, where there are any.
-        lengths: int64 (n,), bases of the record.
+        class_names: finer classes than viral and other, where there are any.
+        lengths: int64 (n,), bp of the record.
     """
 
     is_viral: Bool
@@ -44,19 +44,13 @@ class KnownCalls:
 
     def take(self, rows: Bool) -> "KnownCalls":
         """Those of the given rows (n,)."""
-        return KnownCalls(
-            is_viral=self.is_viral[rows],
-            is_called=self.is_called[rows],
-            p_virus=self.p_virus[rows],
-            classes=self.classes[rows],
-            class_names=self.class_names,
-            lengths=self.lengths[rows],
-        )
+        names = ("is_viral", "is_called", "p_virus", "classes", "lengths")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confusion:
-    """Scored sequences by what they are and what they are called."""
+    """Scored sequences by class and call."""
 
     viral_called_virus: int
     viral_called_other: int
@@ -66,14 +60,13 @@ class Confusion:
     @classmethod
     def of(cls, calls: KnownCalls) -> "Confusion":
         """Counts scored calls."""
-        counts = np.bincount(
-            2 * calls.is_viral[calls.is_scored] + calls.is_called[calls.is_scored], minlength=4
-        )
+        scored = calls.take(calls.is_scored)
+        counts = np.bincount(2 * scored.is_viral + scored.is_called, minlength=4).tolist()
         return cls(
-            viral_called_virus=int(counts[3]),
-            viral_called_other=int(counts[2]),
-            other_called_virus=int(counts[1]),
-            other_called_other=int(counts[0]),
+            viral_called_virus=counts[3],
+            viral_called_other=counts[2],
+            other_called_virus=counts[1],
+            other_called_other=counts[0],
         )
 
     @property
@@ -100,7 +93,7 @@ class Confusion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassFigures:
+class ClassMetrics:
     """One class: how many there are, have a score, and are called virus."""
 
     name: str
@@ -111,7 +104,7 @@ class ClassFigures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LengthFigures:
+class LengthMetrics:
     """The sequences of records of shortest to longest bp (None: no end)."""
 
     shortest: int
@@ -125,15 +118,7 @@ class LengthFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReliabilityBin:
-    """The scored sequences with low <= p_virus < high (the last bin holds 1 as well).
-
-    Attributes:
-        low: lower end.
-        high: upper end.
-        count: how many.
-        mean_p: their mean p_virus; None for no sequence.
-        share_viral: share of viruses among them.
-    """
+    """The scored sequences with low <= p_virus < high (the last bin has 1, too); None for an empty bin."""
 
     low: float
     high: float
@@ -143,24 +128,24 @@ class ReliabilityBin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """Everything that is measured of calls; None for what they do not allow, such as an AUROC of one class alone.
+class Metrics:
+    """All metrics of some calls; None where one is not defined, such as the AUROC of one class alone.
 
     Attributes:
         count: all sequences.
-        scored: those with a score; all other figures are about these.
+        scored: those with a score; all other metrics are about these.
         viral: the viruses among the scored.
-        auroc: area under the curve of recall over false alarms.
+        auroc: area under the ROC curve.
         auprc: average precision.
         f1: harmonic mean of precision and recall.
         precision: share of viruses among what is called virus.
         recall: share of the viruses that is called virus.
         accuracy: share of right calls.
         ece: expected calibration error: mean distance of p_virus from the share of viruses, over the reliability bins.
-        ece_balanced: the same when both classes weigh alike, whatever the share of viruses in these data.
+        ece_balanced: the same, class-balanced.
         confusion: counts.
         by_class: for each class.
-        by_length: for each class of record length.
+        by_length: for each bin of record length.
         reliability: the bins of p_virus.
     """
 
@@ -176,42 +161,36 @@ class Figures:
     ece: float | None
     ece_balanced: float | None
     confusion: Confusion
-    by_class: tuple[ClassFigures, ...]
-    by_length: tuple[LengthFigures, ...]
+    by_class: tuple[ClassMetrics, ...]
+    by_length: tuple[LengthMetrics, ...]
     reliability: tuple[ReliabilityBin, ...]
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The single numbers that there are, by their names."""
+        """The defined single numbers by name."""
         names = ("count", "scored", "viral", "auroc", "auprc", "f1", "precision", "recall", "accuracy")
         values = {name: getattr(self, name) for name in (*names, "ece", "ece_balanced")}
         return {name: value for name, value in values.items() if value is not None}
 
 
-def figures_of(calls: KnownCalls) -> Figures:
+def measure(calls: KnownCalls) -> Metrics:
     """Measures calls."""
-    scored = calls.take(calls.is_scored)
-    confusion = Confusion.of(calls)
-    weights = np.ones(len(scored.is_viral))
-    balanced = weights / np.where(
-        scored.is_viral, max(1, scored.is_viral.sum()), max(1, (~scored.is_viral).sum())
-    )
-    return Figures(
+    scored, confusion = calls.take(calls.is_scored), Confusion.of(calls)
+    is_viral, p_virus, auroc = scored.is_viral, scored.p_virus, _auroc(scored)
+    equal = np.ones(len(is_viral))
+    balanced = equal / np.where(is_viral, max(1, is_viral.sum()), max(1, (~is_viral).sum()))
+    return Metrics(
         count=len(calls.is_viral),
-        scored=len(scored.is_viral),
-        viral=int(scored.is_viral.sum()),
-        auroc=_auroc(scored),
-        auprc=_rounded(average_precision_score(scored.is_viral, scored.p_virus))
-        if scored.is_viral.any()
-        else None,
+        scored=len(is_viral),
+        viral=int(is_viral.sum()),
+        auroc=auroc,
+        auprc=_rounded(average_precision_score(is_viral, p_virus)) if is_viral.any() else None,
         f1=confusion.f1,
         precision=confusion.precision,
         recall=confusion.recall,
         accuracy=confusion.accuracy,
-        ece=calibration_error(scored.p_virus, scored.is_viral, weights),
-        ece_balanced=calibration_error(scored.p_virus, scored.is_viral, balanced)
-        if _auroc(scored) is not None
-        else None,
+        ece=calibration_error(p_virus, is_viral, equal),
+        ece_balanced=None if auroc is None else calibration_error(p_virus, is_viral, balanced),
         confusion=confusion,
         by_class=tuple(_by_class(calls)),
         by_length=tuple(_by_length(calls)),
@@ -228,12 +207,12 @@ def calibration_error(p_virus: Float64, is_viral: Bool, weights: Float64) -> flo
     return _rounded(np.abs(distances).sum() / weights.sum())
 
 
-def _by_class(calls: KnownCalls) -> Iterator[ClassFigures]:
+def _by_class(calls: KnownCalls) -> Iterator[ClassMetrics]:
     for number, name in enumerate(calls.class_names):
         rows = calls.classes == number
         if rows.any():
             own = calls.take(rows)
-            yield ClassFigures(
+            yield ClassMetrics(
                 name=name,
                 is_viral=bool(own.is_viral[0]),
                 count=len(own.is_viral),
@@ -242,14 +221,14 @@ def _by_class(calls: KnownCalls) -> Iterator[ClassFigures]:
             )
 
 
-def _by_length(calls: KnownCalls) -> Iterator[LengthFigures]:
+def _by_length(calls: KnownCalls) -> Iterator[LengthMetrics]:
     ends: tuple[int | None, ...] = (*LENGTH_EDGES[1:], None)
     bins = np.digitize(calls.lengths, LENGTH_EDGES[1:])
     for number, (shortest, end) in enumerate(zip(LENGTH_EDGES, ends, strict=True)):
         own = calls.take(bins == number)
         if len(own.is_viral):
             confusion = Confusion.of(own)
-            yield LengthFigures(
+            yield LengthMetrics(
                 shortest=shortest,
                 longest=end and end - 1,
                 count=len(own.is_viral),
@@ -289,5 +268,5 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Six decimals, so that a file of figures is the same wherever they are added up."""
+    """Six decimals, so that files are the same wherever the sums are computed."""
     return round(float(value), 6)

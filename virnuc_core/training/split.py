@@ -1,64 +1,284 @@
-"""Which records a head learns from, which say when to stop, and which nobody looks at before the end."""
+"""Training, validation and test records: related records stay on one side, and frames are sampled evenly.
 
+Records are related when they share k-mers: those of a sample of their 21-mers on either strand. The sample is the same for every
+record, those whose hash is small, so that a fragment is found in the genome that it was cut from.
+"""
+
+import hashlib
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
+from virnuc_core.columns import concatenated_ranges
 from virnuc_core.errors import InputError
+
+Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 
 PARTS: Final = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
-_FEWEST_GROUPS: Final = 3
+_MIN_GROUPS: Final = 3
+
+KMER_LENGTH: Final = 21
+# Two records are related when the longer one has at least this share of the shorter one's sampled k-mers. Genomes that differ
+# in every 13th base share about a fifth of their 21-mers.
+MIN_SHARED_KMERS: Final = 0.2
+# One k-mer in 16 is sampled, and fewer where there would be more samples than this.
+_SAMPLED: Final = 16
+_MAX_SAMPLES: Final = 1 << 25
+_BLOCK_BASES: Final = 1 << 22
+# Bounds the time where very many unrelated records share a k-mer, to some minutes.
+_MAX_PAIRS: Final = 1 << 29
+_BLOCK_PAIRS: Final = 1 << 22
+
+_CODES: Final = np.full(256, 4, np.uint8)
+_CODES[list(b"ACGT")] = range(4)
+_COMPLEMENT: Final = bytes.maketrans(b"ACGT", b"TGCA")
 
 _log = logging.getLogger(__name__)
 
 
 def split_records(
-    is_viral: npt.NDArray[np.bool_],
-    groups: npt.NDArray[np.int64],
-    is_usable: npt.NDArray[np.bool_],
-    held_out: float,
-    seed: int,
+    is_viral: Bool, groups: Int64, is_usable: Bool, holdout_fraction: float, seed: int
 ) -> npt.NDArray[np.int8]:
-    """Puts whole groups into the parts, so that no group is in two of them.
+    """Assigns whole groups to the parts.
 
-    Each class gives a share of its groups to validation and as many to the test, and at least one to each. Groups
-    that hold both classes are learnt from: a virus in the genome of its host says nothing when it is held out.
+    Each class gives a fraction of its groups to validation and as many to the test, and at least one to each. Groups with both
+    classes are used for training: a virus in the genome of its host is uninformative in a test.
 
     Args:
         is_viral: (R,).
         groups: (R,).
-        is_usable: (R,), whether the record can be learnt from.
-        held_out: share of the groups of a class for validation, and again for the test; below 0.5.
-        seed: of the draw.
+        is_usable: (R,), whether the record can be used for training.
+        holdout_fraction: of the groups of a class, for validation and again for the test; below 0.5.
+        seed: of the permutation.
 
     Returns:
         int8 (R,), index into `PARTS`.
 
     Raises:
-        InputError: a class has too few groups that can be learnt from.
+        InputError: a class has too few groups that can be used.
     """
     both = np.intersect1d(groups[is_viral], groups[~is_viral])
     if len(both):
         _log.warning(
-            "%d groups of related records hold viral and other records, such as a prophage and its host: they are learnt from "
-            "and never held out",
+            "%d groups of related records hold viral and other records, such as a prophage and its host: they are used for "
+            "training only",
             len(both),
         )
     part = np.full(len(groups), TRAIN, np.int8)
     rng = np.random.default_rng(seed)
     for viral, name in ((True, "viral"), (False, "other")):
         own = np.setdiff1d(groups[(is_viral == viral) & is_usable], both)
-        if len(own) < _FEWEST_GROUPS:
+        if len(own) < _MIN_GROUPS:
             raise InputError(
-                f"there are too few records to train on: {len(own)} groups of related {name} records that can be learnt from, "
-                f"and at least {_FEWEST_GROUPS} are needed, one each to learn from, to validate and to test. Give more "
-                f"--{name} records that are not alike."
+                f"there are too few records to train on: {len(own)} groups of related {name} records that can be used, "
+                f"and at least {_MIN_GROUPS} are needed, one each for training, validation and test. Give more --{name} "
+                "records that are not alike."
             )
-        each = min(max(1, round(held_out * len(own))), (len(own) - 1) // 2)
-        drawn = rng.permutation(own)
-        part[np.isin(groups, drawn[:each])] = VALIDATION
-        part[np.isin(groups, drawn[each : 2 * each])] = TEST
+        each = min(max(1, round(holdout_fraction * len(own))), (len(own) - 1) // 2)
+        permuted = rng.permutation(own)
+        part[np.isin(groups, permuted[:each])] = VALIDATION
+        part[np.isin(groups, permuted[each : 2 * each])] = TEST
     return part
+
+
+def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> Float64:
+    """Sampling probability of each frame, float64 (n,), sums to 1.
+
+    Viral and other frames get half each. Within a half, a group of m frames is sampled in proportion to m ** sampling_exponent,
+    so that much-sequenced groups do not dominate.
+
+    Args:
+        is_viral: (n,), of the record of each frame.
+        groups: (n,), not negative.
+        sampling_exponent: 1 weighs frames equally, 0 groups.
+    """
+    size = np.maximum(np.bincount(groups), 1)
+    weights: Float64 = (size.astype(float) ** (sampling_exponent - 1))[groups]
+    for half in (is_viral, ~is_viral):
+        weights[half] *= 0.5 / weights[half].sum()
+    return weights
+
+
+def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tuple[Int64, Float64]:
+    """Keeps about `max_frames` frames, such that sampling from them by their weights is the same in expectation.
+
+    Args:
+        weights: (n,), sums to 1.
+        max_frames: about how many are kept.
+        rng: source of randomness.
+
+    Returns:
+        The rows that are kept, ascending, and their new weights, which sum to 1.
+    """
+    if len(weights) <= max_frames:
+        return np.arange(len(weights)), weights
+    kept_share = np.minimum(1.0, max_frames * weights)
+    for _ in range(20):  # what is clipped at 1 is redistributed
+        kept_share = np.minimum(1.0, kept_share * max_frames / kept_share.sum())
+    rows = np.flatnonzero(rng.random(len(weights)) < kept_share)
+    left = weights[rows] / kept_share[rows]
+    return rows, left / left.sum()
+
+
+class KinshipSketches:
+    """Sampled k-mers of records, which are added one by one."""
+
+    def __init__(self, max_samples: int = _MAX_SAMPLES) -> None:
+        self._max_samples = max_samples
+        self._limit = (1 << 64) // _SAMPLED
+        self._samples: list[UInt64] = []
+        self._digests: list[int] = []
+        self._lengths: list[int] = []
+        self._num_samples = 0
+
+    def add(self, sequence: bytes) -> int:
+        """Adds a record of upper-case bases; gives a digest that is the same for both strands."""
+        digest = _strandless_digest(sequence)
+        sample = sampled_kmers(sequence, self._limit)
+        self._samples.append(sample)
+        self._digests.append(digest)
+        self._lengths.append(len(sequence))
+        self._num_samples += len(sample)
+        while self._num_samples > self._max_samples:
+            self._limit //= 2
+            self._samples = [kept[kept < self._limit] for kept in self._samples]
+            self._num_samples = sum(map(len, self._samples))
+        return digest
+
+    def groups(self) -> Int64:
+        """int64 (R,): connected components of the related records."""
+        num_records = len(self._samples)
+        longest_first = np.argsort(-np.array(self._lengths, np.int64), kind="stable")
+        # The digest of the record counts as a sample, so that equal records are related however short they are.
+        samples = [np.append(self._samples[i], np.uint64(self._digests[i])) for i in longest_first]
+        sizes = np.array([len(sample) for sample in samples], np.int64)
+        hashes = np.concatenate(samples) if samples else np.zeros(0, np.uint64)
+        # Records are numbered from the longest on: of two, the one with the higher number is the shorter.
+        record = np.repeat(np.arange(num_records), sizes)
+        order = np.argsort(hashes, kind="stable")
+        record, hashes = record[order], hashes[order]
+
+        # First each record with the longest that has its k-mer: linear, and it joins most near-duplicates, which would make the
+        # most pairs.
+        owner = record[np.searchsorted(hashes, hashes)]
+        links = [_related(record, owner, sizes)]
+        found = _components(*links[0], num_records)
+        links += _links_between(record, hashes, found)
+        shorter, longer = (np.concatenate(side) for side in zip(*links, strict=True))
+        groups = np.empty(num_records, np.int64)
+        groups[longest_first] = _components(shorter, longer, num_records)
+        return groups
+
+
+def join_groups(first: Int64, second: Int64) -> Int64:
+    """Groups (R,) in which records are together that are so in one of two groupings (R,)."""
+    records = np.arange(len(first))
+    heads = [np.unique(groups, return_index=True, return_inverse=True) for groups in (first, second)]
+    linked = np.concatenate([where[inverse] for _, where, inverse in heads])
+    return _components(np.concatenate([records, records]), linked, len(first))
+
+
+def sampled_kmers(sequence: bytes, limit: int) -> UInt64:
+    """The distinct hashes below `limit` of all 21-mers of ACGT alone, each on the strand where it is smaller."""
+    found = [np.zeros(0, np.uint64)]
+    for begin in range(0, len(sequence) - KMER_LENGTH + 1, _BLOCK_BASES):
+        block = np.frombuffer(sequence[begin : begin + _BLOCK_BASES + KMER_LENGTH - 1], np.uint8)
+        codes = _CODES[block]
+        odd = np.append(0, np.cumsum(codes == 4))
+        is_clean = odd[KMER_LENGTH:] == odd[:-KMER_LENGTH]
+        bases = (codes & 3).astype(np.uint64)
+        forward, reverse = _words(bases), _words((3 - bases)[::-1])[::-1]
+        hashes = _mixed(np.minimum(forward, reverse))
+        found.append(hashes[is_clean & (hashes < limit)])
+    return np.unique(np.concatenate(found))
+
+
+def _words(one: UInt64) -> UInt64:
+    """uint64 (n - 20,): the 21 two-bit codes from each of n places on, as one number."""
+    two = _joined(one, one[1:], 1)
+    four = _joined(two, two[2:], 2)
+    sixteen = _joined(_joined(four, four[4:], 4), _joined(four, four[4:], 4)[8:], 8)
+    return _joined(_joined(sixteen, four[16:], 4), one[20:], 1)
+
+
+def _joined(left: UInt64, right: UInt64, letters: int) -> UInt64:
+    """Each word with the word of `letters` letters to its right appended."""
+    count = min(len(left), len(right))
+    return np.asarray(left[:count] << np.uint64(2 * letters) | right[:count], np.uint64)
+
+
+def _mixed(words: UInt64) -> UInt64:
+    """The finalizer of SplitMix64, as a hash."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _related(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]:
+    """The distinct pairs (n,), (n,) that share enough k-mers.
+
+    Args:
+        shorter: int64 (P,), the shorter record of each pair, one pair for each shared k-mer.
+        longer: int64 (P,), the other.
+        sizes: int64 (R,), sampled k-mers of each record.
+    """
+    pairs, counts = np.unique(shorter * len(sizes) + longer, return_counts=True)
+    shorter, longer = np.divmod(pairs, max(len(sizes), 1))
+    is_related = counts >= MIN_SHARED_KMERS * sizes[shorter]
+    return shorter[is_related], longer[is_related]
+
+
+def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tuple[Int64, Int64]]:
+    """Pairs (n,), (n,) of related records in different groups.
+
+    Up to `_MAX_PAIRS` all pairs that share a k-mer are counted, beyond that those that share one of the smallest hashes, which
+    are a sample.
+
+    Args:
+        record: int64 (N,), record of each sampled k-mer, numbered from the longest on.
+        hashes: uint64 (N,), the k-mers, ascending.
+        groups: int64 (R,), group of each record.
+    """
+    record = record[np.lexsort((groups[record], hashes))]
+    # A k-mer of one record meets the same k-mer in the records of all later groups.
+    begin, end = _ends_of_runs(hashes, groups[record]), _ends_of_runs(hashes)
+    partners = end - begin
+    num_counted = int(np.searchsorted(np.cumsum(partners), _MAX_PAIRS, side="right"))
+    if num_counted < len(hashes):
+        num_counted = int(np.searchsorted(hashes, hashes[num_counted]))
+    sizes = np.bincount(record[:num_counted], minlength=len(groups))
+    meeting = np.flatnonzero(partners[:num_counted])
+    meeting = meeting[np.argsort(record[meeting], kind="stable")]
+    # A block holds all k-mers of its records. One record alone meets no k-mer twice: at most N pairs.
+    total = np.cumsum(np.bincount(record[meeting], partners[meeting], len(groups)))
+    block = total[record[meeting]] // _BLOCK_PAIRS
+    for rows in np.split(meeting, np.flatnonzero(np.diff(block)) + 1):
+        met, _ = concatenated_ranges(begin[rows], partners[rows])
+        one, other = np.repeat(record[rows], partners[rows]), record[met]
+        yield _related(np.maximum(one, other), np.minimum(one, other), sizes)
+
+
+def _ends_of_runs(*columns: Int64 | UInt64) -> Int64:
+    """int64 (N,): for each row, one past the last of the neighbouring rows that have the same values in all columns."""
+    changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    ends = np.append(np.flatnonzero(changes) + 1, len(columns[0]))
+    return np.repeat(ends, np.diff(ends, prepend=0))
+
+
+def _strandless_digest(sequence: bytes) -> int:
+    strand = min(sequence, sequence.translate(_COMPLEMENT)[::-1])
+    return int.from_bytes(hashlib.blake2b(strand, digest_size=8).digest(), "little")
+
+
+def _components(left: Int64, right: Int64, count: int) -> Int64:
+    edges = coo_array((np.ones(len(left), np.int8), (left, right)), shape=(count, count))
+    return np.asarray(connected_components(edges, directed=False)[1], np.int64)

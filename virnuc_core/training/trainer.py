@@ -1,4 +1,4 @@
-"""The fit of a classifier head to labelled vectors: the same numbers for the same data, settings and kind of machine."""
+"""The fit of a classifier head to labelled vectors, and its calibration; reproducible on the same kind of machine."""
 
 import logging
 import math
@@ -10,16 +10,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.training.calibration import cool, fit_temperature
 
-# Products of matrices are rounded by how they are cut into threads, so this does not follow the machine.
+# Rounding of matrix products depends on the number of threads, so it is fixed.
 _THREADS: Final = 4
 _ROWS_AT_ONCE: Final = 4096
-_SMALLEST_GAIN: Final = 1e-4
+_MIN_IMPROVEMENT: Final = 1e-4
+# Few or easy validation frames would make the temperature as small as it may be, and every score 0 or 1.
+_TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +31,13 @@ class TrainerSettings:
     """Everything that decides a head, apart from the vectors.
 
     Attributes:
-        seed: of weights, dropout and draws.
-        members: heads that are fitted from different seeds and stand side by side in one, which gives the mean of their
+        seed: of weights, dropout and sampling.
+        members: ensemble size: heads that are fitted from different seeds and merged into one, which gives the mean of their
             logits; each has 512 hidden units.
-        epochs: most rounds of as many frames as there are.
-        patience: rounds without a smaller loss on the validation frames after which a fit ends.
+        epochs: at most; an epoch samples as many frames as there are.
+        patience: epochs without a smaller validation loss after which a fit ends.
         batch_frames: frames in a step.
-        learning_rate: highest; it rises for a tenth of the rounds, and falls as a cosine until the last.
+        learning_rate: highest; linear warm-up over a tenth of the epochs, then cosine decay.
         weight_decay: of AdamW.
     """
 
@@ -55,7 +57,7 @@ class LabelledVectors:
     Attributes:
         features: fp32 (n, D), the DNA vector before the protein vector.
         is_viral: bool (n,).
-        weights: float64 (n,), how often each is drawn; sums to 1.
+        weights: float64 (n,), sampling probabilities.
     """
 
     features: npt.NDArray[np.float32]
@@ -65,12 +67,12 @@ class LabelledVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """One round of one member.
+    """One epoch of one member of the ensemble.
 
     Attributes:
-        member: number of the member, from 0.
-        epoch: number of the round, from 1.
-        train_loss: mean cross-entropy of the frames learnt from, with dropout.
+        member: from 0.
+        epoch: from 1.
+        train_loss: mean cross-entropy of the training frames, with dropout.
         validation_loss: weighted mean cross-entropy of the validation frames; None without any.
     """
 
@@ -82,13 +84,13 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedHead:
-    """A calibrated head, and how it came about.
+    """A calibrated head and its history.
 
     Attributes:
         classifier: in evaluation mode; takes features as the models give them.
         temperature: what its logits were divided by.
-        history: every round of every member.
-        best_epochs: of each member, the round whose weights it has.
+        history: all epochs of all members.
+        best_epochs: of each member, the epoch that its weights are from.
     """
 
     classifier: MLPClassifier
@@ -100,13 +102,13 @@ class TrainedHead:
 def train_head(
     train: LabelledVectors, validation: LabelledVectors | None, settings: TrainerSettings
 ) -> TrainedHead:
-    """Fits a head, stops when it learns nothing more that holds for others, and calibrates it.
+    """Fits a head with early stopping, and calibrates it.
 
     Args:
-        train: frames to learn from.
-        validation: frames of others; None does all rounds, takes the last weights and leaves the temperature at 1, for
-            models that have seen all there is and would be sure of any part of it.
-        settings: how.
+        train: training frames.
+        validation: frames for early stopping and calibration; None runs all epochs, takes the last weights and leaves the
+            temperature at 1, for models that were trained on everything and would be overconfident on any part of it.
+        settings: of the fit.
     """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
     with _reproducible():
@@ -114,21 +116,21 @@ def train_head(
         members: list[MLPClassifier] = []
         best_epochs: list[int] = []
         inputs = _standardised(train, mean, scale)
-        held_out = None if validation is None else _standardised(validation, mean, scale)
+        holdout = None if validation is None else _standardised(validation, mean, scale)
         for number in range(settings.members):
-            member, epochs, best = _fit_member(inputs, held_out, settings, number)
+            member, epochs, best = _fit_member(inputs, holdout, settings, number)
             members.append(member)
             history += epochs
             best_epochs.append(best)
-        head = _side_by_side(members)
+        head = _merge(members)
         _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
         head.eval().requires_grad_(False)
         temperature = 1.0
         if validation is not None:
             margins = margins_of(head, torch.from_numpy(validation.features))
             temperature = fit_temperature(margins, validation.is_viral, validation.weights)
-            cool(head, temperature)
-    _log.info("head fitted: best rounds %s, temperature %.3f", best_epochs, temperature)
+            apply_temperature(head, temperature)
+    _log.info("head fitted: best epochs %s, temperature %.3f", best_epochs, temperature)
     return TrainedHead(
         classifier=head,
         temperature=temperature,
@@ -144,9 +146,36 @@ def margins_of(head: MLPClassifier, features: Tensor) -> npt.NDArray[np.float64]
     return np.asarray((logits[:, 1] - logits[:, 0]).double().numpy())
 
 
+def fit_temperature(
+    margins: npt.NDArray[np.float64], is_viral: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
+) -> float:
+    """The temperature with the smallest weighted cross-entropy.
+
+    Args:
+        margins: (n,), logit of virus minus logit of other.
+        is_viral: (n,).
+        weights: (n,), sums to 1.
+    """
+    signed = np.where(is_viral, margins, -margins)
+
+    def loss(log_temperature: float) -> float:
+        return float(weights @ np.logaddexp(0.0, -signed / np.exp(log_temperature)))
+
+    bounds = np.log(_TEMPERATURE_BOUNDS)
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(found.x))
+
+
+@torch.no_grad()
+def apply_temperature(head: MLPClassifier, temperature: float) -> None:
+    """Divides the logits of a head by a temperature, inside its output layer: it stays a plain head and changes no call."""
+    head.output_layer.weight.div_(temperature)
+    head.output_layer.bias.div_(temperature)
+
+
 @contextmanager
 def _reproducible() -> Iterator[None]:
-    """Fixed threads and random numbers of its own; what was set before is set again afterwards."""
+    """A fixed number of threads; this and the state of the random generator are restored afterwards."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(_THREADS)
     try:
@@ -158,7 +187,7 @@ def _reproducible() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """Standardised features (n, D), classes int64 (n,), and how often each is drawn, float64 (n,)."""
+    """Standardised features (n, D), classes int64 (n,), and sampling probabilities float64 (n,)."""
 
     features: Tensor
     targets: Tensor
@@ -166,12 +195,9 @@ class _Inputs:
 
 
 def _fit_member(
-    train: _Inputs,
-    validation: _Inputs | None,
-    settings: TrainerSettings,
-    number: int,
+    train: _Inputs, validation: _Inputs | None, settings: TrainerSettings, number: int
 ) -> tuple[MLPClassifier, list[Epoch], int]:
-    """A fitted member, its rounds, and which of them its weights are of."""
+    """A fitted member, its epochs, and which of them its weights are from."""
     torch.manual_seed(settings.seed + number)
     rng = np.random.default_rng((settings.seed, number))
     head = MLPClassifier(train.features.shape[1])
@@ -182,13 +208,13 @@ def _fit_member(
     best, best_loss = 0, math.inf
     best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     for epoch in range(1, settings.epochs + 1):
-        drawn = torch.from_numpy(rng.choice(len(train.targets), len(train.targets), p=train.weights))
-        loss = _run_epoch(head, optimizer, train, drawn, (epoch, settings))
-        held_out = None if validation is None else _weighted_loss(head, validation)
-        history.append(Epoch(member=number, epoch=epoch, train_loss=loss, validation_loss=held_out))
-        _log.info("round %d: loss %.4f, of the validation frames %s", epoch, loss, held_out)
-        if held_out is None or held_out < best_loss - _SMALLEST_GAIN:
-            best, best_loss = epoch, best_loss if held_out is None else held_out
+        sampled = torch.from_numpy(rng.choice(len(train.targets), len(train.targets), p=train.weights))
+        loss = _run_epoch(head, optimizer, train, sampled, epoch, settings)
+        holdout_loss = None if validation is None else _weighted_loss(head, validation)
+        history.append(Epoch(member=number, epoch=epoch, train_loss=loss, validation_loss=holdout_loss))
+        _log.info("epoch %d: loss %.4f, validation loss %s", epoch, loss, holdout_loss)
+        if holdout_loss is None or holdout_loss < best_loss - _MIN_IMPROVEMENT:
+            best, best_loss = epoch, best_loss if holdout_loss is None else holdout_loss
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
         if epoch - best >= settings.patience:
             break
@@ -200,14 +226,14 @@ def _run_epoch(
     head: MLPClassifier,
     optimizer: torch.optim.Optimizer,
     train: _Inputs,
-    drawn: Tensor,
-    progress: tuple[int, TrainerSettings],
+    sampled: Tensor,
+    epoch: int,
+    settings: TrainerSettings,
 ) -> float:
-    """One pass over the drawn rows; the mean loss."""
+    """One pass over the sampled rows; the mean loss."""
     head.train()
-    epoch, settings = progress
     # Batch statistics need more than one frame.
-    batches = [rows for rows in drawn.split(settings.batch_frames) if len(rows) > 1]
+    batches = [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
     total = 0.0
     for step, rows in enumerate(batches):
         done = (epoch - 1 + step / len(batches)) / settings.epochs
@@ -222,7 +248,7 @@ def _run_epoch(
 
 
 def _rate(done: float) -> float:
-    """The learning rate as a share of the highest, when a share of all rounds is done."""
+    """The learning rate as a share of the highest, when a share of all epochs is done."""
     return min(1.0, 10 * done + 0.05) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -244,8 +270,8 @@ def _standardised(
 
 
 @torch.no_grad()
-def _side_by_side(members: list[MLPClassifier]) -> MLPClassifier:
-    """One head that gives the mean of the members' logits: their hidden units next to each other."""
+def _merge(members: list[MLPClassifier]) -> MLPClassifier:
+    """One head that gives the mean of the members' logits: their hidden units side by side."""
     merged = MLPClassifier(members[0].in_features, sum(m.hidden_layer.out_features for m in members))
     states = [member.state_dict() for member in members]
     state = {name: torch.cat([s[name] for s in states]) for name in states[0] if states[0][name].ndim}

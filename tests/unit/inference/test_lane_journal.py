@@ -1,12 +1,16 @@
 """Journals: what is written is read again, by others, while it is written, and whatever was killed in between."""
 
 import errno
+import json
 import logging
 import threading
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.reliability.binary_edits import hostile_json
 from virnuc_core.errors import CheckpointError, LaneError, VirnucError
 from virnuc_core.inference.events import (
     GpuSample,
@@ -70,23 +74,36 @@ def test_every_event_is_read_as_it_was_written(path: Path) -> None:
             assert len(path.read_text().splitlines()) == count
 
 
-def test_an_unfinished_line_waits_until_it_is_whole(path: Path) -> None:
+def test_an_unfinished_line_waits_until_it_is_complete(path: Path) -> None:
     with LaneJournal(path) as journal:
         journal.write(started())
         journal.write(loaded())
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
     tail = JournalTail(path)
     assert [entry.event for entry in tail.read_new()] == [started()]
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert [entry.event for entry in tail.read_new()] == [loaded()]
 
 
-def test_what_a_killed_writer_left_is_passed_over(path: Path) -> None:
+def test_lines_that_make_no_sense_are_passed_over(path: Path) -> None:
+    """Such as what a killed writer has left."""
+    finished = {"time": 1.0, "event": "LaneFinished", "lane": 0, "seconds": 1.0}
+    odd: list[dict[str, Any]] = [
+        finished | {"time": 10**400},
+        finished | {"lane": "0"},
+        finished | {"seconds": float("nan")},
+        finished | {"event": ["LaneFinished"]},
+        finished | {"event": "Unheard"},
+        {"time": 1.0, "event": "LaneStarted", **asdict(started()), "shards": ["0"]},
+        {"time": 1.0, "event": "ShardDone", "lane": 0, "shard": 0, "counters": [], "seconds": {}},
+    ]
     with LaneJournal(path) as journal:
         journal.write(started(pid=1))
-    with path.open("a") as file:
-        file.write('not JSON\n{"time": 1, "event": "Unheard"}\n[]\n{"time": 1, "event": "LaneStar')
+    with path.open("ab") as file:
+        for content in (*hostile_json("time").values(), *(json.dumps(line).encode() for line in odd)):
+            file.write(content.replace(b"\n", b" ") + b"\n")
+        file.write(b'{"time": 1, "event": "LaneStar')
     with LaneJournal(path) as journal:
         journal.write(started(pid=2))
     assert [entry.event for entry in JournalTail(path).read_new()] == [started(pid=1), started(pid=2)]
@@ -114,16 +131,12 @@ def test_threads_do_not_mix_their_lines(path: Path) -> None:
 
 
 def test_a_journal_that_cannot_be_written_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    full = Path("/dev/full")
-    with caplog.at_level(logging.WARNING):
-        journal = LaneJournal(full)
-        with journal:
-            journal.write(started())
+    with caplog.at_level(logging.WARNING), LaneJournal(Path("/dev/full")) as journal:
+        journal.write(started())
     assert "journal /dev/full cannot be written" in caplog.text
 
 
 def test_an_error_is_written_down_and_raised_on(path: Path) -> None:
-    failures: list[LaneEvent] = []
     for error in (LaneError("died"), CheckpointError("no weights"), OSError(errno.EIO, "bad disk")):
         with (
             pytest.raises(type(error)),

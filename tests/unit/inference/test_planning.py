@@ -1,4 +1,4 @@
-"""Every "auto" is decided once, and a run goes on only with what it was begun with."""
+"""Every "auto" is decided once, a run is resumed only with what it was begun with, and its frame store stays."""
 
 import logging
 import re
@@ -10,14 +10,22 @@ import torch
 
 from tests.made_models import ESM2, MadeModels, MadeRun, make_head, plan_run
 from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError, DeviceError, MismatchError, UsageError, VirnucError
+from virnuc_core.errors import (
+    CheckpointError,
+    DeviceError,
+    InputError,
+    MismatchError,
+    UsageError,
+    VirnucError,
+)
 from virnuc_core.inference import planning
 from virnuc_core.inference.plan import RunPlan, read_plan, require_same_plan, write_plan
-from virnuc_core.inference.planning import make_plan, open_plan
+from virnuc_core.inference.planning import index_inputs, make_plan, open_plan
 from virnuc_core.inference.shard import require_all_shards
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import StoreMeta
 from virnuc_core.settings import RunConfig
 
 
@@ -25,28 +33,30 @@ def plan(run: MadeRun, config: RunConfig, existing: RunPlan | None = None) -> Ru
     return make_plan(config, run.store, "predict", ("cpu",), existing)
 
 
+def values(found: RunPlan, *names: str) -> list[tuple[object, ...]]:
+    return [tuple(getattr(model, name) for name in names) for model in found.models]
+
+
 def test_auto_is_decided(finished_run: MadeRun, made_models: MadeModels) -> None:
     found = finished_run.plan
-    for model in found.models:
-        assert (model.precision, model.engine) == ("fp32", "packed")
-        assert (model.attention, model.compile_mode) == ("sdpa", "none")
-    assert [model.family for model in found.models] == ["dnabert_s", "esm2"]
-    assert [model.repr_layer for model in found.models] == [3, 4]
-    assert [model.name for model in found.models] == ["dnabert", ESM2.name]
+    assert (
+        values(found, "precision", "engine", "attention", "compile_mode")
+        == [("fp32", "packed", "sdpa", "none")] * 2
+    )
+    assert values(found, "family", "repr_layer", "name") == [
+        ("dnabert_s", 3, "dnabert"),
+        ("esm2", 4, ESM2.name),
+    ]
     assert all(Path(model.location).is_absolute() for model in found.models)
     assert found.head is not None
     assert found.head.name == made_models.head.name
-    assert found.num_rows == finished_run.store.num_frames
-    assert len(found.shards) == 3
-
-
-def test_frames_of_a_chunk_share_a_shard(finished_run: MadeRun) -> None:
+    assert (found.num_rows, len(found.shards)) == (finished_run.store.num_frames, 3)
     chunk_of = finished_run.store.frame_chunk
-    for shard in finished_run.plan.shards[1:]:
+    for shard in found.shards[1:]:
         assert chunk_of[shard.begin] != chunk_of[shard.begin - 1]
 
 
-def test_the_reference_engine_runs_one_sequence_at_a_time(
+def test_the_reference_engine_names_what_it_is_checked_against(
     finished_run: MadeRun, made_models: MadeModels, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -55,84 +65,73 @@ def test_the_reference_engine_runs_one_sequence_at_a_time(
     assert "outputs of its authors' code" in caplog.text
     for name in re.findall(r"tests/golden/\w+\.py", caplog.text):
         assert (Path(__file__).parents[3] / name).is_file()
-    assert {(model.precision, model.attention) for model in found.models} == {("fp32", "reference")}
-    assert {model.token_budget for model in found.models} == {1}
-
-
-@pytest.mark.parametrize("setting", [{"precision": "bf16"}, {"attention": "sdpa"}])
-def test_the_reference_engine_refuses_what_it_is_not(
-    finished_run: MadeRun, made_models: MadeModels, setting: dict[str, str]
-) -> None:
-    with pytest.raises(UsageError, match="--engine reference"):
-        plan(finished_run, made_models.config(engine="reference", **setting))
-
-
-def test_switches_of_the_environment(
-    finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DeviceError):
-        plan(finished_run, made_models.config(precision="fp16"))
-    monkeypatch.setenv("VIRNUC_DISABLE_FP16", "1")
-    monkeypatch.setenv("VIRNUC_V1_ATTENTION", "1")
-    reload()
-    found = plan(finished_run, made_models.config(precision="fp16"))
-    assert {(model.precision, model.attention) for model in found.models} == {("fp32", "reference")}
+    assert values(found, "precision", "attention", "token_budget") == [("fp32", "reference", 1)] * 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "attention"), [("triton", "sdpa"), ("sdpa", "sdpa"), ("reference", "reference")]
+    ("switches", "setting", "expected"),
+    [
+        ("FP16", {"precision": "fp16", "attention": "triton"}, ("packed", "fp32", "sdpa", "none")),
+        ("FP16", {"precision": "fp16", "attention": "sdpa"}, ("packed", "fp32", "sdpa", "none")),
+        ("FP16", {"precision": "fp16", "attention": "reference"}, ("packed", "fp32", "reference", "none")),
+        ("PACKING", {"precision": "bf16", "compile_mode": "default"}, ("packed", "fp32", "padded", "none")),
+        ("PACKING", {"engine": "reference"}, ("reference", "fp32", "reference", "none")),
+        ("PACKING V1", {"precision": "bf16"}, ("packed", "fp32", "reference", "none")),
+        ("FP16 V1", {"precision": "fp16"}, ("packed", "fp32", "reference", "none")),
+        (
+            "",
+            {"engine": "reference", "dnabert_engine": "reference"},
+            ("reference", "fp32", "reference", "none"),
+        ),
+    ],
 )
-def test_fp32_from_the_environment_replaces_an_attention_for_half_precision(
+def test_switches_of_the_environment(
     finished_run: MadeRun,
     made_models: MadeModels,
     monkeypatch: pytest.MonkeyPatch,
-    asked: str,
-    attention: str,
+    switches: str,
+    setting: dict[str, str],
+    expected: tuple[str, ...],
 ) -> None:
-    monkeypatch.setenv("VIRNUC_DISABLE_FP16", "1")
+    for switch in switches.split():
+        name = "VIRNUC_V1_ATTENTION" if switch == "V1" else f"VIRNUC_DISABLE_{switch}"
+        monkeypatch.setenv(name, "1")
     reload()
-    found = plan(finished_run, made_models.config(precision="fp16", attention=asked))
-    assert {(model.precision, model.attention) for model in found.models} == {("fp32", attention)}
-
-
-def test_padding_and_no_compilation_from_the_environment(
-    finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = made_models.config(precision="bf16", compile_mode="default")
-    monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
-    reload()
-    for model in plan(finished_run, config).models:
-        assert (model.engine, model.precision, model.attention) == ("packed", "fp32", "padded")
-        assert model.compile_mode == "none"
-    reference = plan(finished_run, made_models.config(engine="reference"))
-    assert {model.attention for model in reference.models} == {"reference"}
-    monkeypatch.setenv("VIRNUC_V1_ATTENTION", "1")
-    reload()
-    assert {model.attention for model in plan(finished_run, config).models} == {"reference"}
+    found = plan(finished_run, made_models.config(**setting))
+    assert values(found, "engine", "precision", "attention", "compile_mode") == [expected] * 2
 
 
 def test_layers_over_rectangles_are_not_compiled(
     finished_run: MadeRun, made_models: MadeModels, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = made_models.config(compile_mode="default")
-    assert {model.compile_mode for model in plan(finished_run, config).models} == {"none"}
+    found = plan(finished_run, made_models.config(compile_mode="default"))
+    assert {model.compile_mode for model in found.models} == {"none"}
     assert "layers with sdpa attention are not compiled" in caplog.text
 
 
-def test_nothing_is_compiled_where_the_environment_says_so(
-    finished_run: MadeRun, made_models: MadeModels
+@pytest.mark.parametrize(
+    ("setting", "before", "hours", "mode"),
+    [
+        ({"compile_mode": "default"}, None, 0.1, "default"),
+        ({"compile_mode": "default", "switches": ("VIRNUC_DISABLE_COMPILE",)}, None, 0.1, "none"),
+        ({}, None, 1, "none"),
+        ({}, None, 10, "default"),
+        ({}, "default", 0.1, "default"),
+        ({"compile_mode": "none"}, "default", 0.1, "none"),
+    ],
+)
+def test_compile_mode(
+    finished_run: MadeRun,
+    made_models: MadeModels,
+    setting: dict[str, object],
+    before: str | None,
+    hours: float,
+    mode: str,
 ) -> None:
-    config = made_models.config(compile_mode="default")
     model = replace(finished_run.plan.models[0], attention="triton")
-    assert planning._plan_compile_mode(config, model, 1.0, None) == "default"
-    switched = config.model_copy(update={"switches": ("VIRNUC_DISABLE_COMPILE",)})
-    assert planning._plan_compile_mode(switched, model, 1.0, None) == "none"
-
-
-def test_auto_compiles_only_what_repays_it(finished_run: MadeRun, made_models: MadeModels) -> None:
-    model = replace(finished_run.plan.models[0], attention="triton")
-    modes = [planning._plan_compile_mode(made_models.config(), model, s, None) for s in (3600.0, 36_000.0)]
-    assert modes == ["none", "default"]
+    earlier = replace(model, compile_mode=before) if before else None
+    config = made_models.config(**setting)
+    assert planning._plan_compile_mode(config, model, 3600 * hours, earlier) == mode
 
 
 @pytest.fixture
@@ -143,191 +142,111 @@ def gpu_config(made_models: MadeModels, monkeypatch: pytest.MonkeyPatch) -> RunC
     return made_models.config(dnabert_model=None, head=None, attention="varlen", token_budget=1000)
 
 
+def plan_gpus(run: MadeRun, config: RunConfig, number: int = 1, **changes: object) -> RunPlan:
+    devices = tuple(f"cuda:{i}" for i in range(number))
+    return make_plan(config.model_copy(update=changes), run.store, "embed", devices)
+
+
 @pytest.mark.parametrize("per_device", [0.3, 0.7, 1.5])
 def test_a_plan_is_the_same_for_any_number_of_gpus(
     finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, per_device: float
 ) -> None:
     """Also where the work is enough to be compiled for, on one of them or on each of two."""
-    size = gpu_config.model_copy(update={"shard_seconds": 1e-4})
-    whole = sum(shard.cost for shard in make_plan(size, finished_run.store, "embed", ("cuda:0",)).shards)
+    whole = sum(shard.cost for shard in plan_gpus(finished_run, gpu_config, shard_seconds=1e-4).shards)
     monkeypatch.setattr(compilation, "_REPAID_AFTER_SECONDS", whole * per_device)
-    devices = [tuple(f"cuda:{i}" for i in range(number)) for number in (1, 2, 8)]
-    plans = [make_plan(size, finished_run.store, "embed", some) for some in devices]
-    assert len(plans[0].shards) >= 8
-    assert plans[0].models[0].compile_mode == ("default" if per_device < 1 else "none")
-    assert plans[1:] == plans[:1] * 2
+    one, *others = (plan_gpus(finished_run, gpu_config, n, shard_seconds=1e-4) for n in (1, 2, 8))
+    assert len(one.shards) >= 8
+    assert one.models[0].compile_mode == ("default" if per_device < 1 else "none")
+    assert others == [one] * 2
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_a_mode_that_gains_nothing_is_warned_of_and_recorded(
     finished_run: MadeRun, gpu_config: RunConfig, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    found = make_plan(
-        gpu_config.model_copy(update={"compile_mode": mode}), finished_run.store, "embed", ("cuda:0",)
-    )
+    found = plan_gpus(finished_run, gpu_config, compile_mode=mode)
     [warning] = found.warnings
     assert f"compile mode {mode} records CUDA graphs only where shapes are fixed" in warning
     assert ("minutes longer" in warning) == (mode == "max-autotune")
     assert warning in caplog.messages
-    quiet = make_plan(
-        gpu_config.model_copy(update={"compile_mode": "default"}), finished_run.store, "embed", ("cuda:0",)
-    )
-    assert quiet.warnings == ()
+    assert plan_gpus(finished_run, gpu_config, compile_mode="default").warnings == ()
     assert replace(found, warnings=()).fingerprint == found.fingerprint
 
 
 def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
-    finished_run: MadeRun,
-    gpu_config: RunConfig,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    finished_run: MadeRun, gpu_config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = gpu_config.model_copy(update={"attention": "auto"})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    found = make_plan(config, finished_run.store, "embed", ("cuda:0",))
+    found = plan_gpus(finished_run, gpu_config, attention="auto")
     [warning] = found.warnings
-    assert warning.startswith(
-        "cuda:0 (Tesla T4) has compute capability 7.5, below 8.0: virnuc's kernels cannot run"
-    )
-    assert warning in caplog.messages
-    path = finished_run.folder.root / "other-plan.json"
-    write_plan(path, found)
-    assert read_plan(path) == found
-    path.unlink()
-    assert (
-        make_plan(
-            config.model_copy(update={"precision": "fp32"}), finished_run.store, "embed", ("cuda:0",)
-        ).warnings
-        == ()
-    )
+    assert "cuda:0 (Tesla T4) has compute capability 7.5, below 8.0: virnuc's kernels cannot run" in warning
+    write_plan(tmp_path / "plan.json", found)
+    assert read_plan(tmp_path / "plan.json") == found
+    assert plan_gpus(finished_run, gpu_config, attention="auto", precision="fp32").warnings == ()
     monkeypatch.setattr(planning, "find_spec", lambda name: None)
-    [warning] = make_plan(config, finished_run.store, "embed", ("cuda:0",)).warnings
+    [warning] = plan_gpus(finished_run, gpu_config, attention="auto").warnings
     assert warning.startswith("Triton is not installed: virnuc's kernels cannot run")
-
-
-def test_attention_by_kernels_that_are_not_there_is_refused(
-    finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(attention, "has_kernels", lambda device: False)
     with pytest.raises(DeviceError, match="--attention triton needs Triton and a GPU of compute capability"):
-        make_plan(
-            gpu_config.model_copy(update={"attention": "triton"}), finished_run.store, "embed", ("cuda:0",)
-        )
+        plan_gpus(finished_run, gpu_config, attention="triton")
 
 
-def test_the_dna_model_alone(finished_run: MadeRun, made_models: MadeModels) -> None:
-    found = plan(finished_run, made_models.config(dnabert_engine="reference", precision="fp32"))
-    assert [model.engine for model in found.models] == ["reference", "packed"]
-    assert [model.attention for model in found.models] == ["reference", "sdpa"]
+def test_settings_of_one_model(finished_run: MadeRun, made_models: MadeModels) -> None:
+    """Those of the DNA model go before those of both; the layer is of the protein model, or of the only one."""
+    found = plan(finished_run, made_models.config(dnabert_engine="reference", precision="fp32", repr_layer=2))
+    assert values(found, "engine", "attention", "repr_layer") == [
+        ("reference", "reference", 3),
+        ("packed", "sdpa", 2),
+    ]
     assert found.models[0].token_budget == 1 < found.models[1].token_budget
     found = plan(finished_run, made_models.config(engine="reference", dnabert_engine="packed"))
     assert [model.engine for model in found.models] == ["packed", "reference"]
+    config = made_models.config(
+        precision="fp16", dnabert_engine="reference", esm_model=None, repr_layer=1, head=None
+    )
+    found = make_plan(config, finished_run.store, "embed", ("cpu",))
+    assert values(found, "precision", "engine", "repr_layer") == [("fp32", "reference", 1)]
+    assert found.head is None
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "error", "message"),
     [
-        ({"dnabert_precision": "fp16"}, "does not compute in fp16"),
-        ({"precision": "fp16", "dnabert_precision": "fp32"}, "does not compute in fp16"),
-        ({"engine": "reference", "dnabert_precision": "bf16"}, "leave out --dnabert-precision bf16"),
-        ({"engine": "reference", "precision": "bf16"}, "leave out --precision bf16"),
+        ({"precision": "fp16"}, DeviceError, "does not compute in fp16"),
+        ({"dnabert_precision": "fp16"}, DeviceError, "does not compute in fp16"),
+        ({"precision": "fp16", "dnabert_precision": "fp32"}, DeviceError, "does not compute in fp16"),
+        ({"precision": "fp16", "dnabert_engine": "reference"}, DeviceError, "does not compute in fp16"),
+        (
+            {"engine": "reference", "dnabert_precision": "bf16"},
+            UsageError,
+            "leave out --dnabert-precision bf16",
+        ),
+        ({"engine": "reference", "precision": "bf16"}, UsageError, "leave out --precision bf16"),
+        ({"engine": "reference", "attention": "sdpa"}, UsageError, "leave out --attention sdpa"),
+        (
+            {"token_budget": 2**31},
+            UsageError,
+            "--token-budget 2147483648 cannot be used: give 1 to 2147483647",
+        ),
+        ({"token_budget": 10**20, "engine": "reference"}, UsageError, "--token-budget 1000+ cannot be used"),
+        ({"repr_layer": 5}, UsageError, "layer 5"),
+        ({"head": None}, UsageError, r"no head is bundled for dnabert and .*: give --head"),
+        ({"esm_model": None}, UsageError, "both"),
+        ({"dnabert_model": None}, UsageError, "both"),
+        ({"esm_model": None, "dnabert_model": None}, UsageError, "no model"),
+        ({"esm_model": "nowhere"}, CheckpointError, "nowhere"),
     ],
 )
-def test_precision_of_each_model(
-    finished_run: MadeRun, made_models: MadeModels, setting: dict[str, str], message: str
+def test_settings_that_cannot_be_used(
+    finished_run: MadeRun,
+    made_models: MadeModels,
+    setting: dict[str, object],
+    error: type[VirnucError],
+    message: str,
 ) -> None:
-    with pytest.raises(VirnucError, match=message):
+    with pytest.raises(error, match=message):
         plan(finished_run, made_models.config(**setting))
-
-
-def test_an_engine_for_the_dna_model_goes_before_a_precision_for_both(
-    finished_run: MadeRun, made_models: MadeModels
-) -> None:
-    """The protein model is what refuses fp16 on the CPU here."""
-    with pytest.raises(DeviceError, match="does not compute in fp16"):
-        plan(finished_run, made_models.config(precision="fp16", dnabert_engine="reference"))
-    config = made_models.config(precision="fp16", dnabert_engine="reference", esm_model=None)
-    [model] = make_plan(config, finished_run.store, "embed", ("cpu",)).models
-    assert (model.precision, model.engine) == ("fp32", "reference")
-
-
-def test_shards_of_the_size_asked_for(finished_run: MadeRun, made_models: MadeModels) -> None:
-    one = plan(finished_run, made_models.config())
-    assert len(one.shards) == 1
-    several = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 4))
-    assert len(several.shards) >= 4
-    kept = plan(finished_run, made_models.config(), several)
-    assert kept.shards == several.shards
-    again = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 4), several)
-    assert again.shards == several.shards
-    other = plan(finished_run, made_models.config(shard_seconds=one.shards[0].cost / 2), several)
-    with pytest.raises(MismatchError, match=r"\(--shard-seconds\)"):
-        require_same_plan(several, other, RunFolder(Path("run")))
-
-
-def test_going_on_keeps_a_compile_mode_that_was_found_automatically(
-    finished_run: MadeRun, made_models: MadeModels
-) -> None:
-    model = replace(finished_run.plan.models[0], attention="triton")
-    before = replace(model, compile_mode="default")
-    for setting, mode in (({}, "default"), ({"compile_mode": "none"}, "none")):
-        assert planning._plan_compile_mode(made_models.config(**setting), model, 1.0, before) == mode
-
-
-def test_the_layer_is_of_the_protein_model_or_of_the_only_one(
-    finished_run: MadeRun, made_models: MadeModels
-) -> None:
-    both = plan(finished_run, made_models.config(repr_layer=2))
-    assert [model.repr_layer for model in both.models] == [3, 2]
-    config = made_models.config(esm_model=None, repr_layer=1, head=None)
-    alone = make_plan(config, finished_run.store, "embed", ("cpu",))
-    assert [model.repr_layer for model in alone.models] == [1]
-    assert alone.head is None
-    with pytest.raises(UsageError, match="layer 5"):
-        plan(finished_run, made_models.config(repr_layer=5))
-
-
-def test_a_head_of_another_width_is_refused(
-    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
-) -> None:
-    head = make_head(tmp_path / "wide.safetensors", 3328)
-    with pytest.raises(MismatchError, match=r"takes 3328 features, but dnabert gives 96 and .* gives 96\."):
-        plan(finished_run, made_models.config(head=str(head)))
-
-
-def test_a_head_for_chunks_of_another_length_is_refused(
-    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
-) -> None:
-    head = tmp_path / "head.safetensors"
-    save_classifier(MLPClassifier(192), head, {"chunk_length": 300})
-    with pytest.raises(MismatchError, match="for chunks of 300 bp, and these have 60 bp"):
-        plan(finished_run, made_models.config(head=str(head)))
-    save_classifier(MLPClassifier(192), head, {"chunk_length": 60})
-    assert plan(finished_run, made_models.config(head=str(head))).head is not None
-
-
-def test_no_head_is_guessed(finished_run: MadeRun, made_models: MadeModels) -> None:
-    with pytest.raises(UsageError, match=r"no head is bundled for dnabert and .*: give --head"):
-        plan(finished_run, made_models.config(head=None))
-
-
-@pytest.mark.parametrize("missing", [{"esm_model": None}, {"dnabert_model": None}])
-def test_calls_need_both_models(
-    finished_run: MadeRun, made_models: MadeModels, missing: dict[str, None]
-) -> None:
-    with pytest.raises(UsageError, match="both"):
-        plan(finished_run, made_models.config(**missing))
-
-
-def test_no_model_at_all(finished_run: MadeRun, made_models: MadeModels) -> None:
-    with pytest.raises(UsageError, match="no model"):
-        plan(finished_run, made_models.config(esm_model=None, dnabert_model=None))
-
-
-def test_a_model_that_is_not_there(finished_run: MadeRun, made_models: MadeModels) -> None:
-    with pytest.raises(CheckpointError, match="nowhere"):
-        plan(finished_run, made_models.config(esm_model="nowhere"))
 
 
 def test_embedding_nothing_is_refused(finished_run: MadeRun, made_models: MadeModels) -> None:
@@ -336,13 +255,40 @@ def test_embedding_nothing_is_refused(finished_run: MadeRun, made_models: MadeMo
         make_plan(config, finished_run.store, "embed", ("cpu",))
 
 
-def test_going_on_keeps_what_was_not_asked_for(
+def test_a_head_for_other_models_or_chunks_is_refused(
+    finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    wide = make_head(tmp_path / "wide.safetensors", 3328)
+    with pytest.raises(MismatchError, match=r"takes 3328 features, but dnabert gives 96 and .* gives 96\."):
+        plan(finished_run, made_models.config(head=str(wide)))
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 300})
+    with pytest.raises(MismatchError, match="for chunks of 300 bp, and these have 60 bp"):
+        plan(finished_run, made_models.config(head=str(head)))
+    save_classifier(MLPClassifier(192), head, {"chunk_length": 60})
+    assert plan(finished_run, made_models.config(head=str(head))).head is not None
+
+
+def test_shards_of_the_size_asked_for(finished_run: MadeRun, made_models: MadeModels) -> None:
+    [whole] = plan(finished_run, made_models.config()).shards
+    quarter = made_models.config(shard_seconds=whole.cost / 4)
+    several = plan(finished_run, quarter)
+    assert len(several.shards) >= 4
+    for config in (made_models.config(), quarter):
+        assert plan(finished_run, config, several).shards == several.shards
+    other = plan(finished_run, made_models.config(shard_seconds=whole.cost / 2), several)
+    with pytest.raises(MismatchError, match=r"\(--shard-seconds\)"):
+        require_same_plan(several, other, RunFolder(Path("run")))
+
+
+def test_resuming_keeps_what_was_not_asked_for(
     tmp_path: Path, contigs: Path, made_models: MadeModels
 ) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config(token_budget=300), shard_seconds=0.01)
+    config = made_models.config(token_budget=2**31 - 1)
+    run = plan_run(tmp_path, contigs, config, shard_seconds=0.01)
     again = open_plan(made_models.config(), run.store, "predict", ("cpu",), run.folder)
     assert again == run.plan
-    assert {model.token_budget for model in again.models} == {300}
+    assert {model.token_budget for model in again.models} == {2**31 - 1}
 
 
 @pytest.mark.parametrize(
@@ -353,36 +299,61 @@ def test_going_on_keeps_what_was_not_asked_for(
         ({"embeddings": "none"}, "--emb"),
     ],
 )
-def test_going_on_with_another_setting_is_refused(
+def test_resuming_with_another_setting_is_refused(
     finished_run: MadeRun, made_models: MadeModels, setting: dict[str, object], flag: str
 ) -> None:
     with pytest.raises(MismatchError, match=flag):
         open_plan(made_models.config(**setting), finished_run.store, "predict", ("cpu",), finished_run.folder)
 
 
-@pytest.mark.parametrize("budget", [2**31, 10**20])
-@pytest.mark.parametrize("engine", ["packed", "reference"])
-def test_a_token_budget_out_of_range_is_refused(
-    finished_run: MadeRun, made_models: MadeModels, engine: str, budget: int
-) -> None:
-    with pytest.raises(UsageError, match=f"--token-budget {budget} cannot be used: give 1 to 2147483647"):
-        plan(finished_run, made_models.config(engine=engine, token_budget=budget))
-
-
-def test_the_largest_token_budget_is_kept(finished_run: MadeRun, made_models: MadeModels) -> None:
-    found = plan(finished_run, made_models.config(token_budget=2**31 - 1))
-    assert {model.token_budget for model in found.models} == {2**31 - 1}
-
-
-def test_going_on_with_another_threshold_keeps_the_shards(
+def test_resuming_with_another_threshold_keeps_the_shards(
     contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
     run = plan_run(tmp_path / "run", contigs, made_models.config())
     run.compute()
-    before = {path: path.read_bytes() for path in run.folder.shards.iterdir()}
     config = made_models.config(threshold=0.9)
     again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
     assert again == read_plan(run.folder.plan) == replace(run.plan, threshold=0.9)
     assert again.fingerprint == run.plan.fingerprint
     require_all_shards(run.folder, again)
-    assert before == {path: path.read_bytes() for path in run.folder.shards.iterdir()}
+
+
+def index(folder: RunFolder, fasta: Path, min_length: int) -> StoreMeta:
+    return index_inputs(folder, [str(fasta)], 60, "dna", min_length=min_length)
+
+
+def test_a_frame_store_is_kept_for_the_same_files_and_settings_only(tmp_path: Path) -> None:
+    folder, fasta = RunFolder(tmp_path / "run"), tmp_path / "in.fa"
+    fasta.write_text(f">long\n{'ATG' * 100}\n>border\n{'ATG' * 50}\n>short\n{'ATG' * 49}AT\n>none\n\n")
+    folder.root.mkdir()
+    meta = index(folder, fasta, 150)
+    assert (meta.num_records, meta.num_rejected, meta.min_length) == (2, 2, 150)
+    rejected = [line.split("\t") for line in folder.rejected.read_text().splitlines()[1:]]
+    assert [(row[1], row[3], row[4]) for row in rejected] == [
+        ("short", "149", "shorter than 150 (--min-length)"),
+        ("none", "0", "empty sequence"),
+    ]
+    inode = (folder.frames / "meta.json").stat().st_ino
+    assert index(folder, fasta, 150) == meta
+    assert (folder.frames / "meta.json").stat().st_ino == inode
+    column = folder.frames / "dna.bin"
+    column.write_bytes(b"N" + column.read_bytes()[1:])
+    assert index(folder, fasta, 150) == meta
+    assert not column.read_bytes().startswith(b"N")
+    assert index(folder, fasta, 0).num_records == 3
+    with pytest.raises(InputError, match=r"none of the 4 records .* or a smaller --min-length"):
+        index(folder, fasta, 301)
+
+
+def test_the_frame_store_of_a_run_is_not_replaced_by_another(
+    contigs: Path, made_models: MadeModels, tmp_path: Path
+) -> None:
+    run = plan_run(tmp_path / "run", contigs, made_models.config())
+    before = StoreMeta.read(run.folder.frames)
+    with pytest.raises(MismatchError, match=r"min_length \(--min-length\) was 0, now 150"):
+        index(run.folder, contigs, 150)
+    other = tmp_path / "other.fa"
+    other.write_text(">other\nACGT\n")
+    with pytest.raises(MismatchError, match=r"input was .* now other\.fa"):
+        index(run.folder, other, 0)
+    assert StoreMeta.read(run.folder.frames) == before == index(run.folder, contigs, 0)

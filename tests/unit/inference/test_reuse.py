@@ -1,7 +1,6 @@
 """A run that is made from another one is byte for byte the one made from nothing, and computes only what it must."""
 
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,57 +52,43 @@ def break_weights(models: MadeModels) -> None:
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
 
 
-def other_head(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(head=str(make_head(folder / "other_head.safetensors", 2 * WIDTH, seed=7)))
+def settings_of(move: str, models: MadeModels, folder: Path) -> RunConfig:
+    if move == "other head":
+        return models.config(head=str(make_head(folder / "other_head.safetensors", 2 * WIDTH, seed=7)))
+    if move == "larger ESM-2":
+        head = make_head(folder / "wide_head.safetensors", WIDTH + 64, seed=3)
+        return models.config(esm_model=str(make_esm2(folder / "esm2_large", width=64)), head=str(head))
+    if move == "other weights":
+        return models.config(esm_model=str(make_esm2(folder / "esm2_other")))
+    changes: dict[str, dict[str, object]] = {
+        "other layer": {"repr_layer": 2},
+        "rounded": {"embeddings": "float16"},
+        "not stored": {"embeddings": "none"},
+        "one by one": {"engine": "reference", "dnabert_engine": "packed"},
+    }
+    return models.config(**changes[move])
 
 
-def larger_esm2(models: MadeModels, folder: Path) -> RunConfig:
-    head = make_head(folder / "wide_head.safetensors", WIDTH + 64, seed=3)
-    return models.config(esm_model=str(make_esm2(folder / "esm2_large", width=64)), head=str(head))
-
-
-def other_weights(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(esm_model=str(make_esm2(folder / "esm2_other")))
-
-
-def other_layer(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(repr_layer=2)
-
-
-def rounded(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(embeddings="float16")
-
-
-def not_stored(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(embeddings="none")
-
-
-def one_by_one(models: MadeModels, folder: Path) -> RunConfig:
-    return models.config(engine="reference", dnabert_engine="packed")
-
-
-MOVES: Mapping[Callable[[MadeModels, Path], RunConfig], set[Family]] = {
-    other_head: {"dnabert_s", "esm2"},
-    larger_esm2: {"dnabert_s"},
-    other_weights: {"dnabert_s"},
-    other_layer: {"dnabert_s"},
-    rounded: {"dnabert_s", "esm2"},
-    not_stored: {"dnabert_s", "esm2"},
-    one_by_one: {"dnabert_s"},
+MOVES: dict[str, set[Family]] = {
+    "other head": {"dnabert_s", "esm2"},
+    "larger ESM-2": {"dnabert_s"},
+    "other weights": {"dnabert_s"},
+    "other layer": {"dnabert_s"},
+    "rounded": {"dnabert_s", "esm2"},
+    "not stored": {"dnabert_s", "esm2"},
+    "one by one": {"dnabert_s"},
 }
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_it_is_the_run_from_nothing(
-    move: Callable[[MadeModels, Path], RunConfig], models: MadeModels, run: MadeRun, tmp_path: Path
-) -> None:
-    moved = begin_move(run, move(models, tmp_path))
+def test_it_is_the_run_from_nothing(move: str, models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
+    moved = begin_move(run, settings_of(move, models, tmp_path))
     assert [(s.begin, s.end) for s in moved.plan.shards] == [(s.begin, s.end) for s in run.plan.shards]
-    kept = ReusedShards.open(moved.folder, moved.plan)
-    assert kept is not None
-    assert kept.families == MOVES[move]
+    reused = ReusedShards.open(moved.folder, moved.plan)
+    assert reused is not None
+    assert reused.families == MOVES[move]
     fresh = from_nothing(moved, tmp_path / "fresh")
-    break_weights(models)  # what is kept is not computed
+    break_weights(models)  # what is reused is not computed
     moved.compute()
     for made in (moved, fresh):
         write_results(made)
@@ -117,7 +102,7 @@ def test_it_is_the_run_from_nothing(
 
 
 def test_the_plan_is_that_of_a_run_from_nothing(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
-    config = other_weights(models, tmp_path)
+    config = settings_of("other weights", models, tmp_path)
     moved = begin_move(run, config)
     fresh = plan_run(tmp_path / "fresh", tmp_path / "in.fa", config)
     assert moved.plan == replace(fresh.plan, shards=moved.plan.shards)
@@ -128,7 +113,7 @@ def test_the_plan_is_that_of_a_run_from_nothing(models: MadeModels, run: MadeRun
 def test_a_damaged_old_shard_is_computed(
     models: MadeModels, run: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moved = begin_move(run, other_head(models, tmp_path))
+    moved = begin_move(run, settings_of("other head", models, tmp_path))
     fresh = from_nothing(moved, tmp_path / "fresh")
     shard = run.folder.shard(1)
     shard.write_bytes(shard.read_bytes()[:-9])
@@ -143,7 +128,7 @@ def test_a_damaged_old_shard_is_computed(
 def test_a_model_that_is_needed_after_all_is_checked(
     models: MadeModels, run: MadeRun, tmp_path: Path
 ) -> None:
-    moved = begin_move(run, other_head(models, tmp_path))
+    moved = begin_move(run, settings_of("other head", models, tmp_path))
     run.folder.shard(1).unlink()
     break_weights(models)
     with pytest.raises(MismatchError, match="model dnabert"):
@@ -152,7 +137,7 @@ def test_a_model_that_is_needed_after_all_is_checked(
 
 
 def test_vectors_of_another_version_are_not_kept(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
-    moved = begin_move(run, other_head(models, tmp_path))
+    moved = begin_move(run, settings_of("other head", models, tmp_path))
     older = ReusedShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
     assert older.families == set()
 

@@ -109,6 +109,14 @@ def test_a_name_that_can_be_no_model_is_refused(tmp_path: Path) -> None:
             require_known_model(name, "esm2")
 
 
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "~nobody-here/x", "\ud800"])
+def test_impossible_names(name: str) -> None:
+    with pytest.raises(CheckpointError, match="there is no model"):
+        require_known_model(name, "esm2")
+    with pytest.raises(CheckpointError, match="there is no classifier head"):
+        resolve_head(name)
+
+
 def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     save_classifier(MLPClassifier(8), head, {"chunk_length": 300})

@@ -1,19 +1,16 @@
 """Fetching from a model hub: a small real server on this machine, and no server at all."""
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.made_hub import COMMIT, running_hub
+
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "dnabert_s"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORIES = {
     "lab/both": {
         "config.json": (GOLDEN / "config.json").read_bytes(),
@@ -27,56 +24,10 @@ REPOSITORIES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The four requests that a download makes."""
-
-    protocol_version = "HTTP/1.1"
-
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        path = self.path.partition("?")[0].strip("/")
-        for repo, files in REPOSITORIES.items():
-            info_paths = [f"api/models/{repo}{at}" for at in ("", "/revision/main", f"/revision/{COMMIT}")]
-            if path in info_paths:
-                siblings = [{"rfilename": name} for name in files]
-                info = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}
-                return 200, {}, json.dumps(info).encode()
-            if path == f"api/models/{repo}/tree/{COMMIT}":
-                tree = [
-                    {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
-                    for name, body in files.items()
-                ]
-                return 200, {}, json.dumps(tree).encode()
-            if path.startswith(f"{repo}/resolve/{COMMIT}/"):
-                body = files[path.rpartition("/")[2]]
-                etag = hashlib.sha1(body).hexdigest()
-                return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}, body
-        return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-
-    def do_HEAD(self) -> None:
-        status, headers, body = self.answer()
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        self.wfile.write(self.answer()[2])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing on the terminal."""
-
-
 @pytest.fixture
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running_hub(REPOSITORIES) as address:
+        yield address
 
 
 def run(home: Path, endpoint: str, code: str, **environment: str) -> str:

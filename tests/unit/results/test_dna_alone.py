@@ -1,4 +1,4 @@
-"""Chunks without an open frame, scored by their DNA alone: what they get, and that nothing else changes."""
+"""Chunks without a stop-free frame get a DNA-only score, and nothing else changes."""
 
 import shutil
 from collections import Counter
@@ -16,7 +16,6 @@ from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import LEAST_BASES
@@ -62,7 +61,7 @@ def rows_of(run: MadeRun) -> dict[str, tuple[bytes, ...]]:
         }
 
 
-def test_every_chunk_has_a_score_and_those_of_open_frames_are_as_before(
+def test_every_chunk_has_a_score_and_those_of_stop_free_frames_are_as_before(
     run: MadeRun, without: MadeRun
 ) -> None:
     before, now = read(without.folder.predictions), read(run.folder.predictions)
@@ -78,6 +77,9 @@ def test_every_chunk_has_a_score_and_those_of_open_frames_are_as_before(
     assert {name: new[name] for name in old} == old
     added = {f"{row.contig}_chunk_{row.chunk}DNA" for row in closed.itertuples()}
     assert new.keys() - old.keys() == added
+    for name in ("prediction_results", "highest_score"):
+        now_bytes, bytes_before = (getattr(one.folder, name).read_bytes() for one in (run, without))
+        assert now_bytes == bytes_before
 
 
 def test_the_score_is_the_dna_heads_of_the_vector_of_the_whole_chunk(
@@ -106,7 +108,7 @@ def test_the_score_is_the_dna_heads_of_the_vector_of_the_whole_chunk(
     np.testing.assert_allclose(closed.p_virus.astype(float), scores[:, 1], atol=5e-7)
 
 
-def test_every_table_says_how_many_there_are(run: MadeRun) -> None:
+def test_every_table_counts_them(run: MadeRun) -> None:
     chunks, contigs = read(run.folder.predictions), read(run.folder.contigs)
     by_contig = Counter(chunks.query("status == 'dna_alone'").contig)
     assert contigs.set_index("contig").dna_alone_chunks.to_dict() == {
@@ -122,21 +124,6 @@ def test_every_table_says_how_many_there_are(run: MadeRun) -> None:
         )
         assert (inside.status == "dna_alone").sum() == region.dna_alone_chunks
     assert regions.dna_alone_chunks.sum() > 0
-
-
-def test_its_rows_are_of_the_chunk_that_their_id_names(run: MadeRun) -> None:
-    with Embeddings(run.folder.embeddings) as embeddings:
-        table = embeddings.as_dataframe()
-    alone = table[table.index.str.endswith("DNA")]
-    assert len(alone) == run.store.meta.num_closed
-    assert set(alone.frame) == {"DNA"}
-    assert (alone.contig + "_chunk_" + alone.chunk.astype(str) + "DNA").tolist() == alone.index.tolist()
-
-
-def test_the_tables_of_virnucpro_hold_open_frames_only(run: MadeRun, without: MadeRun) -> None:
-    for name in ("prediction_results", "highest_score"):
-        now, before = (getattr(one.folder, name).read_bytes() for one in (run, without))
-        assert now == before
 
 
 def test_an_input_without_any_open_frame(tmp_path: Path, models: MadeModels) -> None:
@@ -163,13 +150,12 @@ def test_a_run_without_it_is_not_continued_with_it(
         index_inputs(folder, [str(fasta)], config.chunk_length, "dna", config.rows)
 
 
-def test_another_dna_head_is_another_plan(run: MadeRun, models: MadeModels, tmp_path: Path) -> None:
+def test_another_dna_head_or_one_of_another_width_is_refused(
+    run: MadeRun, fasta: Path, models: MadeModels, tmp_path: Path
+) -> None:
     config = models.config(dna_head=str(make_head(tmp_path / "other.safetensors", WIDTH, seed=5)))
     with pytest.raises(MismatchError, match=r"dna_head \(--dna-head\) was dna_head\.safetensors .* other\."):
         open_plan(config, run.store, "predict", ("cpu",), run.folder)
-
-
-def test_a_dna_head_of_another_width_is_refused(fasta: Path, models: MadeModels, tmp_path: Path) -> None:
     with pytest.raises(
         MismatchError, match=r"takes 192 features, but dnabert gives 96\. Give the --dna-head"
     ):

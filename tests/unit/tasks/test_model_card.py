@@ -7,9 +7,9 @@ from tests.made_plans import PLAN
 from tests.unit.tasks.test_training_plots import made_calls
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.specs import InputFile
-from virnuc_core.training.frames import PartCounts
-from virnuc_core.training.genbank import GenBankCounts
-from virnuc_core.training.metrics import figures_of
+from virnuc_core.training.heads import PartCounts
+from virnuc_core.training.labels import GenBankCounts
+from virnuc_core.training.metrics import measure
 from virnuc_core.training.split import PARTS
 from virnuc_core.training.trainer import TrainedHead, TrainerSettings
 
@@ -26,7 +26,7 @@ CARD = HeadCard(
     trainer=TrainerSettings(seed=7),
     sampling={"held_out": 0.1},
 )
-LEVELS = {"chunks": figures_of(made_calls(90)), "contigs": figures_of(made_calls(5, both=False))}
+LEVELS = {"chunks": measure(made_calls(90)), "contigs": measure(made_calls(5, both=False))}
 
 
 def made_head() -> TrainedHead:

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.pages.plots import reliability_figure, roc_figure, save_png
-from virnuc_core.training.metrics import KnownCalls, figures_of
+from virnuc_core.training.metrics import KnownCalls, measure
 
 
 def made_calls(count: int, *, both: bool = True) -> KnownCalls:
@@ -23,12 +23,12 @@ def test_a_line_a_level_with_its_figure_and_none_for_one_class_alone() -> None:
     calls = {"chunks": made_calls(90), "contigs": made_calls(5, both=False)}
     (axes,) = roc_figure(calls).axes
     labels = [line.get_label() for line in axes.lines]
-    area = figures_of(calls["chunks"]).auroc
+    area = measure(calls["chunks"]).auroc
     assert labels == [f"chunks: AUROC {area:.3f}", "chance"]
 
 
 def test_a_reliability_line_goes_through_its_bins(tmp_path: Path) -> None:
-    figures = figures_of(made_calls(90))
+    figures = measure(made_calls(90))
     figure = reliability_figure({"chunks": figures})
     (axes,) = figure.axes
     line = axes.lines[1]

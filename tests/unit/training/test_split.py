@@ -1,21 +1,153 @@
+"""Related records are grouped, groups are split, and frames are sampled evenly."""
+
+import itertools
+import random
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virnuc_core.errors import InputError
-from virnuc_core.training.split import PARTS, TEST, TRAIN, VALIDATION, split_records
+from virnuc_core.training.split import (
+    KMER_LENGTH,
+    MIN_SHARED_KMERS,
+    PARTS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    KinshipSketches,
+    join_groups,
+    sample_weights,
+    sampled_kmers,
+    split_records,
+    subsample,
+)
+
+COMPLEMENT = str.maketrans("ACGT", "TGCA")
+EVERYTHING = 1 << 63 << 1
+
+
+def dna(length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices("ACGT", k=length))
+
+
+def mutated(sequence: str, every: int, seed: int = 0) -> str:
+    draws = random.Random(seed)
+    return "".join(
+        draws.choice("ACGT".replace(base, "")) if draws.random() < 1 / every else base for base in sequence
+    )
+
+
+def groups_of(*sequences: str, max_samples: int = 1 << 25) -> list[int]:
+    sketches = KinshipSketches(max_samples)
+    for sequence in sequences:
+        sketches.add(sequence.encode())
+    return sketches.groups().tolist()
+
+
+def test_a_kmer_is_the_same_on_both_strands_and_odd_letters_are_in_none() -> None:
+    sequence = dna(300, 1)
+    reverse = sequence.translate(COMPLEMENT)[::-1]
+    forward = sampled_kmers(sequence.encode(), EVERYTHING - 1)
+    assert len(forward) == 300 - KMER_LENGTH + 1
+    np.testing.assert_array_equal(forward, sampled_kmers(reverse.encode(), EVERYTHING - 1))
+    broken = sequence[:100] + "N" + sequence[101:]
+    assert len(sampled_kmers(broken.encode(), EVERYTHING - 1)) == len(forward) - KMER_LENGTH
+    assert len(sampled_kmers(sequence[:20].encode(), EVERYTHING - 1)) == 0
+
+
+def test_blocks_of_a_long_record_lose_no_kmer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence = dna(5000, 3).encode()
+    whole = sampled_kmers(sequence, EVERYTHING - 1)
+    monkeypatch.setattr("virnuc_core.training.split._BLOCK_BASES", 700)
+    np.testing.assert_array_equal(sampled_kmers(sequence, EVERYTHING - 1), whole)
+
+
+def test_relatives_are_together_and_strangers_are_not() -> None:
+    genome = dna(20_000, 4)
+    fragment = genome[5000:6500].translate(COMPLEMENT)[::-1]
+    relative, distant = mutated(genome, every=50), mutated(genome, every=5)
+    stranger = dna(20_000, 5)
+    first, *others = groups_of(genome, stranger, fragment, relative, distant)
+    assert [other == first for other in others] == [False, True, True, False]
+
+
+def test_equal_records_without_any_kmer_are_together() -> None:
+    short = "ACGTTGCA" + "A"
+    groups = groups_of(short, "ACGTTGCC", short, short.translate(COMPLEMENT)[::-1])
+    assert groups[0] == groups[2] == groups[3] != groups[1]
+    assert groups_of() == []
+
+
+def test_few_samples_find_kin_too() -> None:
+    genome = dna(30_000, 6)
+    groups = groups_of(genome, dna(30_000, 7), genome[:15_000], max_samples=500)
+    assert groups[0] == groups[2] != groups[1]
+
+
+def three_records() -> tuple[str, str, str]:
+    """A fragment, a record that has 31 % of its k-mers, and a longer one that has half of these."""
+    shared = dna(3_100, 8)
+    return shared + dna(6_900, 10), shared + dna(10_000, 11), shared[:1_550] + dna(20_000, 12)
+
+
+def test_every_pair_counts_and_not_only_that_with_the_longest() -> None:
+    fragment, relative, longest = groups_of(*three_records())
+    assert fragment == relative != longest
+
+
+@st.composite
+def related_records(draw: st.DrawFn) -> list[str]:
+    """Records put together from a few segments, so that they share many shares of each other."""
+    lengths = draw(st.lists(st.integers(25, 400), min_size=1, max_size=6))
+    segments = [dna(length, seed) for seed, length in enumerate(lengths)]
+    parts = st.lists(st.sampled_from(segments), min_size=1, max_size=5).map("".join)
+    return draw(st.lists(parts, min_size=1, max_size=12))
+
+
+@settings(deadline=None)
+@given(records=related_records(), block=st.sampled_from([1, 50, 1 << 22]))
+def test_groups_are_those_of_comparing_every_pair(records: list[str], block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("virnuc_core.training.split._BLOCK_PAIRS", block)
+        found = groups_of(*records)
+    kmers = [set(sampled_kmers(record.encode(), EVERYTHING // 16)) | {record} for record in records]
+    expected = list(range(len(records)))
+    for one, other in itertools.combinations(range(len(records)), 2):
+        shorter = min(one, other, key=lambda record: (len(records[record]), -record))
+        if len(kmers[one] & kmers[other]) >= MIN_SHARED_KMERS * len(kmers[shorter]):
+            joined, left = expected[one], expected[other]
+            expected = [joined if group == left else group for group in expected]
+    assert [found.index(group) for group in found] == [expected.index(group) for group in expected]
+
+
+def test_pairs_are_sampled_where_very_many_records_share_a_kmer(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeat = dna(400, 14)
+    records = [*three_records(), *(repeat + dna(4_000, 15 + seed) for seed in range(20))]
+    monkeypatch.setattr("virnuc_core.training.split._MAX_PAIRS", 1_000)  # of 4,700
+    fragment, relative, *others = groups_of(*records)
+    assert fragment == relative
+    assert len({fragment, *others}) == 22
+
+
+def test_joined_groups_are_the_finest_that_split_neither() -> None:
+    first, second = np.array([0, 0, 1, 2, 3]), np.array([5, 6, 6, 7, 8])
+    joined = join_groups(first, second)
+    assert joined[0] == joined[1] == joined[2]
+    assert len(set(joined.tolist())) == 3
+
 
 RECORDS = st.lists(st.tuples(st.booleans(), st.integers(0, 25), st.booleans()), min_size=1, max_size=120)
 
 
 @given(RECORDS, st.floats(0.01, 0.49), st.integers(0, 5))
 def test_no_group_is_on_two_sides_and_each_side_has_both_classes(
-    records: list[tuple[bool, int, bool]], held_out: float, seed: int
+    records: list[tuple[bool, int, bool]], holdout_fraction: float, seed: int
 ) -> None:
     is_viral, groups, is_usable = (np.array(column) for column in zip(*records, strict=True))
     try:
-        part = split_records(is_viral, groups, is_usable, held_out, seed)
+        part = split_records(is_viral, groups, is_usable, holdout_fraction, seed)
     except InputError:
         pure = [
             set(groups[(is_viral == viral) & is_usable]) - set(groups[is_viral != viral])
@@ -28,7 +160,7 @@ def test_no_group_is_on_two_sides_and_each_side_has_both_classes(
     for number in range(len(PARTS)):
         for viral in (True, False):
             assert ((part == number) & (is_viral == viral) & is_usable).any()
-    np.testing.assert_array_equal(part, split_records(is_viral, groups, is_usable, held_out, seed))
+    np.testing.assert_array_equal(part, split_records(is_viral, groups, is_usable, holdout_fraction, seed))
 
 
 def test_shares_are_of_the_groups_of_a_class() -> None:
@@ -39,7 +171,7 @@ def test_shares_are_of_the_groups_of_a_class() -> None:
         assert counts.tolist() == expected
 
 
-def test_a_group_of_both_classes_is_learnt_from(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_of_both_classes_is_for_training_only(caplog: pytest.LogCaptureFixture) -> None:
     is_viral = np.array([True, False, *[True] * 5, *[False] * 5])
     groups = np.array([0, 0, *range(1, 11)])
     for seed in range(20):
@@ -54,3 +186,25 @@ def test_too_few_groups_are_named() -> None:
     groups = np.array([0, 0, 1, 2, 3, 4])
     with pytest.raises(InputError, match=r"2 groups of related viral records .* at least 3"):
         split_records(is_viral, groups, np.ones(6, bool), 0.1, seed=0)
+
+
+def test_weights_are_class_balanced_and_grow_with_a_power_of_the_group() -> None:
+    is_viral = np.array([True] * 16 + [True] * 4 + [False] * 3)
+    groups = np.array([0] * 16 + [1] * 4 + [2] * 3)
+    weights = sample_weights(is_viral, groups, 0.5)
+    assert weights.sum() == pytest.approx(1)
+    assert weights[is_viral].sum() == pytest.approx(0.5)
+    assert weights[groups == 0].sum() / weights[groups == 1].sum() == pytest.approx(4 / 2)
+    np.testing.assert_allclose(sample_weights(is_viral, groups, 1.0)[is_viral], 0.5 / 20)
+
+
+def test_a_subsample_represents_all_frames() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.gamma(0.3, size=20_000)
+    weights /= weights.sum()
+    values = rng.normal(size=20_000) + 3 * (weights > np.median(weights))
+    rows, left = subsample(weights, 4000, rng)
+    assert len(rows) == pytest.approx(4000, rel=0.1)
+    assert (np.diff(rows) > 0).all()
+    assert left.sum() == pytest.approx(1)
+    assert left @ values[rows] == pytest.approx(weights @ values, abs=0.1)

@@ -1,3 +1,5 @@
+"""The fit of a head and its calibration."""
+
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,8 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.models.classifier import load_classifier, save_classifier
-from virnuc_core.training.trainer import LabelledVectors, TrainerSettings, margins_of, train_head
+from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
+from virnuc_core.training.metrics import calibration_error
+from virnuc_core.training.trainer import (
+    LabelledVectors,
+    TrainerSettings,
+    apply_temperature,
+    fit_temperature,
+    margins_of,
+    train_head,
+)
 
 SETTINGS = TrainerSettings(epochs=8, patience=3, members=1)
 
@@ -32,7 +42,7 @@ def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     assert min(losses) == losses[trained.best_epochs[0] - 1]
 
 
-def test_it_stops_when_nothing_more_is_learnt() -> None:
+def test_early_stopping() -> None:
     rng = np.random.default_rng(3)
     noise = [
         replace(made_vectors(count, seed, gap=0.0), is_viral=rng.random(count) < 0.5)
@@ -42,15 +52,15 @@ def test_it_stops_when_nothing_more_is_learnt() -> None:
     assert len(trained.history) == trained.best_epochs[0] + 2 < 50
 
 
-def test_with_nothing_held_out_all_rounds_are_done() -> None:
+def test_without_validation_all_epochs_are_run() -> None:
     trained = train_head(made_vectors(500, 9), None, TrainerSettings(epochs=4, patience=1, members=2))
     assert trained.best_epochs == (4, 4)
     assert trained.temperature == 1.0
     assert [epoch.validation_loss for epoch in trained.history] == [None] * 8
 
 
-def test_frames_are_learnt_from_as_often_as_their_weights_say() -> None:
-    # The same vectors are viral and other, but the viral ones are drawn 9 times as often.
+def test_frames_are_sampled_by_their_weights() -> None:
+    # The same vectors are viral and other, but the viral ones are sampled 9 times as often.
     features = np.random.default_rng(6).normal(size=(2000, 4)).astype(np.float32)
     is_viral = np.arange(2000) % 2 == 0
     weights = np.where(is_viral, 0.9, 0.1) / 1000
@@ -68,10 +78,50 @@ def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
     assert both.classifier.hidden_layer.out_features == 2 * first.classifier.hidden_layer.out_features
     x = torch.from_numpy(validation.features)
     of_both, of_first = (margins_of(one.classifier, x) * one.temperature for one in (both, first))
-    # The draws of a member follow from its number, so the second member is another one than a first with its seed.
+    # The samples of a member follow from its number, so the second member is another one than a first with its seed.
     assert second.history[0] != both.history[len(first.history)]
     assert np.corrcoef(of_both, of_first)[0, 1] > 0.9
     assert {epoch.member for epoch in both.history} == {0, 1}
+
+
+def made_scores(sharpness: float) -> tuple[np.ndarray, np.ndarray]:
+    """Calibrated margins times `sharpness`, and the truth."""
+    rng = np.random.default_rng(0)
+    honest = rng.normal(0, 2, 20_000)
+    is_viral = rng.random(20_000) < 1 / (1 + np.exp(-honest))
+    return sharpness * honest, is_viral
+
+
+@pytest.mark.parametrize("sharpness", [4.0, 1.0, 0.5])
+def test_the_temperature_is_the_overconfidence_of_scores(sharpness: float) -> None:
+    margins, is_viral = made_scores(sharpness)
+    weights = np.full(len(margins), 1 / len(margins))
+    temperature = fit_temperature(margins, is_viral, weights)
+    assert temperature == pytest.approx(sharpness, rel=0.05)
+    before, after = (
+        calibration_error(1 / (1 + np.exp(-margins / t)), is_viral, weights) for t in (1.0, temperature)
+    )
+    assert before is not None
+    assert after is not None
+    assert after < 0.02
+    assert after <= before
+
+
+def test_scores_that_separate_all_are_not_made_certain() -> None:
+    margins = np.array([-1.0, -2.0, 1.0, 2.0])
+    temperature = fit_temperature(margins, margins > 0, np.full(4, 0.25))
+    assert temperature == pytest.approx(0.25, rel=0.01)
+
+
+def test_calibrating_changes_no_call() -> None:
+    torch.manual_seed(0)
+    head = MLPClassifier(6).eval()
+    features = torch.randn(5000, 6)
+    before = head(features)
+    apply_temperature(head, 3.0)
+    after = head(features)
+    assert torch.equal(before.argmax(1), after.argmax(1))
+    torch.testing.assert_close(after, before / 3, atol=1e-6, rtol=1e-5)
 
 
 TRAIN_AND_SAVE = """

@@ -8,11 +8,11 @@ from virnuc_core.errors import UsageError
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.results.integrity import check_run
-from virnuc_core.training.frames import (
+from virnuc_core.training.heads import (
     count_parts,
-    draw_frames,
     read_features,
     record_of_frames,
+    sample_frames,
     score_frames,
 )
 from virnuc_core.training.labels import RecordTable
@@ -78,20 +78,20 @@ def test_scores_are_those_of_a_run_with_that_head(run: MadeRun, made_models: Mad
     np.testing.assert_array_equal(scores, expected)
 
 
-def test_frames_are_drawn_from_their_part_and_counted(run: MadeRun) -> None:
+def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
     table, records = made_table(run), record_of_frames(run.store)
     assert len(records) == run.store.num_frames
     is_usable = np.isin(np.arange(len(table.names)), records)
     part = (table.groups % 3).astype(np.int8)
-    drawn = draw_frames(table, records, part == 1, 0.6, 10_000, np.random.default_rng(0))
-    assert set(part[records[drawn.rows]].tolist()) == {1}
-    assert drawn.weights[drawn.is_viral].sum() == pytest.approx(0.5)
-    np.testing.assert_array_equal(drawn.is_viral, table.is_viral[records[drawn.rows]])
+    sampled = sample_frames(table, records, part == 1, 0.6, 10_000, np.random.default_rng(0))
+    assert set(part[records[sampled.rows]].tolist()) == {1}
+    assert sampled.weights[sampled.is_viral].sum() == pytest.approx(0.5)
+    np.testing.assert_array_equal(sampled.is_viral, table.is_viral[records[sampled.rows]])
 
     counts = count_parts(table, part, records, is_usable)
     assert sum(one.frames for one in counts) == run.store.num_frames
     assert sum(one.records for one in counts) == is_usable.sum()
-    assert sum(one.frames for one in counts if one.part == "validation") == len(drawn.rows)
+    assert sum(one.frames for one in counts if one.part == "validation") == len(sampled.rows)
 
 
 def test_a_run_to_train_is_checked_as_any_other(run: MadeRun) -> None:

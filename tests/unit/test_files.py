@@ -1,0 +1,151 @@
+"""A file is complete or absent, and only JSON of the declared form becomes a dataclass."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from virnuc_core.files import (
+    atomic_path,
+    from_json,
+    iter_temporaries,
+    parse_object,
+    remove_temporaries,
+    temporary_name,
+    write_text,
+)
+
+
+def test_content_and_then_name_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recording_fsync(descriptor: int) -> None:
+        is_folder = os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+        steps.append("fsync folder" if is_folder else "fsync file")
+        fsync(descriptor)
+
+    def recording_replace(source: Path, target: Path) -> None:
+        steps.append("replace")
+        assert not target.exists()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
+    path = tmp_path / "table.tsv"
+    write_text(path, "Grüße")
+    assert steps == ["fsync file", "replace", "fsync folder"]
+    assert path.read_text(encoding="utf-8") == "Grüße"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "table.tsv"
+    temporary_name(path).write_text("half of a killed attempt, longer than the file")
+    write_text(path, "old")
+
+    def write_half() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        write_text(tmp_path / "missing" / "table.tsv", "")
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    with atomic_path(path, shared=True) as first:
+        first.write_text("of the first")
+        with atomic_path(path, shared=True) as second:
+            assert second != first
+            second.write_text("of the second")
+        assert path.read_text() == "of the second"
+    assert path.read_text() == "of the first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_left_is_removed_by_name(tmp_path: Path) -> None:
+    names = [
+        ".shard_1.h5.0123456789abcdef.tmp",
+        ".shard_1.h5.fedcba9876543210.tmp",
+        ".shard_1.h5.tmp",
+        ".shard_2.h5.0123456789abcdef.tmp",
+        ".mine.tmp",
+        "shard_1.h5",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [name for _, name in iter_temporaries(tmp_path)] == ["mine", *["shard_1.h5"] * 3, "shard_2.h5"]
+    remove_temporaries(tmp_path, {"shard_1.h5"})
+    assert {path.name for path in tmp_path.iterdir()} == {*names[3:]}
+    remove_temporaries(tmp_path / "absent", {"shard_1.h5"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    name: str
+    share: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    kind: Literal["a", "b"]
+    count: int
+    parts: tuple[Part, ...]
+    first: Part | None
+    length: int | None = None
+
+
+VALUES: dict[str, Any] = {
+    "kind": "a",
+    "count": 3,
+    "parts": [{"name": "x"}, {"name": "y", "share": 1}],
+    "first": None,
+}
+
+
+def test_a_dataclass_is_made() -> None:
+    made = from_json(Whole, VALUES)
+    assert made == Whole(kind="a", count=3, parts=(Part(name="x"), Part(name="y", share=1)), first=None)
+    assert from_json(Whole, asdict(made) | {"parts": [asdict(part) for part in made.parts]}) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "c"}, "kind is 'c'"),
+        ({"kind": ["a"]}, "kind is"),
+        ({"count": "3"}, "count is '3'"),
+        ({"count": True}, "count is True"),
+        ({"count": 3.0}, "count is 3.0"),
+        ({"parts": {}}, "parts is"),
+        ({"parts": [{"name": "x"}, {"name": 1}]}, r"parts\[1\]\.name is 1"),
+        ({"parts": [{}]}, r"parts\[0\]\.name is missing"),
+        ({"parts": [{"name": "x", "share": float("nan")}]}, "share is nan"),
+        ({"parts": [{"name": "x", "share": 10**400}]}, "share is 1000"),
+        ({"first": [1]}, r"first\. is a list and no object"),
+        ({"length": ""}, "length is ''"),
+        ({"other": 1}, "'other' is not known"),
+    ],
+)
+def test_another_form_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_json(Whole, VALUES | change)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff{}", '{"a": %s}' % ("9" * 5000)]
+)
+def test_what_is_no_object_is_one_kind_of_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the words are those of the parser
+        parse_object(text)
