@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,7 +18,7 @@ from virnuc_cli.config import (
     split_command,
     use_settings_files,
 )
-from virnuc_cli.options import Answer, CommandGroup, OutputMode, SpreadCommand, command, setting_options
+from virnuc_cli.options import Answer, CommandGroup, SpreadCommand, command, setting_options
 from virnuc_core import __version__
 from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
@@ -33,6 +33,9 @@ from virnuc_core.settings import (
     read_settings,
     train_config,
 )
+
+if TYPE_CHECKING:
+    from virnuc_cli.terminal import OutputMode
 
 HELP_FLAGS: Final = ("-h", "--help")
 _FRESH: Final = "Start over: keep nothing of an earlier run."
@@ -432,7 +435,7 @@ def bench(settings: BenchSettings) -> Answer:
     ),
     progress=False,
 )
-def doctor(quick: bool, compare: str | None, output: OutputMode) -> Answer:
+def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
     """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
 
     Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare

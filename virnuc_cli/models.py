@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virnuc_cli.commands import cli
-from virnuc_cli.options import Answer, CommandGroup, OutputMode, command
+from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core.errors import DamagedFileError
 
 if TYPE_CHECKING:
+    from virnuc_cli.terminal import OutputMode
     from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
     from virnuc_core.models.hub import Pulled
 
@@ -45,7 +46,7 @@ def list_models() -> Answer:
     ),
     progress=False,
 )
-def pull(names: tuple[str, ...], to: str | None, output: OutputMode) -> Answer:
+def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
     """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
     from virnuc_core.models.hub import hide_progress
     from virnuc_core.models.hub import pull as pull_one  # imports torch

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
@@ -22,9 +22,11 @@ from virnuc_core.settings import (
     value_kind,
 )
 
+if TYPE_CHECKING:
+    from virnuc_cli.terminal import OutputMode
+
 _WHOLE: Final = 1000  # letters, more than any first sentence has
 
-OutputMode = Literal["human", "quiet", "json"]
 Decorator = Callable[[Any], Any]
 
 # How one call answers is its own affair: neither --json nor --debug comes from a file or a variable.

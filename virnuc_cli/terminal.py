@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +20,8 @@ from rich.progress import (
 )
 
 from tasks.lanes import LaneProgress, use_progress
-from virnuc_cli.options import OutputMode
+
+OutputMode = Literal["human", "quiet", "json"]
 
 # A log file wants a line now and then, not one a shard.
 _SECONDS_BETWEEN_LINES = 10.0
