@@ -85,11 +85,6 @@ def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tupl
 
     The costliest shard goes first, each to the lane with the least work.
 
-    Args:
-        plan: the plan that the shards are of.
-        indices: the shards to assign.
-        num_lanes: most lanes to use.
-
     Returns:
         For each lane its shards in row order; lanes without work are left out.
     """
@@ -105,10 +100,7 @@ def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tupl
 def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
     """Computes the shards that are not on the disk: on the CPU in this process, on GPUs in a process for each.
 
-    Args:
-        folder: the run's folder, which nobody else works in.
-        plan: its plan.
-        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
+    `devices` are "cpu" alone, or "cuda:0", "cuda:1", ...; nobody else works in the folder.
 
     Raises:
         VirnucError: what stopped a lane; finished shards are kept.
@@ -163,7 +155,7 @@ def run_lane(
         folder: the run's folder, with its plan and frame store.
         indices: the shards to compute.
         device: "cpu" or "cuda:N", as this process sees it.
-        lane: number of the lane.
+        lane: number of the lane, for its events and messages.
         num_lanes: lanes that run at the same time on this machine; they share the CPU threads.
         on_event: called in this thread for every event of the lane.
 

@@ -279,11 +279,6 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
 
     Differences that follow from an emergency switch set for one of the plans only are allowed: see `continue_plan`.
 
-    Args:
-        existing: the plan in the folder, as it was made.
-        wanted: the plan of what is asked for now.
-        folder: the run's folder, for the message.
-
     Raises:
         MismatchError: they would give other numbers; names every such field and both values.
     """
@@ -306,13 +301,7 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
 
 
 def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) -> RunPlan:
-    """The plan of a run whose missing shards compute as is asked for now, and the others as they did.
-
-    Args:
-        existing: the plan in the folder.
-        wanted: the plan of what is asked for now, which `require_same_plan` accepts.
-        pending: the shards that are missing.
-    """
+    """The plan of a run whose pending shards compute as in `wanted`, and the others as they did."""
     parts = {
         _arithmetic(part.models): replace(part, shards=tuple(i for i in part.shards if i not in pending))
         for part in existing.continued

@@ -137,14 +137,8 @@ def open_plan(
     """The plan in a run's folder, made and written if there is none yet.
 
     A run that is made from another one takes over its shards, and its choices for models that stay the same. When a run
-    is resumed with other emergency switches, the missing shards get the arithmetic that these leave.
-
-    Args:
-        config: settings as asked for.
-        store: the frame store of the inputs.
-        kind: what the run is to give.
-        devices: resolved devices, all of one kind; token budgets fit each of them.
-        folder: the run's folder.
+    is resumed with other emergency switches, the missing shards get the arithmetic that these leave. `devices` are
+    resolved and all of one kind; token budgets fit each of them.
 
     Raises:
         MismatchError: the folder holds a run made with something else.
@@ -206,13 +200,8 @@ def make_plan(
 ) -> RunPlan:
     """Decides everything that the numbers of a run depend on.
 
-    Args:
-        config: settings as asked for.
-        store: the frame store of the inputs.
-        kind: what the run is to give.
-        devices: resolved devices.
-        existing: a plan to resume, or to make this one from. Where nothing else is asked for, its shards are kept if it
-            is for the same input, and its token budget and compile mode for a model that is the same.
+    `existing` is a plan to resume, or to make this one from. Where nothing else is asked for, its shards are kept if it is
+    for the same input, and its token budget and compile mode for a model that is the same.
 
     Raises:
         UsageError: settings contradict each other.
@@ -260,11 +249,6 @@ def plan_models(
     config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None
 ) -> tuple[PlannedModel, ...]:
     """The DNA model, then the protein model, as far as they are asked for; none of them compiled.
-
-    Args:
-        config: settings as asked for.
-        devices: resolved devices, all of one kind; the models must fit each of them.
-        existing: as for `make_plan`.
 
     Raises:
         UsageError: no model is asked for, or settings contradict each other.

@@ -47,11 +47,8 @@ class StoreMeta:
 
     Attributes:
         chunk_length: in bp; None when whole sequences are stored.
-        alphabet: what the input records are.
         rows: which rows there are; without meaning when whole sequences are stored.
-        inputs: the input files.
         num_records: used records.
-        num_chunks: their chunks.
         num_frames: the rows of a run: frames, or records when whole sequences are stored.
         num_closed: those of them that are chunks without an open frame.
         num_rejected: records that were not used.
