@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.reports import print_and_write
 from virnuc_core.benchmark.report import machine
+from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.plan import write_plan
@@ -78,13 +79,6 @@ def compare(found: Answers, reference: Answers, frame_chunk: npt.NDArray[np.int6
         for name, (ours, theirs) in zip(("frame_calls_agree", "chunk_calls_agree"), pairs, strict=True):
             figures[name] = float((ours == theirs).mean())
     return figures
-
-
-def cosines(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """float64 (n,), row by row."""
-    a, b = left.astype(np.float64), right.astype(np.float64)
-    product: npt.NDArray[np.float64] = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
-    return product
 
 
 def calls(

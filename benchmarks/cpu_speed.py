@@ -23,24 +23,16 @@ import torch
 import transformers
 from torch.nn import functional
 
-from benchmarks.esm_models import fair_esm_model, hugging_face_model
+from benchmarks.peers import fair_esm_model, hugging_face_model
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
+from virnuc_core.benchmark.forward import gemm_shapes
 from virnuc_core.inference.device import cpu_has_bf16, default_token_budget
 from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.esm2 import ESM2
-from virnuc_core.specs import ModelSpec
+from virnuc_core.models.hub import open_checkpoint
 
-SPEC = ModelSpec(
-    family="esm2",
-    num_layers=6,
-    embedding_dim=320,
-    num_heads=20,
-    ffn_dim=1280,
-    vocab_size=33,
-    layer_norm_eps=1e-5,
-    token_dropout=True,
-)
+SPEC = open_checkpoint("random:8M", "esm2").spec
 NUM_PROTEINS = 24
 PEER_BATCHES = (1, 2, 4, 8, 24)
 TOKEN_BUDGETS = (1024, 2048, 4096)
@@ -89,9 +81,7 @@ def hugging_face(ids: torch.Tensor, batch: int) -> Contender:
 
 def gemm_floor(num_tokens: int, *, onednn: bool) -> Contender:
     """The matrix products of all layers over `num_tokens` tokens."""
-    width, inner = SPEC.embedding_dim, SPEC.ffn_dim
-    shapes = [(width, 3 * width), (width, width), (width, inner), (inner, width)]
-    products = [(torch.randn(num_tokens, k), torch.randn(n, k), torch.randn(n)) for k, n in shapes]
+    products = [(torch.randn(num_tokens, k), torch.randn(n, k), torch.randn(n)) for k, n in gemm_shapes(SPEC)]
 
     def run() -> None:
         for _ in range(SPEC.num_layers):

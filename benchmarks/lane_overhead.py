@@ -242,8 +242,8 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.deployments import run_deployment
 
-    from deployments.server import GPU_POOL
-    from deployments.worker import QUERY_SECONDS, WorkerChoice, worker_programs
+    from deployments.server import GPU_POOL, server_url
+    from deployments.worker import QUERY_SECONDS
     from flows.pool import LANE_DEPLOYMENT
 
     ids: list[Any] = []
@@ -265,9 +265,9 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     def has_worker() -> bool:
         return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(GPU_POOL))
 
-    (worker,) = worker_programs(WorkerChoice(devices="cpu", workers=1, runs=0))
+    command = (sys.executable, "-m", "virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
     log = folder.root / "worker.log"
-    with get_client(sync_client=True) as client, running(worker.command, log, worker.environment):
+    with get_client(sync_client=True) as client, running(command, log, {"PREFECT_API_URL": server_url()}):
         wait_until(has_worker, "the worker is online")
         before = server.requests()
         time.sleep(_SECONDS_IDLE)

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks import flash_attn_stand_in
-from benchmarks.esm_models import PAD, fair_esm_model, hugging_face_model
 from virnuc_core.benchmark.report import machine
 from virnuc_core.benchmark.run import run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
@@ -36,6 +36,7 @@ from virnuc_core.specs import ModelSpec
 RESULT = Path(__file__).parent / "results" / "peers.json"
 NUM_SEQUENCES = 4096
 FIRST_RESIDUE, RESIDUES = 4, "LAGVSERTIDPKQNFYMHWC"
+PAD, MASK = 1, 32
 
 Batch = list[str]
 Embed = Callable[[Batch], object]
@@ -56,6 +57,42 @@ class Peer:
     package: str
     budgets: tuple[int, ...]
     load: Callable[[ModelSpec, str], Embed]
+
+
+def fair_esm_model(spec: ModelSpec, device: str) -> Any:
+    """fair-esm's own class, in evaluation mode."""
+    import esm
+
+    with torch.device(device):
+        model = esm.model.esm2.ESM2(
+            num_layers=spec.num_layers,
+            embed_dim=spec.embedding_dim,
+            attention_heads=spec.num_heads,
+            alphabet="ESM-1b",
+            token_dropout=True,
+        )
+    return model.eval()
+
+
+def hugging_face_model(spec: ModelSpec, device: str) -> nn.Module:
+    """EsmModel of transformers with its default (SDPA) attention, in evaluation mode."""
+    from transformers import EsmConfig, EsmModel
+
+    config = EsmConfig(
+        vocab_size=spec.vocab_size,
+        mask_token_id=MASK,
+        pad_token_id=PAD,
+        hidden_size=spec.embedding_dim,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        intermediate_size=spec.ffn_dim,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        emb_layer_norm_before=False,
+    )
+    with torch.device(device):
+        model: nn.Module = EsmModel(config, add_pooling_layer=False)
+    return model.eval()
 
 
 def fair_esm(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:

@@ -19,27 +19,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import dnaio
 import numpy as np
 
-from benchmarks.made_regions import (
-    SEGMENT_LENGTHS,
-    MadeContig,
-    cut_segments,
-    paste,
-    predict,
-    predict_records,
-    read_classes,
-    read_genomes,
-    that_score_well,
-)
 from benchmarks.region_methods import methods
 from benchmarks.reports import print_and_write
-from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, find_regions
+from virnuc_cli.main import main as virnuc
+from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
 from virnuc_core.results.tables import DNA_ALONE_STATUS
 
 SEED: Final = 6
-NUM_SEGMENTS: Final = dict(zip(SEGMENT_LENGTHS, (24, 20, 16), strict=True))
+NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
 NUM_WITHOUT: Final = 12
+WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: at least, at most
+LEAST_FLANK: Final = 5_000  # bp of it on either side of a segment
+SCORES_WELL: Final = 0.5  # least mean p_virus of a segment that is predicted alone
 _P_BOUNDS: Final = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 # A called region: its contig's number, its first base (0-based), and one past its last.
@@ -47,26 +41,108 @@ Called = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
-    """Bases that are viral and called so, only called so, and only viral."""
+class SyntheticContig:
+    """A bacterial window, with a viral segment at bases `begin` to `end` (0-based, half-open) or none."""
 
-    both: int
-    called_only: int
-    viral_only: int
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Precision, recall and F1; 0 where there is nothing to divide by."""
-        called, viral = self.both + self.called_only, self.both + self.viral_only
-        return {
-            "precision": round(self.both / max(called, 1), 4),
-            "recall": round(self.both / max(viral, 1), 4),
-            "f1": round(2 * self.both / max(called + viral, 1), 4),
-        }
+    name: str
+    sequence: str
+    begin: int
+    end: int
 
 
-def overlap(contigs: Sequence[MadeContig], regions: Iterable[Called]) -> Overlap:
-    """Compares regions with the segments of contigs.
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table."""
+    with path.open(newline="") as handle:
+        return list(csv.DictReader(handle, delimiter="\t"))
+
+
+def read_genomes(fasta: Path, classes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The viral genomes and the bacterial windows of a labelled FASTA file, by name."""
+    found: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
+    with dnaio.open(fasta) as records:
+        for record in records:
+            name = record.name.split()[0]
+            if classes[name] in found:
+                found[classes[name]][name] = record.sequence.upper()
+    return found["viral"], found["bacteria"]
+
+
+def cut_segments(
+    viral: Mapping[str, str], generator: random.Random, most: Mapping[int, int]
+) -> dict[int, dict[str, str]]:
+    """Candidates by length and name: a piece of either strand of genomes that are long enough, in random order.
+
+    Args:
+        viral: genomes by name.
+        generator: decides place, strand and order.
+        most: number of candidates by their length.
+    """
+    candidates: dict[int, dict[str, str]] = {}
+    for length, number in most.items():
+        names = [name for name, sequence in viral.items() if len(sequence) >= length]
+        candidates[length] = {}
+        for name in generator.sample(names, min(number, len(names))):
+            begin = generator.randint(0, len(viral[name]) - length)
+            piece, strand = viral[name][begin : begin + length], generator.choice("+-")
+            if strand == "-":
+                piece = piece[::-1].translate(str.maketrans("ACGT", "TGCA"))
+            candidates[length][f"{name}:{begin + 1}-{begin + length}{strand}"] = piece
+    return candidates
+
+
+def paste(
+    segments: Iterable[str], bacterial: Mapping[str, str], num_without: int, generator: random.Random
+) -> list[SyntheticContig]:
+    """One contig for each segment, and some without any.
+
+    Args:
+        segments: what to paste.
+        bacterial: windows by name; each is used once before one is used again.
+        num_without: contigs without a segment.
+        generator: decides windows, lengths and places.
+    """
+    pasted = [*segments, *[""] * num_without]
+    names: list[str] = []
+    while len(names) < len(pasted):
+        names += generator.sample(list(bacterial), len(bacterial))
+    contigs = []
+    for number, (segment, window) in enumerate(zip(pasted, names, strict=False), 1):
+        length = generator.randint(*WINDOW_LENGTHS)
+        begin = generator.randint(0, max(0, len(bacterial[window]) - length))
+        host = bacterial[window][begin : begin + length]
+        place = generator.randint(LEAST_FLANK, len(host) - LEAST_FLANK)
+        sequence = host[:place] + segment + host[place:]
+        contigs.append(
+            SyntheticContig(
+                name=f"made_{number:03d}", sequence=sequence, begin=place, end=place + len(segment)
+            )
+        )
+    return contigs
+
+
+def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int) -> Path:
+    """Runs `virnuc predict` with the bundled models on the CPU on a file, or on sequences by name.
+
+    A folder that holds this run already is used again.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fasta = inputs if isinstance(inputs, Path) else folder / "input.fa"
+    if not isinstance(inputs, Path):
+        fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in inputs.items()))
+    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", str(chunk_length)]
+    if code := virnuc([*command, "--embeddings", "none", "--devices", "cpu", "--quiet"]):
+        raise SystemExit(code)
+    return folder / "run"
+
+
+def overlap(contigs: Sequence[SyntheticContig], regions: Iterable[Called]) -> dict[str, float]:
+    """Bases that are viral and called so, only called so, and only viral; precision, recall and F1.
 
     Args:
         contigs: the truth.
@@ -78,17 +154,38 @@ def overlap(contigs: Sequence[MadeContig], regions: Iterable[Called]) -> Overlap
         called += end - start
         both += max(0, min(end, contig.end) - max(start, contig.begin))
     viral = sum(contig.end - contig.begin for contig in contigs)
-    return Overlap(both=both, called_only=called - both, viral_only=viral - both)
+    return {
+        "both": both,
+        "called_only": called - both,
+        "viral_only": viral - both,
+        "precision": round(both / max(called, 1), 4),
+        "recall": round(both / max(viral, 1), 4),
+        "f1": round(2 * both / max(called + viral, 1), 4),
+    }
 
 
-def make_contigs(fasta: Path, table: Path, scratch: Path, chunk_length: int) -> tuple[list[MadeContig], Any]:
+def _shares(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: found[name] for name in ("precision", "recall", "f1")}
+
+
+def make_contigs(
+    fasta: Path, classes: Mapping[str, str], scratch: Path, chunk_length: int
+) -> tuple[list[SyntheticContig], Any]:
     """Contigs with segments that score well alone, and how many candidates there were of each length."""
     generator = random.Random(SEED)
-    viral, bacterial = read_genomes(fasta, table)
+    viral, bacterial = read_genomes(fasta, classes)
     candidates = cut_segments(viral, generator, {length: 2 * n for length, n in NUM_SEGMENTS.items()})
-    everything = {segment.name: segment.sequence for group in candidates.values() for segment in group}
-    run = predict_records(everything, scratch / "alone", chunk_length)
-    good = {length: that_score_well(group, run) for length, group in candidates.items()}
+    everything = {name: segment for group in candidates.values() for name, segment in group.items()}
+    run = predict(everything, scratch / "alone", chunk_length)
+    scores = {row["contig"]: row["mean_p"] for row in read_rows(run / "contigs.tsv")}
+    good = {
+        length: [
+            segment
+            for name, segment in group.items()
+            if scores[name] != "NA" and float(scores[name]) >= SCORES_WELL
+        ]
+        for length, group in candidates.items()
+    }
     chosen = [segment for length, group in good.items() for segment in group[: NUM_SEGMENTS[length]]]
     counts = {
         str(length): {"candidates": len(candidates[length]), "score_well": len(group)}
@@ -97,39 +194,32 @@ def make_contigs(fasta: Path, table: Path, scratch: Path, chunk_length: int) -> 
     return paste(chosen, bacterial, NUM_WITHOUT, generator), counts
 
 
-def measure(contigs: Sequence[MadeContig], run: Path) -> dict[str, Any]:
+def measure(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
     """Compares the regions.tsv of a run with the truth."""
     numbers = {contig.name: number for number, contig in enumerate(contigs)}
     rows = read_rows(run / "regions.tsv")
     called = [(numbers[row["contig"]], int(row["start"]) - 1, int(row["end"])) for row in rows]
     by_length, by_tier = {}, {}
-    for length in SEGMENT_LENGTHS:
-        by_length[str(length)] = figures_of_length(contigs, called, length)
+    for length in NUM_SEGMENTS:
+        chosen = [number for number, contig in enumerate(contigs) if contig.end - contig.begin == length]
+        own = [(chosen.index(number), start, end) for number, start, end in called if number in chosen]
+        found = overlap([contigs[number] for number in chosen], own)
+        by_length[str(length)] = {"contigs": len(chosen), **_shares(found)}
     for tier in ("confident", "likely", "unsure"):
         own = [region for region, row in zip(called, rows, strict=True) if row["tier"] == tier]
-        found = overlap(contigs, own)
-        by_tier[tier] = {"regions": len(own), "precision": found.figures["precision"]}
+        by_tier[tier] = {"regions": len(own), "precision": overlap(contigs, own)["precision"]}
     without = {number for number, contig in enumerate(contigs) if contig.begin == contig.end}
-    false = sum(end - start for number, start, end in called if number in without)
-    bases = sum(len(contigs[number].sequence) for number in without)
     return {
-        **asdict(overlap(contigs, called)),
-        **overlap(contigs, called).figures,
+        **overlap(contigs, called),
         "regions": len(called),
         "by_length": by_length,
         "by_tier": by_tier,
-        "without_segment": {"contigs": len(without), "bases": bases, "called": false},
+        "without_segment": {
+            "contigs": len(without),
+            "bases": sum(len(contigs[number].sequence) for number in without),
+            "called": sum(end - start for number, start, end in called if number in without),
+        },
     }
-
-
-def figures_of_length(
-    contigs: Sequence[MadeContig], called: Sequence[Called], length: int
-) -> dict[str, float]:
-    """The figures of the contigs with segments of one length."""
-    chosen = [number for number, contig in enumerate(contigs) if contig.end - contig.begin == length]
-    places = {number: place for place, number in enumerate(chosen)}
-    own = [(places[number], start, end) for number, start, end in called if number in places]
-    return {"contigs": len(chosen), **overlap([contigs[number] for number in chosen], own).figures}
 
 
 def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, int]]:
@@ -143,28 +233,27 @@ def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, i
     return found
 
 
-def compare(contigs: Sequence[MadeContig], run: Path) -> dict[str, Any]:
+def compare(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
     """Measures every method with every setting on the chunk scores of a run, and what the scores themselves say."""
     chunks = read_chunks(contigs, run)
     found: dict[str, dict[str, Any]] = {}
     for name, settings in methods().items():
-        f1 = {
-            setting: overlap(contigs, [(r.contig, r.start, r.end) for r in method(chunks)]).figures
-            for setting, method in settings.items()
-        }
+        f1 = {setting: _figures(contigs, method(chunks)) for setting, method in settings.items()}
         best = sorted(f1, key=lambda setting: -f1[setting]["f1"])
         found[name] = {
             "settings": len(f1),
             "best": {setting: f1[setting] for setting in best[:3]},
             "median_f1": f1[best[len(best) // 2]]["f1"],
         }
-    found["levels, posterior"]["chosen"] = overlap(
-        contigs, [(r.contig, r.start, r.end) for r in find_regions(chunks)]
-    ).figures
+    found["levels, posterior"]["chosen"] = _figures(contigs, find_regions(chunks))
     return {"methods": found, "evidence": evidence(contigs, chunks)}
 
 
-def evidence(contigs: Sequence[MadeContig], chunks: ChunkScores) -> list[dict[str, float]]:
+def _figures(contigs: Sequence[SyntheticContig], regions: Iterable[Region]) -> dict[str, float]:
+    return _shares(overlap(contigs, [(region.contig, region.start, region.end) for region in regions]))
+
+
+def evidence(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> list[dict[str, float]]:
     """How often viral and other chunks have a p_virus in each range, and the log of the ratio of the shares."""
     middle = (chunks.start + chunks.end) / 2
     begins, ends = (np.array([getattr(contig, name) for contig in contigs]) for name in ("begin", "end"))
@@ -182,8 +271,8 @@ def evidence(contigs: Sequence[MadeContig], chunks: ChunkScores) -> list[dict[st
     ]
 
 
-def read_chunks(contigs: Sequence[MadeContig], run: Path) -> ChunkScores:
-    """The chunk scores of a run on made contigs."""
+def read_chunks(contigs: Sequence[SyntheticContig], run: Path) -> ChunkScores:
+    """The chunk scores of a run on synthetic contigs."""
     numbers = {contig.name: number for number, contig in enumerate(contigs)}
     rows = read_rows(run / "predictions.tsv")
     return ChunkScores(
@@ -195,11 +284,11 @@ def read_chunks(contigs: Sequence[MadeContig], run: Path) -> ChunkScores:
     )
 
 
-def tracks(contigs: Sequence[MadeContig], run: Path) -> list[dict[str, Any]]:
+def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[dict[str, Any]]:
     """The first contig with a segment of each length and the first one without: truth, scores and regions."""
     shown = []
     regions, chunks = read_rows(run / "regions.tsv"), read_rows(run / "predictions.tsv")
-    for length in (*SEGMENT_LENGTHS, 0):
+    for length in (*NUM_SEGMENTS, 0):
         contig = next(contig for contig in contigs if contig.end - contig.begin == length)
         scored = [row for row in chunks if row["contig"] == contig.name and row["p_virus"] != "NA"]
         own = [row for row in regions if row["contig"] == contig.name]
@@ -216,12 +305,6 @@ def tracks(contigs: Sequence[MadeContig], run: Path) -> list[dict[str, Any]]:
     return shown
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table."""
-    with path.open(newline="") as handle:
-        return list(csv.DictReader(handle, delimiter="\t"))
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -233,19 +316,19 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
     parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
     arguments = parser.parse_args()
+    classes = {row["id"]: row["class"] for row in read_rows(arguments.table)}
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
-        contigs, candidates = make_contigs(arguments.fasta, arguments.table, scratch, arguments.chunk_length)
-        run = predict_records(
-            {contig.name: contig.sequence for contig in contigs}, scratch / "pasted", arguments.chunk_length
-        )
+        contigs, candidates = make_contigs(arguments.fasta, classes, scratch, arguments.chunk_length)
+        sequences = {contig.name: contig.sequence for contig in contigs}
+        run = predict(sequences, scratch / "pasted", arguments.chunk_length)
         figures = measure(contigs, run)
         if arguments.compare:
             others = compare(contigs, run)
         else:
             whole = predict(arguments.fasta, scratch / "whole", arguments.chunk_length)
             others = {
-                "contig_tiers": contig_tiers(read_classes(arguments.table), whole),
+                "contig_tiers": contig_tiers(classes, whole),
                 "tracks": tracks(contigs, run),
             }
     names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"

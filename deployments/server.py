@@ -1,4 +1,4 @@
-"""The Prefect server that this process is set to use, and what it has."""
+"""The Prefect server of the user's settings, and what it has."""
 
 import logging
 import os
@@ -17,15 +17,13 @@ RUNS_POOL: Final = "virnuc-runs"
 # Of the GPU pool, served before its lanes: a run that waits to be planned should not wait for the lanes of others.
 PLAN_QUEUE: Final = "plans"
 
-# What each is for, and runs at once over all hosts. A GPU worker takes one lane at a time, so their pool needs no
-# limit; a run holds its place while its lanes wait for a GPU.
+# Description and concurrency limit over all hosts. A GPU worker takes one lane at a time, so their pool needs no
+# limit; a run holds its slot while its lanes wait for a GPU.
 POOLS: Final[Mapping[str, tuple[str, int | None]]] = {
     GPU_POOL: ("Lanes and plans: one worker for each GPU, one run at a time", None),
     RUNS_POOL: ("Whole runs, which wait for their lanes and put the results together", 16),
 }
-
-
-_RUNS_A_REQUEST: Final = 200  # the most that a server gives at once
+_PAGE_SIZE: Final = 200  # the server's maximum
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ def server_url() -> str:
     """The address of the server in Prefect's settings.
 
     Raises:
-        UsageError: none is named; a temporary server ends with the command and has no use for workers.
+        UsageError: none is set; a temporary server ends with the command and has no use for workers.
     """
     from prefect.settings import PREFECT_API_URL
 
@@ -49,67 +47,68 @@ def server_url() -> str:
 
 def server_failure() -> Exception | None:
     """Why the server does not answer; None when it does."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
+    with _client() as client:
         return client.api_healthcheck()
 
 
 def missing_pools() -> list[str]:
     """The work pools that the server does not have yet."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        there = {pool.name for pool in client.read_work_pools()}
-    return [name for name in POOLS if name not in there]
+    with _client() as client:
+        existing = {pool.name for pool in client.read_work_pools()}
+    return [name for name in POOLS if name not in existing]
 
 
 def workers_since(moment: datetime) -> set[str]:
-    """Names of the workers that the server has heard of since then."""
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
+    """Names of the workers that have sent a heartbeat since then."""
+    with _client() as client:
         workers = [worker for pool in POOLS for worker in client.read_workers_for_work_pool(pool)]
-    heard = {worker.name: worker.last_heartbeat_time for worker in workers}
-    return {name for name, time in heard.items() if time is not None and time >= moment}
+    heartbeats = {worker.name: worker.last_heartbeat_time for worker in workers}
+    return {name for name, time in heartbeats.items() if time is not None and time >= moment}
 
 
-def report_lost_runs(worker: str) -> None:
-    """Tells the server of runs of a worker of this host, which does not run now, whose process has ended as well.
+def crash_orphaned_runs(worker: str) -> None:
+    """Marks runs of a worker of this host, which is not running, as Crashed if their process has ended as well.
 
-    A worker that is told to stop kills its runs and does not say so; only the missing heartbeat would tell, minutes
-    later. What is at work without its worker is left alone.
+    A worker that is stopped kills its runs without telling the server; only the missing heartbeat would, minutes
+    later. Runs that are still alive without their worker are left alone.
     """
     import httpx
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import StateType
     from prefect.states import Cancelled, Crashed
 
     message = f"Worker {worker} ended, and the process of this run with it."
     try:
-        with get_client(sync_client=True) as client:
+        with _client() as client:
             for run in _unfinished_runs(client):
                 if run.labels.get("prefect.worker.name") == worker and not _is_alive(run.infrastructure_pid):
-                    end = Cancelled if run.state_type == StateType.CANCELLING else Crashed
-                    client.set_flow_run_state(run.id, end(message=message), force=True)
+                    state = Cancelled if run.state_type == StateType.CANCELLING else Crashed
+                    client.set_flow_run_state(run.id, state(message=message), force=True)
                     _log.info("%s: the run %s has ended with it", worker, run.name)
     except httpx.HTTPError as error:
         _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
 
 
+def _client() -> "SyncPrefectClient":
+    from prefect.client.orchestration import get_client
+
+    return get_client(sync_client=True)
+
+
 def _unfinished_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
-    """The runs that a worker of virnuc's pools has begun with."""
+    """The runs that a worker of virnuc's pools has started."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 
-    begun = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}})
+    started = FlowRunFilter.model_validate(
+        {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+    )
     pools = WorkPoolFilter.model_validate({"name": {"any_": list(POOLS)}})
     found: list[FlowRun] = []
     while True:
         page = client.read_flow_runs(
-            flow_run_filter=begun, work_pool_filter=pools, limit=_RUNS_A_REQUEST, offset=len(found)
+            flow_run_filter=started, work_pool_filter=pools, limit=_PAGE_SIZE, offset=len(found)
         )
         found += page
-        if len(page) < _RUNS_A_REQUEST:
+        if len(page) < _PAGE_SIZE:
             return found
 
 
@@ -121,5 +120,5 @@ def _is_alive(process_id: str | None) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

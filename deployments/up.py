@@ -1,9 +1,11 @@
 """Everything on this machine, on loopback, with one command: Prefect's server, MLflow, deployments and workers."""
 
+import asyncio
 import os
 import signal
 import socket
 import sys
+from asyncio import TaskGroup
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -12,19 +14,20 @@ from typing import Final
 
 import httpx
 
-from deployments.processes import Program, Supervisor, only_one
+from deployments.processes import Program, interruptible, keep_running, only_one
 from deployments.register import NightlyChoice, register
 from deployments.server import workers_since
-from deployments.worker import WorkerChoice, keeping_names, worker_programs
+from deployments.worker import WorkerChoice, reserving_names, worker_names
 from virnuc_core import env_config
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
 
 HOST: Final = "127.0.0.1"
 # The first start makes a database, on a machine that may be slow or busy.
-_SECONDS_TO_START: Final = 180.0
-# Deaths of a server in a row that are too many: what it says at its end is of more use than a fourth try.
-_MOST_DEATHS: Final = 3
+_START_TIMEOUT_SECONDS: Final = 180.0
+# Of a server, in a row; then the end of its log is of more use than another try.
+_MAX_RESTARTS: Final = 3
+_POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +56,9 @@ class Stack:
         """Where a browser finds MLflow."""
         return f"http://{HOST}:{self.mlflow_port}"
 
-    def log(self, name: str) -> Path:
-        """Where a program's output goes."""
-        return self.folder / f"{name}.log"
-
 
 def run_stack(stack: Stack) -> None:
-    """Starts everything, says where it is, and keeps it running until a signal ends it.
+    """Starts everything, prints where it is, and keeps it running until SIGINT or SIGTERM.
 
     Raises:
         KeyboardInterrupt: the signal; everything has ended.
@@ -73,6 +72,8 @@ def run_stack(stack: Stack) -> None:
     with only_one(stack.folder / "lock", complaint):
         for option, port in (("--port", stack.port), ("--mlflow-port", stack.mlflow_port)):
             _require_free(option, port)
+        with reserving_names(worker_names(stack.workers)):
+            pass  # refused now rather than by the worker, again and again
         for log in stack.folder.glob("*.log"):
             log.unlink()
         # From here on this process and all that it starts use these servers.
@@ -80,24 +81,38 @@ def run_stack(stack: Stack) -> None:
             {"PREFECT_API_URL": f"{stack.prefect_address}/api", "MLFLOW_TRACKING_URI": stack.mlflow_address}
         )
         env_config.reload()
-        started = datetime.now(UTC)
-        workers = worker_programs(stack.workers, stack.log)
-        names = {worker.name for worker in workers}
-        with keeping_names(workers), Supervisor() as supervisor:
-            supervisor.start([_prefect_server(stack), _mlflow_server(stack)])
-            _register(supervisor)
-            supervisor.start(workers)
-            supervisor.wait_until(lambda: _answers(f"{stack.mlflow_address}/health"))
-            supervisor.wait_until(lambda: names <= workers_since(started))
+        with interruptible():
+            try:
+                asyncio.run(_run_programs(stack))
+            except ExceptionGroup as group:  # a program has failed, and the others have ended
+                raise group.exceptions[0] from None
+
+
+async def _run_programs(stack: Stack) -> None:
+    """Runs until it is cancelled; the worker ends before the servers."""
+    started = datetime.now(UTC)
+    names = worker_names(stack.workers)
+    async with TaskGroup() as servers:
+        servers.create_task(keep_running(_prefect_server(stack)))
+        servers.create_task(keep_running(_mlflow_server(stack)))
+        await _register()
+        async with TaskGroup() as workers:
+            workers.create_task(keep_running(_worker(stack)))
+            while not await asyncio.to_thread(_answers, f"{stack.mlflow_address}/health"):
+                await asyncio.sleep(_POLL_SECONDS)
+            while not set(names) <= await asyncio.to_thread(workers_since, started):
+                await asyncio.sleep(_POLL_SECONDS)
             print(_welcome(stack, sorted(names)), flush=True)
-            supervisor.wait_until(lambda: False)
 
 
-def _register(supervisor: Supervisor) -> None:
-    """Makes the deployments, in a process of its own: it imports what no supervisor needs, while the server starts."""
+async def _register() -> None:
+    """In a process of its own: the imports take seconds, while the server starts, and memory for as long as it lives."""
     with get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
-        registered = process.apply_async(register, (NightlyChoice(),), {"patience": _SECONDS_TO_START})
-        supervisor.wait_until(registered.ready)
+        registered = process.apply_async(
+            register, (NightlyChoice(),), {"wait_timeout": _START_TIMEOUT_SECONDS}
+        )
+        while not registered.ready():
+            await asyncio.sleep(_POLL_SECONDS)
         registered.get()
 
 
@@ -107,25 +122,39 @@ def _prefect_server(stack: Stack) -> Program:
         name="Prefect server",
         command=(sys.executable, "-m", "prefect", *start),
         environment={"PREFECT_SERVER_LOGGING_LEVEL": "WARNING", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
-        log=stack.log("prefect"),
-        most_deaths=_MOST_DEATHS,
+        log=stack.folder / "prefect.log",
+        max_restarts=_MAX_RESTARTS,
     )
 
 
 def _mlflow_server(stack: Stack) -> Program:
     """MLflow over the same store that runs use when no server is named, so that all runs are in one place."""
     home = env().home.resolve()
-    where = ("--host", HOST, "--port", str(stack.mlflow_port), "--workers", "1")
+    address = ("--host", HOST, "--port", str(stack.mlflow_port), "--workers", "1")
     store = ("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}")
     # Everything is on this machine: runs write their files themselves, as they do without a server.
     files = ("--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri())
     return Program(
         name="MLflow server",
-        command=(sys.executable, "-m", "mlflow", "server", *where, *store, *files),
+        command=(sys.executable, "-m", "mlflow", "server", *address, *store, *files),
         # Its seven processes for jobs have nothing to do here.
         environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
-        log=stack.log("mlflow"),
-        most_deaths=_MOST_DEATHS,
+        log=stack.folder / "mlflow.log",
+        max_restarts=_MAX_RESTARTS,
+    )
+
+
+def _worker(stack: Stack) -> Program:
+    """`virnuc worker`; what it runs goes on when it dies."""
+    choice = stack.workers
+    workers = () if choice.workers is None else ("--workers", str(choice.workers))
+    options = ("--devices", choice.devices, *workers, "--runs", str(choice.runs))
+    return Program(
+        name="worker",
+        command=(sys.executable, "-m", "virnuc_cli", "worker", *options),
+        environment={},
+        log=stack.folder / "worker.log",
+        keep_children=True,
     )
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -33,20 +33,6 @@ from virnuc_core.settings import LaneMode, RunConfig
 _SECONDS_BETWEEN_POLLS: Final = 0.5
 
 _log = logging.getLogger(__name__)
-
-
-class Lanes(Protocol):
-    """Where a run is planned and its shards are computed."""
-
-    @property
-    def settings(self) -> Mapping[str, Value]:
-        """The mode and the devices, for the records of the run."""
-
-    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan in the folder, or makes sure that the one there is of the same run."""
-
-    def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Computes the shards that are missing; returns when all are there."""
 
 
 @flow(name="embed-lane", flow_run_name=lane_name, persist_result=False)
@@ -123,30 +109,29 @@ class LocalLanes:
         return plan(folder, config, kind, self._devices)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Deals the pending shards to the lanes and waits for all of them, also when one fails.
+        """Divides the pending shards among the lanes and waits for all of them, also when one fails.
 
         Raises:
             VirnucError: what stopped the first of the lanes that failed.
         """
         pending = find_pending(folder)
-        hands = assign_shards(read_plan(folder.plan), pending, len(self._devices))
-        if not hands:
+        assignments = assign_shards(read_plan(folder.plan), pending, len(self._devices))
+        if not assignments:
             return
-        with ThreadPoolExecutor(len(hands), thread_name_prefix="lane") as threads:
+        with ThreadPoolExecutor(len(assignments), thread_name_prefix="lane") as threads:
             lanes = [
                 # A subflow finds its parent in the context.
                 threads.submit(
                     copy_context().run,
-                    partial(embed_lane, str(folder.root), shards, number, device, num_lanes=len(hands)),
+                    partial(embed_lane, str(folder.root), shards, number, device, num_lanes=len(assignments)),
                 )
-                for number, (shards, device) in enumerate(zip(hands, self._devices, strict=False))
+                for number, (shards, device) in enumerate(zip(assignments, self._devices, strict=False))
             ]
             try:
                 while wait(lanes, timeout=_SECONDS_BETWEEN_POLLS).not_done:
                     watch.poll()
-            except (
-                BaseException
-            ):  # this thread is being stopped, and the lanes' threads wait for their processes
+            except BaseException:
+                # This thread is being stopped, and the lanes' threads wait for their processes.
                 end_lane_processes()
                 raise
         watch.poll()
@@ -161,6 +146,9 @@ class LocalLanes:
                 len(pending),
             )
             failed[0].result()
+
+
+Lanes: TypeAlias = LocalLanes | PoolLanes
 
 
 def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> Lanes:
@@ -181,12 +169,12 @@ def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) 
 
 
 def run_lanes(lanes: Lanes, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> list[LaneReport]:
-    """Computes what is missing of a planned run, and says who did how much of it.
+    """Computes the missing shards of a planned run; gives what each lane did.
 
     Args:
         lanes: where to compute.
         folder: the run's folder, with its plan and frame store.
-        observers: who hears what the lanes do, beside whoever watches the run.
+        observers: get the entries of the lanes' journals, beside the progress of the run.
 
     Raises:
         VirnucError: what stopped a lane.

@@ -1,28 +1,38 @@
 """Lanes in a work pool: runs of a deployment, done by workers on any machine that sees the run's folder.
 
-The server knows who shall do what and how it ended; all else goes through the run's folder. So a run that is tried
-again finds the lanes of the run before it, leaves them what they are at, and asks for the rest.
+The server knows who does what and how it ended; all else goes through the run's folder. So a run that is retried
+finds the lanes of the attempt before it, waits for those at work, and submits the rest.
 """
 
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar, cast
 from uuid import UUID
 
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Cancelling
 
 from flows.naming import lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
-from flows.pool_runs import PoolRuns, require_deployments
 from tasks.lanes import LaneWatch
 from tasks.stages import find_pending
 from tasks.tracking import Value
 from virnuc_core.env_config import env
-from virnuc_core.errors import LaneError, UsageError
+from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
 from virnuc_core.inference.launcher import assign_shards
@@ -34,15 +44,24 @@ from virnuc_core.settings import RunConfig
 WORK_POOL: Final = "virnuc-gpu"
 LANE_DEPLOYMENT: Final = "embed-lane/gpu"
 PLAN_DEPLOYMENT: Final = "plan-run/gpu"
-# Until what has failed is asked for again; a host or a file system may need that long to come back.
+# Before what has failed is submitted again; a host or a file system may need that long to come back.
 RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
+
+_SECONDS_BETWEEN_POLLS: Final = 2.0
+_SECONDS_BETWEEN_NOTICES: Final = 60.0
+_SECONDS_TO_FIRST_NOTICE: Final = 15.0
+_POLLS_UNTIL_STOPPED: Final = 30
+_PAGE_SIZE: Final = 200  # the server's maximum
+_UNFINISHED: Final = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
+
+Item = TypeVar("Item")
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lane:
-    """A share of the work: its number in the run, its shards, and how often it failed without finishing one."""
+    """Its number in the run, its shards, and how often it failed without finishing one."""
 
     number: int
     shards: tuple[int, ...]
@@ -66,7 +85,7 @@ class PoolLanes:
                 f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc worker --devices`)."
             )
-        require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
+        _require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
         self._device = devices[0]
         self._lane_device = devices[0]  # once the run is planned, the kind of device that it is planned for
         self._lane_seconds = 60 * lane_minutes
@@ -84,37 +103,41 @@ class PoolLanes:
         """
         parameters = {
             "folder": str(folder.root.resolve()),
-            "config": _for_a_worker(config).model_dump(mode="json"),
+            "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
             "device": self._device,
         }
         delay = 0.0
         with PoolRuns(WORK_POOL) as runs:
-            # They would be done first, and are asked for again when there is a plan.
+            # Lanes that wait would be done first; they are submitted again when there is a plan.
             runs.stop(run.id for run in runs.find_unfinished(_run_tag(folder)) if not _is_at_work(run))
             for failures in count():
                 run_id = runs.submit(PLAN_DEPLOYMENT, f"plan {folder.root.name}", parameters, delay=delay)
-                while not (ended := runs.wait_for_some()):
+                while not (ended := runs.poll_final_states()):
                     pass
-                entries = JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new()
+                events = [
+                    entry.event
+                    for entry in JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new()
+                ]
                 if ended[run_id].is_completed():
-                    starts = (entry.event for entry in entries if isinstance(entry.event, LaneStarted))
-                    kinds = (event.device.partition(":")[0] for event in starts)
-                    self._lane_device = next(kinds, self._device)
+                    starts = [event for event in events if isinstance(event, LaneStarted)]
+                    if starts:
+                        self._lane_device = starts[0].device.partition(":")[0]
                     break
-                told = [entry.event for entry in entries if isinstance(entry.event, LaneFailed)]
-                delay = _delay_after("the planning", told[-1] if told else None, ended[run_id], failures)
+                failed = [event for event in events if isinstance(event, LaneFailed)]
+                failure = failed[-1] if failed else None
+                delay = _retry_delay_or_raise("the planning", failure, ended[run_id], failures)
         return read_plan(folder.plan)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Submits lanes until no shard is missing; a lane that fails is submitted again with what it left.
+        """Submits lanes until no shard is missing; a lane that fails is submitted again with its missing shards.
 
         Raises:
             VirnucError: what stopped a lane for good; the other lanes are cancelled, and what is finished is kept.
         """
         plan = read_plan(folder.plan)
         with PoolRuns(WORK_POOL) as runs:
-            lanes = self._take_over(runs, folder, plan, watch)
+            lanes = _reattach_lanes(runs, folder, plan, watch)
             taken = {shard for lane in lanes.values() for shard in lane.shards}
             pending = find_pending(folder, taken)
             first = max((lane.number for lane in lanes.values()), default=-1) + 1
@@ -124,44 +147,21 @@ class PoolLanes:
                 lane = _Lane(number=number, shards=shards)
                 lanes[self._submit(runs, folder, plan, lane)] = lane
             while lanes:
-                ended = runs.wait_for_some()
+                ended = runs.poll_final_states()
                 watch.poll()
                 for run_id, state in ended.items():
                     lane = lanes.pop(run_id)
-                    left = missing_shards(folder, lane.shards)
-                    if not left:
+                    missing = missing_shards(folder, lane.shards)
+                    if not missing:
                         continue
-                    failures = lane.failures if len(left) == len(lane.shards) else 0
+                    failures = lane.failures if len(missing) == len(lane.shards) else 0
                     failure = watch.failure(lane_journal_name(lane.number, run_id))
-                    delay = _delay_after(f"lane {lane.number}", failure, state, failures)
-                    again = replace(lane, shards=left, failures=failures + 1)
-                    lanes[self._submit(runs, folder, plan, again, delay)] = again
-
-    def _take_over(
-        self, runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: LaneWatch
-    ) -> dict[UUID, _Lane]:
-        """The lanes of an earlier run that are at work on this plan; its other lanes are stopped."""
-        lanes: dict[UUID, _Lane] = {}
-        others: list[UUID] = []
-        for run in runs.find_unfinished(_run_tag(folder)):
-            if _is_at_work(run) and _plan_tag(plan) in run.tags:
-                number, shards = run.parameters["lane"], tuple(run.parameters["shards"])
-                lanes[run.id] = _Lane(number=number, shards=shards)
-                watch.adopt(lane_journal_name(number, run.id))
-            else:
-                others.append(run.id)
-        if lanes or others:
-            _log.warning(
-                "%d lanes of an earlier run are still at work and are waited for; %d others are stopped",
-                len(lanes),
-                len(others),
-            )
-        runs.stop(others)
-        runs.follow(lanes)
-        return lanes
+                    delay = _retry_delay_or_raise(f"lane {lane.number}", failure, state, failures)
+                    retry = replace(lane, shards=missing, failures=failures + 1)
+                    lanes[self._submit(runs, folder, plan, retry, delay)] = retry
 
     def _submit(
-        self, runs: PoolRuns, folder: RunFolder, plan: RunPlan, lane: _Lane, delay: float = 0
+        self, runs: "PoolRuns", folder: RunFolder, plan: RunPlan, lane: _Lane, delay: float = 0
     ) -> UUID:
         parameters: dict[str, Any] = {
             "folder": str(folder.root.resolve()),
@@ -174,8 +174,161 @@ class PoolLanes:
         return runs.submit(LANE_DEPLOYMENT, name, parameters, tags=tags, delay=delay)
 
 
+class PoolRuns:
+    """The flow runs that are followed; when the block is left by an error, they are cancelled.
+
+    A server that does not answer is waited for: the runs in the pool go on without it.
+
+    Args:
+        pool: the work pool that all of them are in, for messages.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._client = get_client(sync_client=True)
+        self._unfinished: set[UUID] = set()
+        self._next_notice = time.monotonic() + _SECONDS_TO_FIRST_NOTICE
+
+    def __enter__(self) -> Self:
+        self._client.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
+        try:
+            if kind is not None:
+                self._cancel(self._unfinished)
+        finally:
+            self._client.__exit__(kind, *details)
+
+    def submit(
+        self,
+        deployment: str,
+        name: str,
+        parameters: Mapping[str, Any],
+        *,
+        tags: Sequence[str] = (),
+        delay: float = 0,
+    ) -> UUID:
+        """Submits a run, which is shown as a child of the run that submits it; `delay` in seconds."""
+        run = run_deployment(
+            deployment,
+            parameters=dict(parameters),
+            flow_run_name=name,
+            tags=tags,
+            scheduled_time=datetime.now(UTC) + timedelta(seconds=delay),
+            timeout=0,
+        )
+        run_id = cast(FlowRun, run).id
+        self._unfinished.add(run_id)
+        return run_id
+
+    def count_workers(self) -> int:
+        """Workers of the pool that are online."""
+        online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
+        workers = _read_pages(
+            lambda offset: self._client.read_workers_for_work_pool(
+                self._pool, worker_filter=online, offset=offset, limit=_PAGE_SIZE
+            )
+        )
+        return len(workers)
+
+    def find_unfinished(self, tag: str) -> list[FlowRun]:
+        """The unfinished runs with this tag, whoever submitted them."""
+        wanted = FlowRunFilter.model_validate(
+            {"tags": {"all_": [tag]}, "state": {"type": {"any_": _UNFINISHED}}}
+        )
+        return _read_pages(
+            lambda offset: self._client.read_flow_runs(
+                flow_run_filter=wanted, offset=offset, limit=_PAGE_SIZE
+            )
+        )
+
+    def follow(self, run_ids: Iterable[UUID]) -> None:
+        """Follows runs that somebody else submitted."""
+        self._unfinished.update(run_ids)
+
+    def stop(self, run_ids: Iterable[UUID]) -> None:
+        """Cancels runs of others, and waits until they have ended, or for a minute."""
+        others = set(run_ids)
+        self.follow(others)
+        self._cancel(others)
+        for _ in range(_POLLS_UNTIL_STOPPED):
+            if not others & self._unfinished:
+                return
+            self.poll_final_states()
+        _log.warning("%d runs do not stop; going on without them", len(others & self._unfinished))
+        self._unfinished -= others
+
+    def poll_final_states(self) -> dict[UUID, State[Any]]:
+        """Waits for a moment; gives the final states of the runs that have ended since the last call."""
+        time.sleep(_SECONDS_BETWEEN_POLLS)
+        is_notice_due = time.monotonic() >= self._next_notice
+        if is_notice_due:
+            self._next_notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
+        try:
+            states = self._read_states()
+            if is_notice_due:
+                self._log_status(states.values())
+        except httpx.HTTPError as error:
+            if is_notice_due:
+                _log.warning("Prefect's server does not answer (%r): waiting for it", error)
+            return {}
+        ended = {run_id: state for run_id, state in states.items() if state.is_final()}
+        self._unfinished -= ended.keys()
+        return ended
+
+    def _cancel(self, run_ids: Iterable[UUID]) -> None:
+        """Those at work take a while to stop, and what they have finished stays."""
+        for run_id in list(run_ids):
+            with suppress(httpx.HTTPError, ObjectNotFound):
+                self._client.set_flow_run_state(run_id, Cancelling())
+
+    def _read_states(self) -> dict[UUID, State[Any]]:
+        """The state of every run that is followed; one that was deleted counts as cancelled."""
+        ids = sorted(self._unfinished)
+        states: dict[UUID, State[Any]] = {
+            run_id: Cancelled(message="somebody deleted the run") for run_id in ids
+        }
+        for begin in range(0, len(ids), _PAGE_SIZE):
+            wanted = FlowRunFilter.model_validate({"id": {"any_": ids[begin : begin + _PAGE_SIZE]}})
+            for run in self._client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE_SIZE):
+                if run.state is not None:
+                    states[run.id] = run.state
+        return states
+
+    def _log_status(self, states: Iterable[State[Any]]) -> None:
+        """Logs how many runs are at work and how many wait, and a warning when no worker is online."""
+        counts = Counter(state.name or state.type.value for state in states if not state.is_final())
+        if counts:
+            counted = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
+            _log.info("work pool %s: %s", self._pool, counted)
+        is_waiting = bool(counts) and set(counts) <= {"Scheduled", "Late", "AwaitingRetry"}
+        if is_waiting and not self.count_workers():
+            _log.warning(
+                "%d runs wait, and no worker is online in the work pool %s: start `virnuc worker` on a machine "
+                "with a GPU that sees the run's folder",
+                counts.total(),
+                self._pool,
+            )
+
+
+def require_lasting_server() -> str:
+    """The address of the server in the user's settings.
+
+    Raises:
+        UsageError: there is none.
+    """
+    url: str | None = PREFECT_API_URL.value()
+    if not url:
+        raise UsageError(
+            "mode pool needs a Prefect server that outlives this run: run `virnuc up` and set PREFECT_API_URL to the "
+            "address that it prints, or choose mode local."
+        )
+    return url
+
+
 def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
-    """How many lanes to cut work into.
+    """How many lanes to divide work into.
 
     A multiple of the workers, so that none idles while others do the last lanes; but no lane of less than a tenth of
     what is asked for, most of which would be its start.
@@ -190,19 +343,67 @@ def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
     return max(num_lanes, min(rounded, math.floor(10 * seconds / lane_seconds)))
 
 
-def _delay_after(what: str, failure: LaneFailed | None, state: State[Any], failures: int) -> float:
-    """Seconds to wait before what has failed is asked for again.
+def _require_deployments(names: Iterable[str]) -> None:
+    """Makes sure that runs can be submitted.
+
+    Raises:
+        UsageError: there is no lasting server, or it does not have these deployments.
+        VirnucError: the server does not answer.
+    """
+    url = require_lasting_server()
+    with get_client(sync_client=True) as client:
+        for name in names:
+            try:
+                client.read_deployment_by_name(name)
+            except ObjectNotFound as error:
+                raise UsageError(
+                    f"the Prefect server at {url} has no deployment {name}: run `virnuc deploy` against it."
+                ) from error
+            except httpx.HTTPError as error:
+                raise VirnucError(
+                    f"the Prefect server at {url} does not answer ({error!r}): start it, or set PREFECT_API_URL."
+                ) from error
+
+
+def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: LaneWatch) -> dict[UUID, _Lane]:
+    """The lanes of an earlier attempt that are at work on this plan; its other lanes are stopped.
+
+    An idempotency key cannot do this: it would also give back lanes that have crashed, and the shards that are left
+    are divided anew.
+    """
+    lanes: dict[UUID, _Lane] = {}
+    others: list[UUID] = []
+    for run in runs.find_unfinished(_run_tag(folder)):
+        if _is_at_work(run) and _plan_tag(plan) in run.tags:
+            number, shards = run.parameters["lane"], tuple(run.parameters["shards"])
+            lanes[run.id] = _Lane(number=number, shards=shards)
+            watch.adopt(lane_journal_name(number, run.id))
+        else:
+            others.append(run.id)
+    if lanes or others:
+        _log.warning(
+            "%d lanes of an earlier run are still at work and are waited for; %d others are stopped",
+            len(lanes),
+            len(others),
+        )
+    runs.stop(others)
+    runs.follow(lanes)
+    return lanes
+
+
+def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[Any], failures: int) -> float:
+    """Seconds to wait before what has failed is submitted again.
 
     Args:
         what: has failed.
-        failure: what its journal says, if it has one.
+        failure: what its journal says, if it does.
         state: what the server says.
         failures: how often in a row it had failed before.
 
     Raises:
-        VirnucError: its own error, when that is for good or came too often.
+        VirnucError: its own error, when that is permanent or came too often.
     """
-    # Without a word in the journal, a process was killed (Crashed), or did not get as far as this code (Failed).
+    # Without an entry in the journal, a process was killed (Crashed), or did not get as far as our code (Failed).
     can_help = failure.retryable if failure else not state.is_failed()
     if can_help and failures < len(RETRY_DELAYS_SECONDS):
         delay = RETRY_DELAYS_SECONDS[failures]
@@ -217,20 +418,25 @@ def _delay_after(what: str, failure: LaneFailed | None, state: State[Any], failu
     )
 
 
-def _for_a_worker(config: RunConfig) -> RunConfig:
+def _read_pages(read: Callable[[int], Sequence[Item]]) -> list[Item]:
+    """All items of a request that gives a page of them, from an offset on."""
+    found: list[Item] = []
+    while True:
+        page = read(len(found))
+        found += page
+        if len(page) < _PAGE_SIZE:
+            return found
+
+
+def _for_worker(config: RunConfig) -> RunConfig:
     """The same for a process that has another working folder and another environment."""
-
-    def absolute(name: str | None) -> str | None:
-        return name and absolute_path(name)
-
-    paths = {
-        name: absolute(getattr(config, name)) for name in ("esm_model", "dnabert_model", "head", "dna_head")
-    }
+    names = ("esm_model", "dnabert_model", "head", "dna_head")
+    paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
     return config.model_copy(update={**paths, "switches": env().switches})
 
 
 def _is_at_work(run: FlowRun) -> bool:
-    """Whether a worker has taken a run up, and nobody has asked it to stop."""
+    """Whether a worker has taken a run, and nobody has cancelled it."""
     return run.state is not None and (run.state.is_pending() or run.state.is_running())
 
 

@@ -1,22 +1,47 @@
-"""Pictures of finished runs for the documentation, taken with a headless Chromium.
+"""Pictures for the documentation, taken with a headless Chromium.
 
-    python scripts/screenshots.py --prefect http://127.0.0.1:4200 --mlflow http://127.0.0.1:5000 --out docs/images
+    python -m scripts.screenshots --prefect http://127.0.0.1:4200 --mlflow http://127.0.0.1:5000 --out docs/images
+    python -m scripts.screenshots --val ../shared/data/val.fa.gz --chromium /usr/bin/chromium --out docs/images
 
-The newest finished pipeline run is shown in Prefect; in MLflow the newest runs, and the two newest compared.
-Needs `playwright` and a Chromium.
+The first shows the newest finished pipeline run in Prefect; in MLflow the newest runs, and the two newest compared. With
+--val the pictures are of reports: `virnuc predict` with the bundled models is run on the example contigs, and on
+bacterial windows, two of them with the genome of a phage pasted in. Needs `playwright` and a Chromium.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import dnaio
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from virnuc_cli.main import main as virnuc
+
+EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+# Names of contigs, and the records of the validation set, with first and last base, that they are put together from.
+PASTED: Final = {
+    "P_distasonis_with_crAss-like_phage": (
+        ("NC_009615.1_1520001-1560000", 1, 40_000),
+        ("phage_comp_69_cycle_1", 1, 36_492),
+        ("NC_009615.1_2400001-2440000", 1, 40_000),
+    ),
+    "A_johnsonii_with_crAss-like_phage": (
+        ("NZ_RHXE01000003.1_1-40000", 1, 25_000),
+        ("k149_27590", 3_001, 28_000),
+        ("NZ_RHXE01000003.1_1-40000", 25_001, 40_000),
+    ),
+    "P_distasonis": (("NC_009615.1_1520001-1560000", 1, 40_000),),
+    "A_johnsonii": (("NZ_RHXE01000003.1_1-40000", 1, 40_000),),
+    "O_oeni": (("NZ_ACSE01000016.1_40001-80000", 1, 40_000),),
+    "crAss-like_phage": (("k149_60461", 1, 64_434),),
+}
 EXPERIMENT: Final = "virnuc"
 FLOWS: Final = ("predict", "embed")
 # The columns of the table of runs as MLflow calls them, and their widths in pixels.
@@ -45,6 +70,8 @@ ARGUMENTS: Final = (
     "--disable-sync",
     "--no-first-run",
 )
+REPORT_SIZE: Final = (1280, 985)
+REPORT_MILLISECONDS: Final = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,9 +208,9 @@ def _save(page: Page, out: Path, name: str) -> None:
     print(path)
 
 
-def _new_page(browser: Browser) -> Page:
+def _new_page(browser: Browser, width: int, height: int, theme: Literal["light", "dark"] = "light") -> Page:
     return browser.new_page(
-        viewport={"width": WIDTH, "height": HEIGHT}, timezone_id="UTC", locale="en-GB", color_scheme="light"
+        viewport={"width": width, "height": height}, timezone_id="UTC", locale="en-GB", color_scheme=theme
     )
 
 
@@ -192,21 +219,77 @@ def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
     return answer.raise_for_status().json()
 
 
+def write_pasted(val: Path, out: Path) -> None:
+    """Writes the contigs of `PASTED`.
+
+    Raises:
+        SystemExit: a record is not in the validation set.
+    """
+    needed = {name for parts in PASTED.values() for name, _, _ in parts}
+    with dnaio.open(val) as records:
+        found = {record.id: record.sequence for record in records if record.id in needed}
+    if missing := needed - found.keys():
+        raise SystemExit(f"{val} has no record {', '.join(sorted(missing))}.")
+    with out.open("w") as file:
+        for contig, parts in PASTED.items():
+            sequence = "".join(found[name][first - 1 : last] for name, first, last in parts)
+            file.write(f">{contig}\n{sequence}\n")
+
+
+def picture_reports(browser: Browser, val: Path, out: Path) -> None:
+    """The verdict of a mixed sample, phages in bacterial contigs as islands, and the table with one contig opened."""
+    with TemporaryDirectory(prefix="virnuc-") as scratch:
+        write_pasted(val, Path(scratch) / "bacteria.fa")
+        mixed = _report(EXAMPLES / "contigs.fa.gz", Path(scratch) / "examples")
+        bacteria = _report(Path(scratch) / "bacteria.fa", Path(scratch) / "bacteria")
+        _picture_report(_new_page(browser, *REPORT_SIZE), mixed, out, "report-mixed")
+        _picture_report(_new_page(browser, *REPORT_SIZE), bacteria, out, "report-prophage", "regions")
+        page = _new_page(browser, *REPORT_SIZE, theme="dark")
+        _picture_report(page, bacteria, out, "report-dark", "contigs")
+
+
+def _report(contigs: Path, out: Path) -> Path:
+    """Of a run of the bundled models."""
+    if code := virnuc(["predict", str(contigs), "--out", str(out), "--devices", "cpu", "--quiet"]):
+        sys.exit(code)
+    return out / "report.html"
+
+
+def _picture_report(page: Page, report: Path, out: Path, name: str, section: str = "") -> None:
+    """The report from a section on, of the contigs with one opened."""
+    page.goto(report.resolve().as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    if section:
+        page.evaluate(f"document.getElementById('{section}').scrollIntoView({{ behavior: 'instant' }})")
+    if section == "contigs":
+        page.locator(".open").nth(1).click()
+        page.mouse.move(0, 0)
+        page.evaluate("document.activeElement.blur()")
+    page.wait_for_timeout(REPORT_MILLISECONDS)
+    _save(page, out, name)
+
+
 def main() -> None:
-    """Takes all pictures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    """Takes all pictures of servers, or of reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prefect", default="http://127.0.0.1:4200", help="address of the Prefect server")
     parser.add_argument("--mlflow", default="http://127.0.0.1:5000", help="address of the MLflow server")
+    parser.add_argument("--val", type=Path, help="FASTA of the validation set: pictures of reports")
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
     parser.add_argument("--chromium", help="path of a Chromium; playwright's own by default")
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    run, runs = find_prefect_run(arguments.prefect), find_mlflow_runs(arguments.mlflow)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=list(ARGUMENTS))
-        picture_prefect(_new_page(browser), arguments.prefect, run, out)
-        picture_mlflow(_new_page(browser), arguments.mlflow, runs, out)
+        if arguments.val:
+            picture_reports(browser, arguments.val, out)
+        else:
+            run, runs = find_prefect_run(arguments.prefect), find_mlflow_runs(arguments.mlflow)
+            picture_prefect(_new_page(browser, WIDTH, HEIGHT), arguments.prefect, run, out)
+            picture_mlflow(_new_page(browser, WIDTH, HEIGHT), arguments.mlflow, runs, out)
         browser.close()
 
 

@@ -1,4 +1,4 @@
-"""Lanes as their run sees them: their journals, GPU samples, progress and MLflow runs."""
+"""Lanes as their run sees them: their journals, progress, MLflow runs and GPU samples."""
 
 import logging
 import socket
@@ -30,19 +30,18 @@ from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.run_folder import RunFolder
 
+# Sets metrics over time apart from the final ones, which runs are compared by.
+PROGRESS: Final = "progress/"
+_JOURNALS: Final = "lane-*.jsonl"
+_GPU_FIELDS: Final = ("index", "uuid", "utilization.gpu", "memory.used")
+_MIB: Final = 2**20
+
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneProgress:
-    """How far one lane is.
-
-    Attributes:
-        lane: number of the lane, from 0.
-        device: where it computes.
-        rows_done: rows (frames or sequences) finished in this run.
-        rows_total: rows this lane has to do in this run.
-    """
+    """How far one lane is; rows are frames or sequences, done and to do in this run."""
 
     lane: int
     device: str
@@ -61,7 +60,7 @@ class Progress(Protocol):
 
 
 class LoggedProgress:
-    """Progress as log lines, for runs that nobody watches from a terminal."""
+    """Progress as log lines, for runs without a terminal."""
 
     def stage(self, name: str) -> None:
         """Logs the name."""
@@ -79,30 +78,36 @@ class LoggedProgress:
 
 
 # A context variable and not a parameter: the parameters of a flow are recorded, and this is not one of them.
-_current: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress())  # noqa: B039 (immutable)
+_progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress())  # noqa: B039 (immutable)
 
 
 def current_progress() -> Progress:
-    """Whom to tell."""
-    return _current.get()
+    """What shows the progress of runs here."""
+    return _progress.get()
 
 
 @contextmanager
 def use_progress(progress: Progress) -> Iterator[None]:
-    """Tells `progress` about the runs inside the block."""
-    token = _current.set(progress)
+    """Shows the progress of the runs inside the block with `progress`."""
+    token = _progress.set(progress)
     try:
         yield
     finally:
-        _current.reset(token)
+        _progress.reset(token)
+
+
+class LaneObserver(Protocol):
+    """Something that shows or records what lanes do."""
+
+    def on_entry(self, name: str, entry: JournalEntry) -> None:
+        """The next entry of the journal with this name."""
+
+    def end_poll(self) -> None:
+        """There are no more entries for now."""
 
 
 class LaneRows:
-    """Makes progress of what lanes write in their journals.
-
-    Args:
-        plan: says how many rows a shard has.
-    """
+    """An observer that shows the progress of lanes; the plan says how many rows a shard has."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._rows = [shard.end - shard.begin for shard in plan.shards]
@@ -111,14 +116,14 @@ class LaneRows:
         self._changed: set[int] = set()
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """Takes in that a lane has begun, or has finished a shard."""
+        """Counts the rows of finished shards."""
         event = entry.event
         before = self._lanes.get(event.lane)
         if isinstance(event, LaneStarted):
             done = before.rows_done if before else 0
             left = sum(self._rows[shard] for shard in event.shards)
-            where = event.device if event.host == socket.gethostname() else f"{event.host} {event.device}"
-            progress = LaneProgress(lane=event.lane, device=where, rows_done=done, rows_total=done + left)
+            device = event.device if event.host == socket.gethostname() else f"{event.host} {event.device}"
+            progress = LaneProgress(lane=event.lane, device=device, rows_done=done, rows_total=done + left)
         elif isinstance(event, ShardDone) and before:
             progress = replace(before, rows_done=before.rows_done + self._rows[event.shard])
         else:
@@ -127,54 +132,41 @@ class LaneRows:
         self._changed.add(event.lane)
 
     def end_poll(self) -> None:
-        """Tells how far the lanes are about which there was news."""
+        """Shows the lanes that have changed."""
         for lane in sorted(self._changed):
             self._progress.lane(self._lanes[lane])
         self._changed.clear()
 
 
-_JOURNALS: Final = "lane-*.jsonl"
-
-
-class LaneObserver(Protocol):
-    """Something that shows or records what lanes do."""
-
-    def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """Hears the next entry of the journal with this name."""
-
-    def end_poll(self) -> None:
-        """Has heard everything that is new for now."""
-
-
 class LaneWatch:
-    """Hears the lanes of one run; what earlier runs left in its folder is passed over.
+    """Reads the journals of a run's lanes, on whatever host, as they grow; those of earlier runs are skipped.
 
     Args:
         folder: the run's folder.
-        observers: who is told, in this order.
+        observers: who gets the entries, in this order.
     """
 
     def __init__(self, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> None:
         self._folder = folder
         self._observers = observers
         self._tails: dict[str, JournalTail] = {}
-        self._heard: dict[str, list[JournalEntry]] = {}
+        self._entries: dict[str, list[JournalEntry]] = {}
         for path in folder.lanes.glob(_JOURNALS):
             self._tail(path).skip()
 
     def adopt(self, name: str) -> None:
-        """Hears a lane of an earlier run from its beginning, because it works for this one now."""
+        """Reads the journal of an earlier run's lane from its beginning, because the lane works for this run now."""
         self._tails[name] = JournalTail(self._folder.lane_journal(name))
 
     def poll(self) -> None:
-        """Tells the observers what is new."""
+        """Gives the observers what is new."""
         for path in sorted(self._folder.lanes.glob(_JOURNALS)):
-            entries = self._heard.setdefault(path.stem, [])
+            entries = self._entries.setdefault(path.stem, [])
             if entries and isinstance(entries[-1].event, LaneFinished):
                 continue
             for entry in self._tail(path).read_new():
                 if not entries and not isinstance(entry.event, LaneStarted | LaneFailed):
-                    continue  # a lane of an earlier run, on its way out
+                    continue  # a lane of an earlier run that is being stopped
                 entries.append(entry)
                 for observer in self._observers:
                     observer.on_entry(path.stem, entry)
@@ -182,27 +174,29 @@ class LaneWatch:
             observer.end_poll()
 
     def failure(self, name: str) -> LaneFailed | None:
-        """What stopped a lane for good, if its journal tells."""
-        entries = self._heard.get(name)
+        """What stopped a lane for good, if its journal says so."""
+        entries = self._entries.get(name)
         event = entries[-1].event if entries else None
         return event if isinstance(event, LaneFailed) else None
 
     @property
     def reports(self) -> list[LaneReport]:
-        """The work of every lane that was heard, by its number."""
-        begun = [heard for heard in self._heard.values() if heard and isinstance(heard[0].event, LaneStarted)]
-        return sorted(map(lane_report, begun), key=lambda report: (report.lane, report.started))
+        """The work of every lane that has started, by its number."""
+        started = [
+            entries
+            for entries in self._entries.values()
+            if entries and isinstance(entries[0].event, LaneStarted)
+        ]
+        return sorted(map(lane_report, started), key=lambda report: (report.lane, report.started))
 
     def _tail(self, path: Path) -> JournalTail:
         return self._tails.setdefault(path.stem, JournalTail(path))
 
 
-# Sets figures over time apart from the final ones, which runs are compared by.
-PROGRESS: Final = "progress/"
-
-
 class LaneTracking:
-    """Hears lanes and records them; leaving its block ends the records of lanes that did not end themselves.
+    """An observer that records lanes in MLflow, each in a child run of its own, and their sum in the run itself.
+
+    Leaving its block ends the child runs of lanes that did not end themselves.
 
     Args:
         run: the run that the lanes work for.
@@ -212,10 +206,10 @@ class LaneTracking:
     def __init__(self, run: TrackedRun, every: float = 5.0) -> None:
         self._run = run
         self._every = every
-        self._not_before = 0.0
-        self._lanes: dict[str, _Lane] = {}
+        self._next_write = 0.0
+        self._lanes: dict[str, _TrackedLane] = {}
         self._points: list[MetricPoint] = []
-        self._gpu = _GpuUse()
+        self._gpu_samples: list[GpuSample] = []
         self._shards = 0
         self._sequences = 0
 
@@ -226,32 +220,32 @@ class LaneTracking:
         self._write()
         for lane in self._lanes.values():
             lane.end()
-        if figures := self._gpu.figures:
-            self._run.log_metrics(figures)
+        if metrics := _gpu_metrics(self._gpu_samples):
+            self._run.log_metrics(metrics)
         curves = [(lane.title, lane.curve) for lane in self._lanes.values() if lane.curve]
         if curves and self._run.run_id is not None:
             self._run.log_figure("throughput", throughput_figure(curves))
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """Takes in what a lane told; a new lane gets its run, and all else is written later."""
+        """Opens a run for a new lane; all else is written later."""
         if name not in self._lanes and isinstance(entry.event, LaneStarted):
-            self._lanes[name] = _Lane(self._run, name, entry.time, entry.event)
+            self._lanes[name] = _TrackedLane(self._run, name, entry.time, entry.event)
         if name not in self._lanes:
             return
-        self._lanes[name].hear(entry)
+        self._lanes[name].add(entry)
         if isinstance(entry.event, ShardDone):
             self._add_totals(entry.time, entry.event)
         elif isinstance(entry.event, GpuSample):
-            self._gpu.add(entry.event)
+            self._gpu_samples.append(entry.event)
 
     def end_poll(self) -> None:
-        """Writes what the lanes have told, unless that was done just now."""
-        if time.monotonic() >= self._not_before:
+        """Writes what is new, unless that was done just now."""
+        if time.monotonic() >= self._next_write:
             self._write()
-            self._not_before = time.monotonic() + self._every
+            self._next_write = time.monotonic() + self._every
 
     def _write(self) -> None:
-        """Takes one request for each run that has news."""
+        """Sends one request for each run that has news."""
         if self._points:
             self._run.log_points(self._points)
             self._points = []
@@ -261,57 +255,30 @@ class LaneTracking:
     def _add_totals(self, moment: float, event: ShardDone) -> None:
         self._shards += 1
         self._sequences += event.counters.frames
-        figures: dict[str, float] = {}
+        totals: dict[str, float] = {"sequences": self._sequences, "shards": self._shards}
         for lane in self._lanes.values():
             for key, value in lane.speeds.items():
-                figures[key] = figures.get(key, 0.0) + value
-        figures |= {"sequences": self._sequences, "shards": self._shards}
-        self._points += _points(figures, self._shards, moment)
+                totals[key] = totals.get(key, 0.0) + value
+        self._points += _points(totals, self._shards, moment)
 
 
-class _GpuUse:
-    """Samples of GPUs, summed up."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._utilization = 0.0
-        self._memory_bytes = 0
-
-    def add(self, sample: GpuSample) -> None:
-        """Takes in one sample."""
-        self._samples += 1
-        self._utilization += sample.utilization
-        self._memory_bytes = max(self._memory_bytes, sample.memory_bytes)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Mean utilization (0 to 1) and highest memory in GB; nothing without samples."""
-        if not self._samples:
-            return {}
-        return {
-            "gpu_utilization": round(self._utilization / self._samples, 4),
-            "gpu_memory_gb": self._memory_bytes / 1e9,
-        }
-
-
-class _Lane:
+class _TrackedLane:
     """One lane and its run in MLflow.
 
     Attributes:
-        title: what a person calls it.
-        speeds: what it does in a second; nothing while it is not at work.
-        curve: moments and sequences a second.
+        title: for people.
+        speeds: amounts per second, by metric; empty while it does not compute.
+        curve: times, and sequences per second.
     """
 
     def __init__(self, parent: TrackedRun, name: str, begin: float, start: LaneStarted) -> None:
         self.title = f"lane {start.lane} on {start.host} {start.device}"
         self.speeds: dict[str, float] = {}
         self.curve: list[tuple[float, float]] = []
-        self._gpu = _GpuUse()
-        self._gpu_in_shard = _GpuUse()
+        self._gpu_samples: list[GpuSample] = []
+        self._shard_samples: list[GpuSample] = []
         self._entries: list[JournalEntry] = []
         self._points: list[MetricPoint] = []
-        self._shards = 0
         self._status: Status = "KILLED"
         self._is_open = True
         params: dict[str, Value] = {
@@ -322,12 +289,11 @@ class _Lane:
         }
         self._run = parent.child(self.title, params, {"virnuc.journal": name}, start_time=begin)
 
-    def hear(self, entry: JournalEntry) -> None:
-        """Takes in what the lane told."""
+    def add(self, entry: JournalEntry) -> None:
         event = entry.event
         if isinstance(event, GpuSample):
-            self._gpu.add(event)
-            self._gpu_in_shard.add(event)
+            self._gpu_samples.append(event)
+            self._shard_samples.append(event)
             return
         self._entries.append(entry)
         if isinstance(event, ShardDone):
@@ -335,7 +301,7 @@ class _Lane:
             return
         self.speeds = {}
         if isinstance(event, ModelsLoaded):
-            # A lane that was started again keeps the hardware that it was first on: a setting has one value.
+            # A lane that was started again keeps its first hardware: a param has one value.
             if not any(isinstance(known.event, ModelsLoaded) for known in self._entries[:-1]):
                 self._run.log_params({"device_name": event.device_name})
         elif isinstance(event, LaneFailed):
@@ -344,7 +310,7 @@ class _Lane:
             self._status = "FINISHED"
 
     def write(self) -> None:
-        """Writes what it told, and ends its run if it has finished."""
+        """Writes what is new, and ends its run if it has finished."""
         if self._points:
             self._run.log_points(self._points)
             self._points = []
@@ -352,24 +318,33 @@ class _Lane:
             self.end()
 
     def end(self) -> None:
-        """Ends its run with its final figures."""
+        """Ends its run with its final metrics."""
         if not self._is_open:
             return
         self._is_open = False
         report = lane_report(self._entries)
-        figures = {key: value for key, value in lane_row(report).items() if not isinstance(value, str)}
-        figures["starts"] = sum(isinstance(entry.event, LaneStarted) for entry in self._entries)
+        metrics = {key: value for key, value in lane_row(report).items() if not isinstance(value, str)}
+        metrics["starts"] = sum(isinstance(entry.event, LaneStarted) for entry in self._entries)
         work = sum_counters(shard.counters for shard in report.shards)
-        self._run.log_metrics({**figures, **_efficiency(work), **self._gpu.figures})
+        self._run.log_metrics({**metrics, **_efficiency(work), **_gpu_metrics(self._gpu_samples)})
         self._run.finish(self._status, self._entries[-1].time)
 
     def _add_shard(self, moment: float, event: ShardDone) -> None:
-        self._shards += 1
         self.speeds = speeds(event.counters, event.seconds.forward)
         self.curve.append((moment, self.speeds["sequences_per_second"]))
-        figures = {**self.speeds, **_efficiency(event.counters), **self._gpu_in_shard.figures}
-        self._points += _points(figures, self._shards, moment)
-        self._gpu_in_shard = _GpuUse()
+        metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(self._shard_samples)}
+        self._points += _points(metrics, len(self.curve), moment)
+        self._shard_samples = []
+
+
+def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:
+    """Mean utilization (0 to 1) and peak memory in GB; nothing without samples."""
+    if not samples:
+        return {}
+    return {
+        "gpu_utilization": round(sum(sample.utilization for sample in samples) / len(samples), 4),
+        "gpu_memory_gb": max(sample.memory_bytes for sample in samples) / 1e9,
+    }
 
 
 def _efficiency(work: ShardCounters) -> dict[str, float]:
@@ -377,23 +352,21 @@ def _efficiency(work: ShardCounters) -> dict[str, float]:
     return {f"{model.family}_packing_efficiency": model.packing_efficiency for model in work.models}
 
 
-def _points(figures: Mapping[str, float], step: int, moment: float) -> list[MetricPoint]:
-    """Figures of one moment; the steps of a run are its finished shards."""
+def _points(metrics: Mapping[str, float], step: int, moment: float) -> list[MetricPoint]:
+    """Metrics of one moment; the steps of a run are its finished shards."""
     return [
         MetricPoint(key=f"{PROGRESS}{key}", value=value, step=step, time=moment)
-        for key, value in figures.items()
+        for key, value in metrics.items()
     ]
-
-
-_FIELDS: Final = ("index", "uuid", "utilization.gpu", "memory.used")
-_MIB: Final = 2**20
 
 
 @contextmanager
 def sampling_gpu(
     device: str, lane: int, write: Callable[[GpuSample], None], every: float = 10.0
 ) -> Iterator[None]:
-    """Samples the GPU of a lane during the block; does nothing on the CPU or where nvidia-smi does not tell.
+    """Samples the GPU of a lane during the block; does nothing on the CPU or where nvidia-smi gives no numbers.
+
+    MLflow's system metrics would show every GPU of the host, and need MLflow where the lane runs.
 
     Args:
         device: "cpu" or "cuda:N", as this process sees it.
@@ -404,13 +377,12 @@ def sampling_gpu(
     if device == "cpu":
         yield
         return
-    # As nvidia-smi knows it, which does not mind CUDA_VISIBLE_DEVICES.
-    gpu = physical_gpu(int(device.partition(":")[2]))
+    gpu = physical_gpu(int(device.partition(":")[2]))  # nvidia-smi ignores CUDA_VISIBLE_DEVICES
     done = threading.Event()
 
     def sample() -> None:
         while not done.wait(every):
-            found = _ask(gpu, lane)
+            found = _sample_gpu(gpu, lane)
             if found is None:
                 _log.info("nvidia-smi does not tell what GPU %s does: it is not recorded", gpu)
                 return
@@ -425,9 +397,9 @@ def sampling_gpu(
         thread.join()
 
 
-def _ask(gpu: str, lane: int) -> GpuSample | None:
-    """One sample; None when there is no such GPU, or it does not tell, as parts of a divided GPU do not."""
-    for index, uuid, utilization, memory in query_gpus(_FIELDS, units=False):
+def _sample_gpu(gpu: str, lane: int) -> GpuSample | None:
+    """One sample; None for a GPU that is not there or gives no numbers, such as a MIG instance."""
+    for index, uuid, utilization, memory in query_gpus(_GPU_FIELDS, units=False):
         # A UUID may be given by its beginning.
         is_it = gpu == index if gpu.isdecimal() else uuid.startswith(gpu)
         if is_it and utilization.isdecimal() and memory.isdecimal():

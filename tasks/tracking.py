@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -24,32 +24,47 @@ from virnuc_core.env_config import env
 from virnuc_core.specs import InputFile
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from mlflow import MlflowClient
+
+EXPERIMENT: Final = "virnuc"
+SECONDS_BETWEEN_TRIALS: Final = 60.0
+# A larger file is left out of the store: it stays in the run's folder, whose path is a tag.
+MAX_ARTIFACT_BYTES: Final = 20_000_000
+# Runs with metrics to compare, and not conversations: MLflow has other pages for those.
+_EXPERIMENT_KIND: Final = "custom_model_development"
+# Limits of MLflow's own interface.
+_MAX_METRICS_PER_BATCH: Final = 1000
+_MAX_DIGEST_LENGTH: Final = 36
+
+Value = str | int | float | bool | None
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _log = logging.getLogger(__name__)
 
 
-EXPERIMENT: Final = "virnuc"
-SECONDS_BETWEEN_TRIALS: Final = 60.0
-# Runs with figures to compare, and not conversations: MLflow has other pages for those.
-_KIND: Final = "custom_model_development"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricPoint:
+    """A metric at one moment; `time` in Unix seconds."""
+
+    key: str
+    value: float
+    step: int
+    time: float
 
 
 class TrackingStore:
-    """The experiment in MLflow's store, and how long to leave it alone; shared by a run and the runs in it."""
+    """The experiment in MLflow's store, with a circuit breaker; shared by a run and the runs in it."""
 
     def __init__(self) -> None:
         self._connection: tuple[MlflowClient, str] | None = None
-        self._rests_until = 0.0
+        self._open_until = 0.0
         self._has_warned = False
 
     @property
-    def rests(self) -> bool:
+    def circuit_open(self) -> bool:
         """Whether it has failed a short while ago."""
-        return time.monotonic() < self._rests_until
+        return time.monotonic() < self._open_until
 
     @property
     def connection(self) -> tuple["MlflowClient", str]:
@@ -59,26 +74,225 @@ class TrackingStore:
         return self._connection
 
     @contextmanager
-    def tolerating_failure(self) -> Iterator[None]:
-        """Turns what is the store's fault into one warning."""
+    def best_effort(self) -> Iterator[None]:
+        """Turns failures of the store into one warning."""
         try:
             yield
         except _store_failures() as error:
-            self._rests_until = time.monotonic() + SECONDS_BETWEEN_TRIALS
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            self._open_until = time.monotonic() + SECONDS_BETWEEN_TRIALS
             level = logging.DEBUG if self._has_warned else logging.WARNING
             self._has_warned = True
             _log.log(
                 level,
                 "MLflow cannot be written (%s): the results are whole, but its record of them is not",
-                reason,
+                _first_line(error),
             )
 
 
-def open_store_early() -> None:
-    """Does what takes seconds before a run needs it: imports MLflow, and makes or opens virnuc's own store.
+class TrackedRun:
+    """One run in MLflow, or none where the store failed when it was to be opened.
 
-    What goes wrong here goes wrong again when a run is opened, and is told then.
+    Attributes:
+        run_id: MLflow's id; None for none.
+    """
+
+    def __init__(self, store: TrackingStore, run_id: str | None) -> None:
+        self._store = store
+        self.run_id = run_id
+
+    @classmethod
+    def open(
+        cls,
+        store: TrackingStore,
+        name: str,
+        params: Mapping[str, Value],
+        tags: Mapping[str, str],
+        start_time: float | None = None,
+    ) -> Self:
+        """Starts a run; `start_time` in Unix seconds, now by default."""
+        run = cls(store, None)
+        if not store.circuit_open:
+            with store.best_effort():
+                client, experiment_id = store.connection
+                created = client.create_run(
+                    experiment_id,
+                    start_time=int((start_time or time.time()) * 1000),
+                    run_name=name,
+                    tags={**_user_and_source(), **tags},
+                )
+                run.run_id = created.info.run_id
+        run.log_params(params)
+        return run
+
+    def child(
+        self, name: str, params: Mapping[str, Value], tags: Mapping[str, str], start_time: float | None = None
+    ) -> "TrackedRun":
+        """Starts a run inside this one; `start_time` in Unix seconds."""
+        if self.run_id is None:
+            return TrackedRun(self._store, None)
+        tags = {**tags, "mlflow.parentRunId": self.run_id}
+        return TrackedRun.open(self._store, name, params, tags, start_time)
+
+    @property
+    def links(self) -> dict[str, str]:
+        """The id of this run in MLflow and, where there is a server, its page; empty for none."""
+        if self.run_id is None:
+            return {}
+        links = {"mlflow_run_id": self.run_id}
+        server = urlsplit(env().tracking_uri or "")
+        if server.scheme in ("http", "https"):
+            # A link is shown to everybody, and an address may hold a password.
+            address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
+            links["mlflow_run_url"] = (
+                f"{address}/#/experiments/{self._store.connection[1]}/runs/{self.run_id}"
+            )
+        return links
+
+    def log_params(self, params: Mapping[str, Value]) -> None:
+        """Records settings, each of them once."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Param
+
+            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
+
+        self._try(write)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, at: float | None = None) -> None:
+        """Records metrics at one step and moment (Unix seconds, now by default)."""
+        moment = at or time.time()
+        self.log_points(
+            [MetricPoint(key=key, value=value, step=step, time=moment) for key, value in metrics.items()]
+        )
+
+    def log_points(self, points: Sequence[MetricPoint]) -> None:
+        """Records metrics of several moments with as few requests as possible."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Metric
+
+            metrics = [Metric(p.key, float(p.value), int(p.time * 1000), p.step) for p in points]
+            for begin in range(0, len(metrics), _MAX_METRICS_PER_BATCH):
+                client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS_PER_BATCH])
+
+        self._try(write)
+
+    def log_inputs(self, files: Sequence[InputFile], paths: Sequence[str]) -> None:
+        """Records input files as datasets, identified by their content; `paths` are where they are."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.entities import Dataset, DatasetInput, InputTag
+
+            datasets = [
+                Dataset(
+                    name=file.name,
+                    digest=file.sha256[:_MAX_DIGEST_LENGTH],
+                    source_type="local",
+                    source=json.dumps({"uri": str(Path(path).resolve())}),
+                    profile=json.dumps({"bytes": file.size, "sha256": file.sha256}),
+                )
+                for file, path in zip(files, paths, strict=False)
+            ]
+            context = [InputTag("mlflow.data.context", "input")]
+            client.log_inputs(run_id, [DatasetInput(dataset, context) for dataset in datasets])
+
+        self._try(write)
+
+    def log_files(self, paths: Sequence[Path]) -> None:
+        """Copies files into the store, except those that are too large for it."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            for path in paths:
+                if path.stat().st_size <= MAX_ARTIFACT_BYTES:
+                    client.log_artifact(run_id, str(path))
+                else:
+                    _log.info("%s has more than %d bytes: not copied to MLflow", path, MAX_ARTIFACT_BYTES)
+
+        self._try(write)
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
+        """Records a table, `NAME.tsv`; missing values are empty."""
+        columns = list(dict.fromkeys(chain.from_iterable(rows)))
+        lines = [columns, *([_tsv_cell(row.get(column)) for column in columns] for row in rows)]
+        text = "".join("\t".join(line) + "\n" for line in lines)
+        self._try(lambda client, run_id: client.log_text(run_id, text, f"{name}.tsv"))
+
+    def log_figure(self, name: str, figure: "Figure") -> None:
+        """Records a plot, `NAME.png`."""
+        self._try(lambda client, run_id: client.log_figure(run_id, figure, f"{name}.png"))
+
+    def register_model(self, name: str, path: Path, tags: Mapping[str, str], description: str) -> None:
+        """Makes a file the next version of a model in the registry; tags and description (Markdown) are the version's."""
+
+        def write(client: "MlflowClient", run_id: str) -> None:
+            from mlflow.exceptions import MlflowException
+
+            client.log_artifact(run_id, str(path), "model")
+            try:
+                client.create_registered_model(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            client.create_model_version(
+                name, f"runs:/{run_id}/model", run_id, tags=dict(tags), description=description
+            )
+
+        self._try(write)
+
+    def describe(self, markdown: str) -> None:
+        """Sets the text on the page of the run."""
+        self._try(lambda client, run_id: client.set_tag(run_id, "mlflow.note.content", markdown))
+
+    def finish(self, status: Status, at: float | None = None) -> None:
+        """Ends the run, at a moment in Unix seconds or now."""
+        # Also with an open circuit: a run that is never ended looks alive for ever.
+        if self.run_id is not None:
+            with self._store.best_effort():
+                client, _ = self._store.connection
+                client.set_terminated(self.run_id, status, int((at or time.time()) * 1000))
+
+    def _try(self, write: Callable[["MlflowClient", str], object]) -> None:
+        """Writes unless there is no run, or the circuit is open."""
+        if self.run_id is not None and not self._store.circuit_open:
+            with self._store.best_effort():
+                write(self._store.connection[0], self.run_id)
+
+
+# The run that new ones are opened in; a subflow finds it too, since it runs in the context of its parent.
+_enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
+
+
+@contextmanager
+def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
+    """Opens an MLflow run with its settings, and ends it as the block ends; inside another one, as its child.
+
+    Args:
+        name: in the list of runs.
+        params: settings; None is recorded as such.
+        tags: where else to find this run.
+    """
+    outer = _enclosing.get()
+    if outer is not None and outer.run_id is not None:
+        run = outer.child(name, params, tags)
+    else:
+        run = TrackedRun.open(TrackingStore(), name, params, tags)
+    token = _enclosing.set(run)
+    status: Status = "KILLED"  # Ctrl-C, or Prefect's signal to stop
+    try:
+        yield run
+        status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        run.finish(status)
+        _enclosing.reset(token)
+
+
+def open_store_early() -> None:
+    """Does what takes seconds before a run needs it: imports MLflow, and creates or opens virnuc's own store.
+
+    What goes wrong here goes wrong again when a run is opened, and is reported then.
     """
     with suppress(*_store_failures()):
         if env().tracking_uri is None:
@@ -86,20 +300,16 @@ def open_store_early() -> None:
 
 
 def open_store() -> str:
-    """Opens the configured store as a run does.
-
-    Returns:
-        Why it cannot be opened; empty when it is.
-    """
+    """Opens the configured store as a run does; returns why that fails, or ""."""
     try:
         _connect()
     except _store_failures() as error:
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return _first_line(error)
     return ""
 
 
 def _store_failures() -> tuple[type[Exception], ...]:
-    """What using the store can raise when the store, and not virnuc, is at fault."""
+    """What can be raised when the store, and not virnuc, is at fault."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -109,8 +319,8 @@ def _store_failures() -> tuple[type[Exception], ...]:
 
 def _connect() -> tuple["MlflowClient", str]:
     """A client of the configured store, and the id of the experiment there."""
-    # What MLflow reads when it is used: it reports each use to its makers, which also delays the end of the
-    # process; it holds up every run for minutes when a server is down; it prints where a run is.
+    # MLflow reads them when it is used. Without: telemetry, which also delays the end of the process; minutes of
+    # waiting in every run when a server is down; the address of each run on stdout.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -136,7 +346,7 @@ def _with_experiment(client: "MlflowClient", artifacts: str | None) -> tuple["Ml
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         try:
-            tags = {"mlflow.experimentKind": _KIND}
+            tags = {"mlflow.experimentKind": _EXPERIMENT_KIND}
             return client, client.create_experiment(EXPERIMENT, artifact_location=artifacts, tags=tags)
         except MlflowException:
             # Another first user of this server may have been faster.
@@ -146,242 +356,17 @@ def _with_experiment(client: "MlflowClient", artifacts: str | None) -> tuple["Ml
     return client, experiment.experiment_id
 
 
-# A table larger than this is left out of the store: it stays in the run's folder, whose path is a tag.
-MAX_ARTIFACT_BYTES: Final = 20_000_000
-# Limits of MLflow's own interface.
-_MAX_METRICS_PER_BATCH: Final = 1000
-_MAX_DIGEST_LETTERS: Final = 36
-
-Value = str | int | float | bool | None
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricPoint:
-    """A figure at one moment; `time` in Unix seconds."""
-
-    key: str
-    value: float
-    step: int
-    time: float
-
-
-class TrackedRun:
-    """One run in MLflow, or nothing at all where the store failed when it was to be opened.
-
-    Attributes:
-        run_id: MLflow's id; None for nothing at all.
-    """
-
-    def __init__(self, store: TrackingStore, run_id: str | None) -> None:
-        self._store = store
-        self.run_id = run_id
-
-    @classmethod
-    def open(
-        cls,
-        store: TrackingStore,
-        name: str,
-        params: Mapping[str, Value],
-        tags: Mapping[str, str],
-        start_time: float | None = None,
-    ) -> Self:
-        """Begins a run; `start_time` in Unix seconds, now by default."""
-        run = cls(store, None)
-        if not store.rests:
-            with store.tolerating_failure():
-                client, experiment_id = store.connection
-                opened = client.create_run(
-                    experiment_id,
-                    start_time=int((start_time or time.time()) * 1000),
-                    run_name=name,
-                    tags={**_who_and_what(), **tags},
-                )
-                run.run_id = opened.info.run_id
-        run.log_params(params)
-        return run
-
-    def child(
-        self, name: str, params: Mapping[str, Value], tags: Mapping[str, str], start_time: float | None = None
-    ) -> "TrackedRun":
-        """Begins a run inside this one; `start_time` in Unix seconds."""
-        if self.run_id is None:
-            return TrackedRun(self._store, None)
-        tags = {**tags, "mlflow.parentRunId": self.run_id}
-        return TrackedRun.open(self._store, name, params, tags, start_time)
-
-    @property
-    def links(self) -> dict[str, str]:
-        """Where to find this run in MLflow: its id and, where there is a server, its page; empty for nothing."""
-        if self.run_id is None:
-            return {}
-        links = {"mlflow_run_id": self.run_id}
-        server = urlsplit(env().tracking_uri or "")
-        if server.scheme in ("http", "https"):
-            # A link is shown to everybody, and an address may hold a password.
-            place = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
-            links["mlflow_run_url"] = f"{place}/#/experiments/{self._store.connection[1]}/runs/{self.run_id}"
-        return links
-
-    def log_params(self, params: Mapping[str, Value]) -> None:
-        """Records settings, each of them once; None is recorded as such."""
-
-        def write(client: "MlflowClient", run_id: str) -> None:
-            from mlflow.entities import Param
-
-            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in params.items()])
-
-        self._try(write)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, at: float | None = None) -> None:
-        """Records figures at one step and moment (Unix seconds, now by default)."""
-        moment = at or time.time()
-        self.log_points(
-            [MetricPoint(key=key, value=value, step=step, time=moment) for key, value in metrics.items()]
-        )
-
-    def log_points(self, points: Sequence[MetricPoint]) -> None:
-        """Records figures of several moments with as few requests as can be."""
-
-        def write(client: "MlflowClient", run_id: str) -> None:
-            from mlflow.entities import Metric
-
-            metrics = (Metric(p.key, float(p.value), int(p.time * 1000), p.step) for p in points)
-            while batch := list(islice(metrics, _MAX_METRICS_PER_BATCH)):
-                client.log_batch(run_id, metrics=batch)
-
-        self._try(write)
-
-    def log_inputs(self, files: Sequence[InputFile], paths: Sequence[str]) -> None:
-        """Records input files as datasets, told apart by their content; `paths` are where they lie."""
-
-        def write(client: "MlflowClient", run_id: str) -> None:
-            from mlflow.entities import Dataset, DatasetInput, InputTag
-
-            datasets = [
-                Dataset(
-                    name=file.name,
-                    digest=file.sha256[:_MAX_DIGEST_LETTERS],
-                    source_type="local",
-                    source=json.dumps({"uri": str(Path(path).resolve())}),
-                    profile=json.dumps({"bytes": file.size, "sha256": file.sha256}),
-                )
-                for file, path in zip(files, paths, strict=False)
-            ]
-            context = [InputTag("mlflow.data.context", "input")]
-            client.log_inputs(run_id, [DatasetInput(dataset, context) for dataset in datasets])
-
-        self._try(write)
-
-    def log_files(self, paths: Sequence[Path]) -> None:
-        """Copies files into the store, except those that are too large for it."""
-
-        def write(client: "MlflowClient", run_id: str) -> None:
-            for path in paths:
-                if path.stat().st_size <= MAX_ARTIFACT_BYTES:
-                    client.log_artifact(run_id, str(path))
-                else:
-                    _log.info(
-                        "%s is larger than %d bytes and is not copied to MLflow", path, MAX_ARTIFACT_BYTES
-                    )
-
-        self._try(write)
-
-    def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
-        """Records a table, `NAME.tsv`; what a row does not have is left empty."""
-        columns = list(dict.fromkeys(chain.from_iterable(rows)))
-        lines = [columns, *([_tsv_cell(row.get(column)) for column in columns] for row in rows)]
-        text = "".join("\t".join(line) + "\n" for line in lines)
-        self._try(lambda client, run_id: client.log_text(run_id, text, f"{name}.tsv"))
-
-    def log_figure(self, name: str, figure: "Figure") -> None:
-        """Records a plot as an image."""
-        self._try(lambda client, run_id: client.log_figure(run_id, figure, f"{name}.png"))
-
-    def register_model(self, name: str, path: Path, tags: Mapping[str, str], description: str) -> None:
-        """Keeps a file as the next version of a model in the registry.
-
-        Args:
-            name: of the model.
-            path: the file.
-            tags: of the version.
-            description: of the version, Markdown.
-        """
-
-        def write(client: "MlflowClient", run_id: str) -> None:
-            from mlflow.exceptions import MlflowException
-
-            client.log_artifact(run_id, str(path), "model")
-            try:
-                client.create_registered_model(name)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            client.create_model_version(
-                name, f"runs:/{run_id}/model", run_id, tags=dict(tags), description=description
-            )
-
-        self._try(write)
-
-    def describe(self, markdown: str) -> None:
-        """Sets the text on the page of the run."""
-        self._try(lambda client, run_id: client.set_tag(run_id, "mlflow.note.content", markdown))
-
-    def finish(self, status: Status, at: float | None = None) -> None:
-        """Ends the run, at a moment in Unix seconds or now."""
-        # Also where the store has failed just now: a run that is never ended looks alive for ever.
-        if self.run_id is not None:
-            with self._store.tolerating_failure():
-                client, _ = self._store.connection
-                client.set_terminated(self.run_id, status, int((at or time.time()) * 1000))
-
-    def _try(self, write: Callable[["MlflowClient", str], object]) -> None:
-        """Writes unless there is no run, or the store has failed a short while ago."""
-        if self.run_id is not None and not self._store.rests:
-            with self._store.tolerating_failure():
-                write(self._store.connection[0], self.run_id)
-
-
-# The run that new ones are opened in; a subflow finds it too, since it runs in the context of its parent.
-_enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
-
-
-@contextmanager
-def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
-    """Opens an MLflow run with its settings, and ends it as the block ends; inside another one, a part of that.
-
-    Args:
-        name: what a person sees in the list of runs.
-        params: settings; None is recorded as such.
-        tags: where else to find this run.
-    """
-    outer = _enclosing.get()
-    if outer is not None and outer.run_id is not None:
-        run = outer.child(name, params, tags)
-    else:
-        run = TrackedRun.open(TrackingStore(), name, params, tags)
-    token = _enclosing.set(run)
-    try:
-        yield run
-    except Exception:
-        run.finish("FAILED")
-        raise
-    except BaseException:  # Ctrl-C, or Prefect's signal to stop
-        run.finish("KILLED")
-        raise
-    else:
-        run.finish("FINISHED")
-    finally:
-        _enclosing.reset(token)
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _tsv_cell(value: Value) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-def _who_and_what() -> dict[str, str]:
+def _user_and_source() -> dict[str, str]:
     """The columns "User" and "Source" of MLflow's list of runs."""
-    who = {}
+    user = {}
     with suppress(KeyError, OSError):  # a container may run under a number without a name
-        who["mlflow.user"] = getpass.getuser()
-    return {**who, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}
+        user["mlflow.user"] = getpass.getuser()
+    return {**user, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}

@@ -1,121 +1,323 @@
-"""What the commands on runs and files do (predict, report, export, bench, ...); imported when one runs, not for --help."""
+"""The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from flows.outputs import require_no_input, require_run
-from virnuc_cli.local_prefect import local_prefect, prepare_local_prefect
-from virnuc_cli.preflight import folder_of, readable, require_models, require_models_and_head
-from virnuc_cli.terminal import OutputMode, show, terminal
+import click
+
+from virnuc_cli.config import (
+    FileSettings,
+    command_origins,
+    environment_origins,
+    iter_commands,
+    split_command,
+    use_settings_files,
+)
+from virnuc_cli.options import Answer, CommandGroup, SpreadCommand, command, setting_options
+from virnuc_core import __version__
 from virnuc_core.benchmark.settings import BenchSettings
-from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.files import parse_object
-from virnuc_core.models.catalogue import require_known_model, resolve_head, split_family
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import write_frames_tsv
-from virnuc_core.sequences.frame_store_build import build_frame_store
+from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
 from virnuc_core.settings import (
-    LANE_DEFAULTS,
     EmbedSettings,
     FramesSettings,
-    LaneMode,
     LaneSettings,
     PredictSettings,
     ReprocessSettings,
+    TrainSettings,
     predict_config,
     read_settings,
+    train_config,
 )
-from virnuc_core.specs import Family
+
+if TYPE_CHECKING:
+    from virnuc_cli.terminal import OutputMode
+
+HELP_FLAGS: Final = ("-h", "--help")
+_FRESH: Final = "Start over: keep nothing of an earlier run."
+_INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+_OUT_FOLDER: Final = click.option(
+    "--out", required=True, metavar="DIR", help="Folder for the results; run again to continue."
+)
+_LABELLED: Final = ("viral", "other", "genbank", "labelled", "labels")
+_LABELLED_FILES: Final = (
+    click.argument("labelled", nargs=-1, metavar="[LABELLED]..."),
+    click.option("--viral", multiple=True, metavar="FASTA...", help="Files of viral records alone."),
+    click.option("--other", multiple=True, metavar="FASTA...", help="Files of records that are not viral."),
+    click.option(
+        "--genbank", multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
+    ),
+    click.option("--labels", metavar="TSV", help="Columns record and class, for the records of LABELLED."),
+)
+_NIGHTLY_MODELS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
+_WORKERS: Final = (
+    click.option(
+        "--devices", default="auto", metavar="auto|cpu|0,1,...", help="GPUs that get a worker each [auto]."
+    ),
+    click.option("--workers", type=int, metavar="N", help="Workers on a host without GPUs [1]."),
+)
 
 
-def run_predict(
-    inputs: Sequence[str],
-    *,
-    out: str,
-    force: bool,
-    settings: Mapping[str, Any],
-    output: OutputMode,
-    mode: LaneMode = LANE_DEFAULTS.mode,
-    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
-) -> None:
-    """`virnuc predict`."""
-    chosen = read_settings(PredictSettings, settings)
-    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
-    require_models_and_head(predict_config(chosen))
-    with terminal(output), readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
-        from flows.predict import predict
+class CommandLine(CommandGroup):
+    """All commands; the settings files are read once it is known which of them it is to be."""
 
-        report = predict(files, out, chosen, force, lanes.mode, lanes.lane_minutes)
-    show(output, report.document, report.summary)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command, and takes its defaults from the settings files; help needs none of them."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
+            try:
+                use_settings_files(ctx, ctx.params["config"])
+            except UsageError:
+                if name != "doctor":  # which reports it among the rest
+                    raise
+        return name, found, rest
 
 
-def run_reprocess(
-    run: str,
-    *,
-    force: bool,
-    settings: Mapping[str, Any],
-    output: OutputMode,
-    mode: LaneMode = LANE_DEFAULTS.mode,
-    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
-) -> None:
-    """`virnuc reprocess`."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    chosen = read_settings(ReprocessSettings, given)
-    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
-    require_run(Path(run))
-    models: dict[Family, str | None] = {"dnabert_s": chosen.dnabert_model, "esm2": chosen.esm_model}
-    require_models(models)
-    for head in (chosen.head, chosen.dna_head):
-        if head is not None:
-            resolve_head(head)
-    with terminal(output), local_prefect(lasting=lanes.mode == "pool"):
-        from flows.reprocess import reprocess
-
-        report = reprocess(run, chosen, force, lanes.mode, lanes.lane_minutes)
-    show(output, report.document, report.summary)
+@click.group(
+    cls=CommandLine,
+    context_settings={
+        "help_option_names": [*HELP_FLAGS],
+        "max_content_width": 110,
+        "auto_envvar_prefix": "VIRNUC",
+    },
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Settings file [virnuc.toml here, and config.toml in ~/.config/virnuc].",
+)
+@click.version_option(__version__, prog_name="virnuc")
+def cli(config: str | None) -> None:
+    """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
-def run_embed(
-    inputs: Sequence[str],
-    *,
-    out: str,
-    model: str,
-    force: bool,
-    settings: Mapping[str, Any],
-    output: OutputMode,
-    mode: LaneMode = LANE_DEFAULTS.mode,
-    lane_minutes: float = LANE_DEFAULTS.lane_minutes,
-) -> None:
-    """`virnuc embed`."""
-    chosen = read_settings(EmbedSettings, settings)
-    lanes = read_settings(LaneSettings, {"mode": mode, "lane_minutes": lane_minutes})
+@command(cli, _INPUTS, _OUT_FOLDER, settings=PredictSettings, lanes=True, force=_FRESH)
+def predict(
+    inputs: tuple[str, ...], out: str, settings: PredictSettings, lanes: LaneSettings, force: bool
+) -> Answer:
+    """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import readable, require_models
+
+    require_models(predict_config(settings))
+    with readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
+        from flows.predict import predict as run
+
+        report = run(files, out, settings, force, lanes.mode, lanes.lane_minutes)
+    return Answer(report.document, report.summary)
+
+
+@command(
+    cli,
+    _INPUTS,
+    click.option(
+        "--out", required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
+    ),
+    click.option(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
+    ),
+    settings=EmbedSettings,
+    lanes=True,
+    force=_FRESH,
+)
+def embed(
+    inputs: tuple[str, ...], out: str, model: str, settings: EmbedSettings, lanes: LaneSettings, force: bool
+) -> Answer:
+    """Writes one mean vector for each sequence in INPUT."""
+    from flows.outputs import require_no_input
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import readable
+    from virnuc_core.models.catalogue import require_known_model, split_family
+
     family, name = split_family(model)
     require_known_model(name, family)
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with terminal(output), readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
-        from flows.embed import embed
+    with readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
+        from flows.embed import embed as run
 
-        report = embed(files, out, model, chosen, force, lanes.mode, lanes.lane_minutes)
-    show(output, report.document, report.summary)
+        report = run(files, out, model, settings, force, lanes.mode, lanes.lane_minutes)
+    return Answer(report.document, report.summary)
 
 
-def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: OutputMode) -> None:
-    """`virnuc frames`."""
-    chosen = read_settings(FramesSettings, {"chunk_length": chunk_length})
+@command(
+    cli,
+    click.argument("run", metavar="RUN"),
+    settings=ReprocessSettings,
+    lanes=True,
+    force="Throw away what was begun with other settings.",
+)
+def reprocess(run: str, settings: ReprocessSettings, lanes: LaneSettings, force: bool) -> Answer:
+    """Moves the predict run in folder RUN to other models, another head or other settings.
+
+    What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
+    computed. The old results stay until the new ones are complete.
+    """
+    from flows.outputs import require_run
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_core.models.catalogue import require_known_model, resolve_head
+
+    require_run(Path(run))
+    given = settings.given
+    if "dnabert_model" in given:
+        require_known_model(given["dnabert_model"], "dnabert_s")
+    if "esm_model" in given:
+        require_known_model(given["esm_model"], "esm2")
+    for head in filter(None, (given.get("head"), given.get("dna_head"))):
+        resolve_head(head)
+    with local_prefect(lasting=lanes.mode == "pool"):
+        from flows.reprocess import reprocess as move
+
+        report = move(run, settings, force, lanes.mode, lanes.lane_minutes)
+    return Answer(report.document, report.summary)
+
+
+@command(
+    cli,
+    *_LABELLED_FILES,
+    click.option(
+        "--out", required=True, metavar="FILE.safetensors", help="The head; its run folder is FILE.run."
+    ),
+    settings=TrainSettings,
+    lanes=True,
+    force=_FRESH,
+    cls=SpreadCommand,
+)
+def train(out: str, settings: TrainSettings, lanes: LaneSettings, force: bool, **files: Any) -> Answer:
+    """Trains a classifier head for the vectors of two models on labelled sequences.
+
+    A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
+    """
+    from flows.outputs import require_head_name
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import folder_of, require_inputs, require_known_models
+
+    require_head_name(Path(out))
+    folder_of(Path(out))
+    require_known_models(train_config(settings))
+    require_inputs([*_paths(files), *filter(None, [settings.groups])])
+    with local_prefect(lasting=lanes.mode == "pool"):
+        from flows.train import train as run
+        from virnuc_core.training.labels import LabelledFiles
+
+        report = run(LabelledFiles(**files), out, settings, force, lanes.mode, lanes.lane_minutes)
+    return Answer(report.document, report.summary)
+
+
+@command(
+    cli,
+    *_LABELLED_FILES,
+    _OUT_FOLDER,
+    settings=PredictSettings,
+    lanes=True,
+    force=_FRESH,
+    cls=SpreadCommand,
+)
+def evaluate(out: str, settings: PredictSettings, lanes: LaneSettings, force: bool, **files: Any) -> Answer:
+    """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
+    from virnuc_cli.local_prefect import local_prefect
+    from virnuc_cli.preflight import require_inputs, require_models
+
+    require_models(predict_config(settings))
+    require_inputs(_paths(files))
+    with local_prefect(lasting=lanes.mode == "pool"):
+        from flows.evaluate import evaluate as run
+        from virnuc_core.training.labels import LabelledFiles
+
+        report = run(LabelledFiles(**files), out, settings, force, lanes.mode, lanes.lane_minutes)
+    return Answer(report.document, report.summary)
+
+
+def _paths(files: Mapping[str, Any]) -> list[str]:
+    """Every labelled file that is given."""
+    labels = files["labels"]
+    return [path for name in _LABELLED[:-1] for path in files[name]] + ([labels] if labels else [])
+
+
+@command(
+    cli,
+    click.argument("run", metavar="RUN"),
+    click.option(
+        "--labels", metavar="FILE.tsv", help="Table of contig and class: adds metrics by class [none]."
+    ),
+)
+def report(run: str, labels: str | None) -> Answer:
+    """Writes the report of the finished run in folder RUN anew, report.html, with metrics by class if there are labels."""
+    from flows.outputs import require_run
+    from virnuc_cli.local_prefect import prepare_local_prefect
+    from virnuc_core.results.report.data import read_labels
+    from virnuc_core.results.report.page import write_report_page
+    from virnuc_core.results.run_json import records_of, require_unchanged, write_document
+    from virnuc_core.results.run_opening import open_run_folder
+
+    require_run(Path(run))
+    if labels is not None and not Path(labels).is_file():
+        raise InputError(f"--labels {labels} is no file: give a tab-separated table of contig and class.")
+    classes = None if labels is None else read_labels(Path(labels))
+    prepare_local_prefect()
+    with open_run_folder(Path(run), force=False) as folder:
+        document = _read_report(folder.root, folder.report)
+        require_unchanged(folder.report, folder.page)
+        write_report_page(folder, document, classes)
+        others = [record for record in document["files"] if record["name"] != folder.page.name]
+        write_document(folder.report, {**document, "files": others + records_of([folder.page])})
+    counts = document["counts"]
+    return Answer(
+        {"report": str(folder.page), "counts": counts, "labels": labels},
+        f"report of {counts['records']} contigs: {folder.page}",
+    )
+
+
+def _read_report(root: Path, path: Path) -> dict[str, Any]:
+    """The content of a predict run's run.json."""
+    from virnuc_core.files import parse_object
+
+    if not path.exists():
+        raise InputError(
+            f"{root} has no {path.name}, so its run is not finished: run the same command again."
+        )
+    try:
+        document = parse_object(path.read_bytes())
+    except ValueError as error:
+        raise DamagedFileError(f"{path} cannot be read ({error}): run the same command again.") from error
+    if document.get("kind") != "predict":
+        raise UsageError(f"{root} holds no predict run: only those have a report.")
+    return document
+
+
+@command(
+    cli,
+    _INPUTS,
+    click.option(
+        "--out", required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
+    ),
+    settings=FramesSettings,
+)
+def frames(inputs: tuple[str, ...], out: str, settings: FramesSettings) -> Answer:
+    """Writes the open reading frames of INPUT as a table."""
+    from flows.outputs import require_no_input
+    from virnuc_cli.preflight import folder_of, readable
+    from virnuc_core.sequences.frame_store import write_frames_tsv
+    from virnuc_core.sequences.frame_store_build import build_frame_store
+
     path, rejected = Path(out), Path(f"{out}.rejected.tsv")
     for written in (path, rejected):
         require_no_input(written, inputs)
     folder = folder_of(path)
-    with terminal(output), readable(inputs) as files, TemporaryDirectory(dir=folder) as scratch:
+    with readable(inputs) as files, TemporaryDirectory(dir=folder) as scratch:
         try:
             store = build_frame_store(
-                files, Path(scratch) / "frames", chosen.chunk_length, rejected_copy=rejected
+                files, Path(scratch) / "frames", settings.chunk_length, rejected_copy=rejected
             )
         finally:
             _drop_empty_table(rejected)
@@ -132,88 +334,7 @@ def run_frames(inputs: Sequence[str], *, chunk_length: int, out: str, output: Ou
     if meta.num_rejected:
         document["rejected"] = str(rejected)
         summary += f"\n{meta.num_rejected} records cannot be used, see {rejected}"
-    show(output, document, summary)
-
-
-def run_score(embeddings: str, *, head: str, dna_head: str | None, out: str, output: OutputMode) -> None:
-    """`virnuc score`."""
-    from virnuc_core.results.rescore import score_embeddings  # imports torch
-
-    require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
-    folder_of(Path(out))
-    with terminal(output):
-        rows = score_embeddings(Path(embeddings), head, Path(out), dna_head)
-    show(output, {"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
-
-
-def run_inspect(path: str, *, output: OutputMode) -> int:
-    """`virnuc inspect`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.integrity import inspect_path  # imports torch
-
-    with terminal(output):
-        found = inspect_path(Path(path))
-    show(output, found.document, found.summary)
-    return 0 if found.is_complete else DamagedFileError.exit_code
-
-
-def run_fsck(path: str, *, output: OutputMode) -> int:
-    """`virnuc fsck`; gives the exit code, that of a damaged file when something is not whole."""
-    from virnuc_core.results.integrity import inspect_path  # imports torch
-
-    with terminal(output):
-        found = inspect_path(Path(path), thorough=True)
-    show(output, found.document, found.summary)
-    return 0 if found.is_complete else DamagedFileError.exit_code
-
-
-def run_report(run: str, *, labels: str | None, output: OutputMode) -> None:
-    """Writes report.html of a run again, from its tables and run.json.
-
-    Raises:
-        InputError: RUN is no folder of a run, the run is not finished, or the labels cannot be read.
-        UsageError: it is an embed run, or another run works in that folder.
-        DamagedFileError: a result file or run.json is not as virnuc wrote it.
-    """
-    from virnuc_core.results.report.data import read_labels
-    from virnuc_core.results.report.page import write_report_page
-    from virnuc_core.results.run_json import records_of, require_unchanged, write_document
-    from virnuc_core.results.run_opening import open_run_folder
-
-    require_run(Path(run))
-    classes = None if labels is None else read_labels(_table(labels))
-    prepare_local_prefect()
-    with terminal(output), open_run_folder(Path(run), force=False) as folder:
-        document = _document(folder)
-        require_unchanged(folder.report, folder.page)
-        write_report_page(folder, document, classes)
-        others = [record for record in document["files"] if record["name"] != folder.page.name]
-        write_document(folder.report, {**document, "files": others + records_of([folder.page])})
-    contigs = document["counts"]["records"]
-    summary = f"report of {contigs} contigs: {folder.page}"
-    show(output, {"report": str(folder.page), "counts": document["counts"], "labels": labels}, summary)
-
-
-def run_export(embeddings: str, *, to: str, vectors: str, output: OutputMode) -> None:
-    """`virnuc export`."""
-    from virnuc_core.results.embeddings import export_embeddings
-
-    require_no_input(Path(to), (embeddings,))
-    folder_of(Path(to))
-    with terminal(output):
-        rows = export_embeddings(embeddings, to, vectors=None if vectors == "all" else vectors)
-    show(output, {"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
-
-
-def run_bench(values: Mapping[str, Any], output: OutputMode) -> None:
-    """`virnuc bench`."""
-    from virnuc_core.benchmark.report import text_table
-    from virnuc_core.benchmark.run import run_benchmark  # imports torch
-
-    settings = BenchSettings(**values)
-    command = shlex.join(["virnuc", "bench", *settings.arguments()])
-    with terminal(output):
-        result = run_benchmark(settings, command)
-    show(output, result, text_table(result["cases"]))
+    return Answer(document, summary)
 
 
 def _drop_empty_table(path: Path) -> None:
@@ -225,25 +346,233 @@ def _drop_empty_table(path: Path) -> None:
             path.unlink()
 
 
-def _table(labels: str) -> Path:
-    path = Path(labels)
-    if not path.is_file():
-        raise InputError(f"--labels {labels} is no file: give a tab-separated table of contig and class.")
-    return path
+@command(
+    cli,
+    click.argument("embeddings", metavar="EMBEDDINGS"),
+    click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
+    click.option(
+        "--dna-head", metavar="PATH", help="Head for chunks without an open frame [they are left out]."
+    ),
+    click.option("--out", required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
+)
+def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
+    """Scores stored EMBEDDINGS with another classifier head."""
+    from flows.outputs import require_no_input
+    from virnuc_cli.preflight import folder_of
+    from virnuc_core.results.rescore import score_embeddings  # imports torch
+
+    require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
+    folder_of(Path(out))
+    rows = score_embeddings(Path(embeddings), head, Path(out), dna_head)
+    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 
-def _document(folder: RunFolder) -> dict[str, Any]:
-    """The content of a run's run.json."""
-    if not folder.report.exists():
-        raise InputError(
-            f"{folder.root} has no {folder.report.name}, so its run is not finished: run the same command again."
+@command(
+    cli,
+    click.argument("embeddings", metavar="EMBEDDINGS"),
+    click.option(
+        "--to", required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
+    ),
+    click.option(
+        "--vectors",
+        type=click.Choice(["all", "dna", "protein"]),
+        default="all",
+        help="Of a predict run, the vectors of one model [all: DNA and protein side by side].",
+    ),
+)
+def export(embeddings: str, to: str, vectors: str) -> Answer:
+    """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
+    from flows.outputs import require_no_input
+    from virnuc_cli.preflight import folder_of
+    from virnuc_core.results.embeddings import export_embeddings
+
+    require_no_input(Path(to), (embeddings,))
+    folder_of(Path(to))
+    rows = export_embeddings(embeddings, to, vectors=None if vectors == "all" else vectors)
+    return Answer({"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
+
+
+@command(cli, click.argument("path"))
+def inspect(path: str) -> Answer:
+    """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
+    return _inspected(path, thorough=False)
+
+
+@command(cli, click.argument("path"))
+def fsck(path: str) -> Answer:
+    """Checks a run's folder, or one file, byte by byte, and says what is not whole and what to do.
+
+    inspect compares each file with its own checksums; fsck also compares every row of the vectors with the shards, and
+    the tables with what follows from these.
+    """
+    return _inspected(path, thorough=True)
+
+
+def _inspected(path: str, *, thorough: bool) -> Answer:
+    from virnuc_core.results.integrity import inspect_path  # imports torch
+
+    found = inspect_path(Path(path), thorough=thorough)
+    return Answer(found.document, found.summary, 0 if found.is_complete else DamagedFileError.exit_code)
+
+
+@command(cli, settings=BenchSettings)
+def bench(settings: BenchSettings) -> Answer:
+    """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
+    from virnuc_core.benchmark.report import text_table
+    from virnuc_core.benchmark.run import run_benchmark  # imports torch
+
+    result = run_benchmark(settings, shlex.join(["virnuc", "bench", *settings.arguments()]))
+    return Answer(result, text_table(result["cases"]))
+
+
+@command(
+    cli,
+    click.option("--quick", is_flag=True, help="Without the small run on each device."),
+    click.option(
+        "--compare",
+        metavar="MODEL",
+        help="Compare this model's vectors with those of the program it was published for, and nothing else.",
+    ),
+    progress=False,
+)
+def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
+    """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
+
+    Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare
+    0 when the vectors are the same within rounding, 5 when they are not.
+    """
+    if compare is not None:
+        from virnuc_cli.terminal import terminal
+        from virnuc_core.doctor.comparison import compare_model  # imports torch
+
+        with terminal(output):
+            compared = compare_model(compare)
+        return Answer(compared.document, compared.summary, 0 if compared.is_same else DeviceError.exit_code)
+    from virnuc_cli.doctor import all_findings
+
+    findings = []
+    for finding in all_findings(cli, click.get_current_context().find_root().params["config"], quick=quick):
+        findings.append(finding)
+        if output == "human" or (output == "quiet" and finding.state != "ok"):
+            click.echo(finding.summary)
+    problems = [finding for finding in findings if finding.state == "problem"]
+    warnings = sum(finding.state == "warning" for finding in findings)
+    exit_code = 0
+    if problems:
+        is_device = any(finding.is_device for finding in problems)
+        exit_code = DeviceError.exit_code if is_device else UsageError.exit_code
+    return Answer(
+        {
+            "findings": [asdict(finding) for finding in findings],
+            "problems": len(problems),
+            "warnings": warnings,
+        },
+        f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
+        exit_code,
+    )
+
+
+@command(
+    cli,
+    click.option("--cron", metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
+    click.option("--timezone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
+    click.option("--inbox", metavar="DIR|GLOB", help="Where the nightly batch finds files."),
+    click.option("--out", metavar="DIR", help="Where the nightly batch puts its runs."),
+    *setting_options(PredictSettings, _NIGHTLY_MODELS, otherwise="as deployed; at first the bundled models"),
+)
+def deploy(
+    cron: str | None, timezone: str | None, inbox: str | None, out: str | None, **models: Any
+) -> Answer:
+    """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
+    from deployments.register import NightlyChoice, register
+    from flows.outputs import absolute_path
+    from virnuc_cli.local_prefect import prepare_local_prefect
+    from virnuc_cli.preflight import require_models
+
+    given = {name: value for name, value in models.items() if value is not None}
+    if given:  # what cannot be used at night is refused now
+        require_models(predict_config(read_settings(PredictSettings, given)))
+    named = ("esm_model", "dnabert_model", "head", "dna_head")
+    paths = {name: absolute_path(given[name]) for name in named if name in given}
+    prepare_local_prefect()
+    done = register(
+        NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models={**given, **paths})
+    )
+    return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
+
+
+@command(
+    cli,
+    *_WORKERS,
+    click.option(
+        "--runs", type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
+    ),
+    answers=False,
+)
+def worker(devices: str, workers: int | None, runs: int) -> None:
+    """Works for the Prefect server until it is stopped: one worker a GPU of this host."""
+    from deployments.worker import WorkerChoice, work
+    from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
+
+    prepare_local_prefect()
+    with logging_programs():
+        work(WorkerChoice(devices=devices, workers=workers, runs=runs))
+
+
+@command(
+    cli,
+    *_WORKERS,
+    click.option("--port", type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."),
+    click.option(
+        "--mlflow-port", type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
+    ),
+    answers=False,
+)
+def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
+    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
+    from deployments.up import Stack, run_stack
+    from deployments.worker import WorkerChoice
+    from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
+    from virnuc_core.env_config import env
+
+    prepare_local_prefect()
+    choice = WorkerChoice(devices=devices, workers=workers)
+    with logging_programs():
+        run_stack(
+            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=env().home.resolve() / "up")
         )
-    try:
-        document = parse_object(folder.report.read_bytes())
-    except ValueError as error:
-        raise DamagedFileError(
-            f"{folder.report} cannot be read ({error}): run the same command again."
-        ) from error
-    if document.get("kind") != "predict":
-        raise UsageError(f"{folder.root} holds no predict run: only those have a report.")
-    return document
+
+
+@cli.group(name="config", cls=CommandGroup)
+def config_group() -> None:
+    """What the settings are, and where they come from."""
+
+
+@command(
+    config_group,
+    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
+    progress=False,
+    context_settings={"ignore_unknown_options": True},
+)
+def show(command: tuple[str, ...]) -> Answer:
+    """Every setting of COMMAND (of all commands), its value, and where that came from.
+
+    FLAGS are taken as if COMMAND were run with them.
+    """
+    from virnuc_cli.terminal import aligned  # imports rich
+
+    root = click.get_current_context().find_root()
+    settings = root.obj
+    assert isinstance(settings, FileSettings)
+    chosen = [split_command(cli, command)] if command else [(path, ()) for path, _ in iter_commands(cli)]
+    found = {" ".join(path): list(command_origins(root, path, rest)) for path, rest in chosen}
+    environment = list(environment_origins(settings))
+    document: dict[str, Any] = {
+        "files": [str(file) for file in settings.files],
+        "commands": {name: [asdict(origin) for origin in origins] for name, origins in found.items()},
+        "environment": [asdict(origin) for origin in environment],
+    }
+    tables = {name: origins for name, origins in {**found, "environment": environment}.items() if origins}
+    text = [f"settings files: {', '.join(document['files']) or 'none'}"]
+    text += [f"{name}\n{aligned([origin.line for origin in origins])}" for name, origins in tables.items()]
+    return Answer(document, "\n\n".join(text))

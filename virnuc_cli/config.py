@@ -1,19 +1,334 @@
-"""`virnuc config`: the value of every setting, and its source: flag, environment variable, file, preset or default."""
+"""Where the value of a setting comes from: flag, environment variable, settings file, preset or default.
+
+A settings file is TOML. It has a section for each command, `[predict]` or `[models.pull]`, whose keys are the command's
+flags without dashes before them; `[defaults]` is for every command that has such a flag, and `[environment]` for
+environment variables. `virnuc.toml` in the working folder goes before the user's own file, key by key; `--config` reads
+that file alone.
+"""
 
 import copy
+import difflib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from virnuc_cli.config_file import ENVIRONMENT_NAMES, CommandPath, FileSettings, iter_commands, settings_of
-from virnuc_cli.options import OUTPUT_OPTIONS, CommandGroup, with_options
-from virnuc_core.env_config import VARIABLES, value_of
+from virnuc_core.env_config import VARIABLES, environment_defaults, user_config_folder, value_of
 from virnuc_core.errors import UsageError
 from virnuc_core.plain_text import visible
+from virnuc_core.settings import PRESETS
+
+LOCAL_FILE: Final = "virnuc.toml"
+DEFAULTS: Final = "defaults"
+ENVIRONMENT: Final = "environment"
+# Where Prefect's server is, which virnuc itself does not read.
+ENVIRONMENT_NAMES: Final = (*(variable.name for variable in VARIABLES), "PREFECT_API_URL")
+_MOST_BYTES: Final = 1 << 20
+
+CommandPath = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileValue:
+    """One value of a settings file, and the file and section that it stands in."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSettings:
+    """What the settings files say, the nearest first.
+
+    Attributes:
+        files: those that were read.
+        commands: values by command and by the name that click gives the option.
+        environment: values by variable, as text, without those that the environment itself has set.
+    """
+
+    files: tuple[Path, ...]
+    commands: Mapping[CommandPath, Mapping[str, FileValue]]
+    environment: Mapping[str, FileValue]
+
+    @property
+    def default_map(self) -> dict[str, Any]:
+        """The values as click wants them: nested like the commands."""
+        nested: dict[str, Any] = {}
+        for path, values in self.commands.items():
+            inner = nested
+            for name in path:
+                inner = inner.setdefault(name, {})
+            inner |= {name: given.value for name, given in values.items()}
+        return nested
+
+
+def iter_commands(group: click.Group, path: CommandPath = ()) -> Iterator[tuple[CommandPath, click.Command]]:
+    """Every command with its words, those of groups included."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from iter_commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def settings_of(command: click.Command) -> dict[str, click.Option]:
+    """The options that a variable or a file may set, by their key in a file."""
+    return {
+        option.opts[0].lstrip("-"): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.allow_from_autoenv
+    }
+
+
+def use_settings_files(ctx: click.Context, config: str | None) -> None:
+    """Makes what the settings files say the defaults of all commands, until the context closes.
+
+    Args:
+        ctx: of the group of all commands; its `obj` becomes the `FileSettings`.
+        config: the one file to read; None looks for `virnuc.toml` here and for the user's own file.
+
+    Raises:
+        UsageError: a file cannot be read, or says something that no command knows; names file, section and key.
+    """
+    assert isinstance(ctx.command, click.Group)
+    settings = read_settings_files(find_settings_files(config), ctx.command)
+    ctx.obj = settings
+    ctx.default_map = settings.default_map
+    values = {name: given.value for name, given in settings.environment.items()}
+    try:
+        ctx.with_resource(environment_defaults(values))
+    except UsageError as error:
+        origins = {given.origin for name, given in settings.environment.items() if name in str(error)}
+        raise UsageError(f"{', '.join(origins) or 'settings'}: {error}") from error
+
+
+def find_settings_files(config: str | None) -> tuple[Path, ...]:
+    """The files to read, the nearest first.
+
+    Raises:
+        UsageError: the one that was asked for is not there.
+    """
+    if config is None:
+        return tuple(
+            path for path in (Path(LOCAL_FILE), user_config_folder() / "config.toml") if path.exists()
+        )
+    path = Path(config).expanduser()
+    if not path.exists():
+        raise UsageError(f"there is no settings file {config}: give --config (VIRNUC_CONFIG) another path.")
+    return (path,)
+
+
+def read_settings_files(files: Sequence[Path], group: click.Group) -> FileSettings:
+    """Reads and checks files; where two say something of the same key of a command, the first wins.
+
+    Raises:
+        UsageError: a file cannot be read, or says something that no command knows; names file, section and key.
+    """
+    commands = dict(iter_commands(group))
+    given: dict[CommandPath, dict[str, FileValue]] = {path: {} for path in commands}
+    environment: dict[str, FileValue] = {}
+    for file in files:
+        document = _File(file, _read(file))
+        document.require_sections(commands)
+        for path, command in commands.items():
+            for name, value in document.values(path, command):
+                given[path].setdefault(name, value)
+        for name, value in document.environment():
+            if value_of(name) is None:
+                environment.setdefault(name, value)
+    return FileSettings(
+        files=tuple(files),
+        commands={path: values for path, values in given.items() if values},
+        environment=environment,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is not a file, so it cannot be read for settings: move it, or give --config."
+        )
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read for settings: {error.strerror}. Make it readable."
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"{path} is larger than {_MOST_BYTES:,} bytes, which no settings file is.")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not UTF-8 (byte {error.start}), as TOML must be: save it as UTF-8."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}. Mend that place.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file, parsed."""
+
+    path: Path
+    document: Mapping[str, Any]
+
+    def require_sections(self, commands: Mapping[CommandPath, click.Command]) -> None:
+        """Refuses sections and keys that are no command's, and what stands in no section."""
+        groups = {path[:depth] for path in commands for depth in range(1, len(path))}
+        for name in (DEFAULTS, ENVIRONMENT):
+            self._table((name,))
+        self._require_words((), {path[0] for path in commands} | {DEFAULTS, ENVIRONMENT})
+        for path in groups:
+            self._require_words(path, {other[len(path)] for other in commands if other[: len(path)] == path})
+        for path, command in commands.items():
+            self._require_keys(path, settings_of(command))
+        shared = {
+            key: option for command in commands.values() for key, option in settings_of(command).items()
+        }
+        self._require_keys((DEFAULTS,), shared)
+
+    def values(self, path: CommandPath, command: click.Command) -> Iterator[tuple[str, FileValue]]:
+        """The checked values for one command: those of its section, and then the shared ones."""
+        for section in (path, (DEFAULTS,)):
+            options = settings_of(command)
+            for key, value in self._table(section).items():
+                if option := options.get(key.replace("_", "-")):
+                    checked = self._checked(section, key, option, value, path)
+                    yield option.name or key, FileValue(checked, self._origin(section))
+
+    def environment(self) -> Iterator[tuple[str, FileValue]]:
+        """The variables, as text.
+
+        Raises:
+            UsageError: the file was not named but found: a folder of somebody else's data must not say where code
+                is kept or where runs are reported.
+        """
+        if self.path == Path(LOCAL_FILE) and self._table((ENVIRONMENT,)):
+            raise UsageError(
+                f"{self._origin((ENVIRONMENT,))} is not taken from a file that is found in the working folder: put it "
+                f"into {user_config_folder() / 'config.toml'}, or name the file with --config."
+            )
+        for name, value in self._table((ENVIRONMENT,)).items():
+            if name not in ENVIRONMENT_NAMES:
+                self._fail(
+                    (ENVIRONMENT,), name, f"is no variable of virnuc{_nearest(name, ENVIRONMENT_NAMES)}"
+                )
+            if not isinstance(value, str | int | float):
+                self._fail((ENVIRONMENT,), name, f"must be text, a number, true or false, not {_toml(value)}")
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            if "\0" in text:
+                self._fail((ENVIRONMENT,), name, "must be text that an environment variable can hold")
+            yield name, FileValue(text, self._origin((ENVIRONMENT,)))
+
+    def _table(self, section: CommandPath) -> Mapping[str, Any]:
+        table: Mapping[str, Any] = self.document
+        for depth, name in enumerate(section):
+            inner = table.get(name, {})
+            if not isinstance(inner, dict):
+                where = f"in [{'.'.join(section[:depth])}]" if depth else "outside of any section"
+                raise UsageError(
+                    f"{self.path}: {name} = {_toml(inner)} stands {where}, and {name} is the name of a section: "
+                    f"write [{'.'.join(section[: depth + 1])}] and its settings below."
+                )
+            table = inner
+        return table
+
+    def _require_words(self, section: CommandPath, known: Iterable[str]) -> None:
+        """Refuses other names of commands than those known."""
+        names = sorted(known)
+        for name, value in self._table(section).items():
+            if name in names:
+                continue
+            full = ".".join((*section, name))
+            if isinstance(value, dict):
+                raise UsageError(
+                    f"{self.path}: there is no command for the section [{full}]{_nearest(name, names)}. "
+                    f"Sections are {', '.join(names)}."
+                )
+            raise UsageError(
+                f"{self.path}: {full} = {_toml(value)} stands in no section of a command: put it below "
+                f"[{DEFAULTS}], or below the name of its command."
+            )
+
+    def _require_keys(self, section: CommandPath, options: Mapping[str, click.Option]) -> None:
+        seen = set()
+        for name in self._table(section):
+            key = name.replace("_", "-")
+            if key not in options:
+                whose = "any command" if section == (DEFAULTS,) else f"virnuc {' '.join(section)}"
+                self._fail(section, name, f"is no setting of {whose}{_nearest(key, options)}")
+            if key in seen:
+                self._fail(section, name, "is given twice, with _ and with -")
+            seen.add(key)
+
+    def _checked(
+        self, section: CommandPath, key: str, option: click.Option, value: object, command: CommandPath
+    ) -> Any:
+        """The value as click takes it."""
+        try:
+            if option.multiple or option.nargs != 1:
+                return [
+                    _checked_one(option, item) for item in (value if isinstance(value, list) else [value])
+                ]
+            return _checked_one(option, value)
+        except (click.BadParameter, TypeError) as error:
+            reason = error.message if isinstance(error, click.BadParameter) else str(error)
+            elsewhere = "" if section == command else f" for virnuc {' '.join(command)}"
+            self._fail(section, key, f"cannot be used{elsewhere}: {reason.rstrip('.')}")
+
+    def _origin(self, section: CommandPath) -> str:
+        return f"{self.path} [{'.'.join(section)}]"
+
+    def _fail(self, section: CommandPath, key: str, what: str) -> NoReturn:
+        raise UsageError(f"{self._origin(section)}: {key} {what}.")
+
+
+def _checked_one(option: click.Option, value: object) -> Any:
+    """One value of an option.
+
+    Raises:
+        TypeError: it is of another TOML type.
+        click.BadParameter: the option does not take it.
+    """
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise TypeError(f"it must be true or false, not {_toml(value)}")
+        return value
+    wanted, kinds = _wanted(option)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"it must be {wanted}, not {_toml(value)}")
+    if isinstance(value, str) and "\0" in value:
+        raise TypeError("it holds a NUL character")
+    return option.type.convert(value, option, None)
+
+
+def _wanted(option: click.Option) -> tuple[str, tuple[type, ...]]:
+    """What an option takes, in words and as types of TOML values."""
+    if isinstance(option.type, click.types.IntParamType):
+        return "a whole number", (int,)
+    if isinstance(option.type, click.types.FloatParamType):
+        return "a number", (int, float)
+    return 'text in quotes, such as "auto"', (str,)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """A question after the name that may have been meant; empty when none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _toml(value: object) -> str:
+    """A value as it is quoted in a message."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
 
 Source = Literal["flag", "environment variable", "file", "preset", "default"]
 
@@ -100,8 +415,6 @@ def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[
     Raises:
         click.ClickException: a flag, variable or file has a value that cannot be used.
     """
-    from virnuc_core.settings import PRESETS  # imports pydantic, which --help needs not wait for
-
     parent, command = root, root.command
     for depth, name in enumerate(path, start=1):
         assert isinstance(command, click.Group)
@@ -188,45 +501,3 @@ def _not_required(option: click.Option) -> click.Option:
     relaxed = copy.copy(option)
     relaxed.required = False
     return relaxed
-
-
-@click.group(name="config", cls=CommandGroup)
-def config_group() -> None:
-    """What the settings are, and where they come from."""
-
-
-@config_group.command(context_settings={"ignore_unknown_options": True})
-@with_options(
-    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
-    *OUTPUT_OPTIONS,
-)
-@click.pass_context
-def show(ctx: click.Context, command: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> None:
-    """Every setting of COMMAND (of all commands), its value, and where that came from.
-
-    FLAGS are taken as if COMMAND were run with them.
-    """
-    from virnuc_cli import terminal  # imports rich
-
-    root = ctx.find_root()
-    assert isinstance(root.command, click.Group)
-    settings = root.obj
-    assert isinstance(settings, FileSettings)
-    if command:
-        chosen = [split_command(root.command, command)]
-    else:
-        chosen = [(path, ()) for path, _ in iter_commands(root.command)]
-    found = {" ".join(path): list(command_origins(root, path, rest)) for path, rest in chosen}
-    environment = list(environment_origins(settings))
-    document: dict[str, Any] = {
-        "files": [str(file) for file in settings.files],
-        "commands": {name: [asdict(origin) for origin in origins] for name, origins in found.items()},
-        "environment": [asdict(origin) for origin in environment],
-    }
-    files = ", ".join(document["files"]) or "none"
-    tables = {name: origins for name, origins in {**found, "environment": environment}.items() if origins}
-    text = [f"settings files: {files}"]
-    text += [
-        f"{name}\n{terminal.aligned([origin.line for origin in origins])}" for name, origins in tables.items()
-    ]
-    terminal.show("json" if as_json else "human", document, "\n\n".join(text))

@@ -4,79 +4,24 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
-from virnuc_cli.config import variable_of, without_password
-from virnuc_cli.config_file import find_settings_files, iter_commands, read_settings_files, settings_of
+from virnuc_cli.config import (
+    find_settings_files,
+    iter_commands,
+    read_settings_files,
+    settings_of,
+    variable_of,
+    without_password,
+)
 from virnuc_cli.local_prefect import prepare_local_prefect
-from virnuc_cli.options import OUTPUT_OPTIONS, output_mode, with_options
 from virnuc_core.doctor.finding import Finding
 from virnuc_core.env_config import VARIABLES, env, names_with_prefix
-from virnuc_core.errors import DeviceError, UsageError, VirnucError
-
-if TYPE_CHECKING:
-    from virnuc_cli.terminal import OutputMode
+from virnuc_core.errors import UsageError, VirnucError
 
 _ANSWER_WITHIN_S = 5.0
 _PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API_URL for a temporary one"
-
-
-@click.command()
-@with_options(
-    click.option("--quick", is_flag=True, help="Without the small run on each device."),
-    click.option(
-        "--compare",
-        metavar="MODEL",
-        help="Compare this model's vectors with those of the program it was published for, and nothing else.",
-    ),
-    *OUTPUT_OPTIONS,
-)
-@click.pass_context
-def doctor(
-    ctx: click.Context, /, quick: bool, compare: str | None, quiet: bool, as_json: bool, debug: bool
-) -> int:
-    """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
-
-    Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare
-    0 when the vectors are the same within rounding, 5 when they are not.
-    """
-    if compare is not None:
-        return _compare(compare, output_mode(quiet, as_json))
-    from virnuc_cli.terminal import show  # imports rich
-
-    root = ctx.find_root()
-    assert isinstance(root.command, click.Group)
-    findings = []
-    for finding in all_findings(root.command, root.params["config"], quick=quick):
-        findings.append(finding)
-        if not as_json and (finding.state != "ok" or not quiet):
-            click.echo(finding.summary)
-    problems = [finding for finding in findings if finding.state == "problem"]
-    warnings = sum(finding.state == "warning" for finding in findings)
-    counts = {"problems": len(problems), "warnings": warnings}
-    document = {"findings": [asdict(finding) for finding in findings], **counts}
-    show(
-        output_mode(quiet, as_json),
-        document,
-        f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
-    )
-    if not problems:
-        return 0
-    return DeviceError.exit_code if any(finding.is_device for finding in problems) else UsageError.exit_code
-
-
-def _compare(model: str, output: "OutputMode") -> int:
-    """`virnuc doctor --compare`; gives the exit code."""
-    from virnuc_cli.terminal import show, terminal
-    from virnuc_core.doctor.comparison import compare_model  # imports torch
-
-    with terminal(output):
-        found = compare_model(model)
-    show(output, found.document, found.summary)
-    return 0 if found.is_same else DeviceError.exit_code
 
 
 def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
@@ -123,7 +68,7 @@ def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding
             name="files",
             state="problem",
             found=str(error),
-            advice="mend or remove the file",
+            advice="fix or remove the file",
         )
     known = {"VIRNUC_CONFIG", *(variable.name for variable in VARIABLES)}
     for path, command in iter_commands(root):

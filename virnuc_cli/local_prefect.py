@@ -1,12 +1,13 @@
 """Prefect for a run from the command line: a temporary server, and nothing of it on the terminal."""
 
+import logging
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def local_prefect(*, lasting: bool = False) -> Iterator[None]:
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     if lasting:
-        from flows.pool_runs import require_lasting_server
+        from flows.pool import require_lasting_server
 
         require_lasting_server()
     if PREFECT_API_URL.value():
@@ -133,3 +134,20 @@ def _make_folder(path: Path) -> None:
         raise UsageError(
             f"virnuc's home folder {path.parent} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can."
         ) from error
+
+
+@contextmanager
+def logging_programs() -> Iterator[None]:
+    """Logs on stderr which programs start and end; Ctrl-C is how the block ends."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("virnuc: %(message)s"))
+    logger = logging.getLogger("deployments")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # to Prefect's handler, which would print the line again
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virnuc_cli.options import OUTPUT_OPTIONS, CommandGroup, output_mode, with_options
+from virnuc_cli.commands import cli
+from virnuc_cli.options import Answer, CommandGroup, command
+from virnuc_core.errors import DamagedFileError
 
 if TYPE_CHECKING:
+    from virnuc_cli.terminal import OutputMode
     from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
     from virnuc_core.models.hub import Pulled
 
@@ -17,16 +20,14 @@ _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
 _NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 
 
-@click.group(name="models", cls=CommandGroup)
+@cli.group(name="models", cls=CommandGroup)
 def models_group() -> None:
-    """Which models there are, and having them at hand."""
+    """Lists, downloads, verifies and converts models."""
 
 
-@models_group.command(name="list")
-@with_options(*OUTPUT_OPTIONS)
-def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
+@command(models_group, name="list", progress=False)
+def list_models() -> Answer:
     """The catalogue: size, memory, speed, source, licence, and what is on this machine."""
-    from virnuc_cli.terminal import show
     from virnuc_core.inference.model_facts import head_facts, model_facts  # imports torch
 
     models, heads = model_facts(), head_facts()
@@ -34,26 +35,25 @@ def list_models(quiet: bool, as_json: bool, debug: bool) -> None:
         "models": [facts.document for facts in models],
         "heads": [asdict(facts) | {"location": str(facts.location)} for facts in heads],
     }
-    show(output_mode(quiet, as_json), document, _catalogue_text(models, heads))
+    return Answer(document, _catalogue_text(models, heads))
 
 
-@models_group.command()
-@with_options(
+@command(
+    models_group,
     _NAMES,
     click.option(
         "--to", metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
     ),
-    *OUTPUT_OPTIONS,
+    progress=False,
 )
-def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, debug: bool) -> None:
-    """Fetches models ahead of time, at their pinned revisions, and checks their hashes."""
-    from virnuc_cli.terminal import show
+def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
+    """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
     from virnuc_core.models.hub import hide_progress
-    from virnuc_core.models.hub import pull as fetch_whole  # imports torch
+    from virnuc_core.models.hub import pull as pull_one  # imports torch
 
-    if quiet or as_json:
+    if output != "human":
         hide_progress()
-    done = [fetch_whole(name, Path(to).expanduser() if to else None) for name in names]
+    done = [pull_one(name, Path(to).expanduser() if to else None) for name in names]
     document = {
         "pulled": [
             asdict(pulled)
@@ -61,25 +61,22 @@ def pull(names: tuple[str, ...], to: str | None, quiet: bool, as_json: bool, deb
             for pulled in done
         ]
     }
-    show(output_mode(quiet, as_json), document, "\n".join(map(_pulled_text, done)))
+    return Answer(document, "\n".join(map(_pulled_text, done)))
 
 
-@models_group.command()
-@with_options(_NAMES, *OUTPUT_OPTIONS)
-def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> int:
+@command(models_group, _NAMES, progress=False)
+def verify(names: tuple[str, ...]) -> Answer:
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
-    from virnuc_cli.terminal import show
-    from virnuc_core.errors import DamagedFileError
-    from virnuc_core.models.hub import verify as read_whole  # imports torch
+    from virnuc_core.models.hub import verify as verify_one  # imports torch
 
-    found = [read_whole(name) for name in names]
-    text = "\n".join(each.summary for each in found)
-    show(output_mode(quiet, as_json), {"models": [each.document for each in found]}, text)
-    return 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
+    found = [verify_one(name) for name in names]
+    exit_code = 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
+    document = {"models": [each.document for each in found]}
+    return Answer(document, "\n".join(each.summary for each in found), exit_code)
 
 
-@models_group.command()
-@with_options(
+@command(
+    models_group,
     click.argument("path"),
     click.option(
         "--out",
@@ -87,14 +84,13 @@ def verify(names: tuple[str, ...], quiet: bool, as_json: bool, debug: bool) -> i
         metavar="DIR|FILE",
         help="New folder for a model, or .safetensors file for a head.",
     ),
-    *OUTPUT_OPTIONS,
+    progress=False,
 )
-def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> None:
+def convert(path: str, out: str) -> Answer:
     """Writes the weights in PATH (fair-esm .pt, a model's folder, a pickled head) as safetensors.
 
-    The vectors and scores stay the same to the bit. No code that a pickle carries is run.
+    The vectors and scores stay bit-identical. No code in a pickle is run.
     """
-    from virnuc_cli.terminal import show
     from virnuc_core.models.conversion import convert as write_safetensors  # imports torch
 
     done = write_safetensors(Path(path).expanduser(), Path(out).expanduser())
@@ -104,8 +100,10 @@ def convert(path: str, out: str, quiet: bool, as_json: bool, debug: bool) -> Non
         "out": str(done.out),
         "fingerprint": done.fingerprint,
     }
-    text = f"{done.kind} of {done.source} in {done.out}, the same weights\n  fingerprint {done.fingerprint}"
-    show(output_mode(quiet, as_json), document, text)
+    return Answer(
+        document,
+        f"{done.kind} of {done.source} in {done.out}, the same weights\n  fingerprint {done.fingerprint}",
+    )
 
 
 def _catalogue_text(models: "list[ModelFacts]", heads: "list[HeadFacts]") -> str:

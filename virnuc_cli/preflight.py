@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,23 +15,24 @@ from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Family
 
 
-def require_models_and_head(config: RunConfig) -> None:
-    """Says at once what is plainly wrong: starting Prefect and reading the inputs take their time.
+def require_models(config: RunConfig) -> None:
+    """Fails at once on what is plainly wrong: starting Prefect and reading the inputs take their time.
 
     Raises:
         VirnucError: there can be no such model, no such head, or no head for these models.
     """
-    require_models({"dnabert_s": config.dnabert_model, "esm2": config.esm_model})
+    require_known_models(config)
     require_heads(config)
 
 
-def require_models(models: Mapping[Family, str | None]) -> None:
-    """Says at once when there can be no such model.
+def require_known_models(config: RunConfig) -> None:
+    """Fails at once when there can be no such model.
 
     Raises:
         CheckpointError: there can be none of that name.
     """
-    for family, name in models.items():
+    families: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
+    for family, name in families.items():
         if name is not None:
             require_known_model(name, family)
 
@@ -80,7 +81,7 @@ def folder_of(out: Path) -> Path:
 
 
 def require_inputs(names: Iterable[str]) -> None:
-    """Says at once when an input is not there, and not when it is its turn to be read.
+    """Fails at once when an input is not there, and not when it is its turn to be read.
 
     Raises:
         InputError: it is missing, or a folder.

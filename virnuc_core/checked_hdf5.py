@@ -1,4 +1,4 @@
-"""HDF5 files that tell when a byte of them is not as it was written: checksums over attributes and datasets."""
+"""HDF5 files with checksums over attributes and datasets, so that no changed byte goes unnoticed."""
 
 import hashlib
 import io
@@ -18,31 +18,29 @@ Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not wr
 SCHEMA_VERSION: Final = 2
 # A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
 HDF5_VERSION: Final = ("v110", "v110")
-# What h5py raises on a file that is not whole, depending on which byte is wrong.
+# What h5py raises on a damaged file, depending on which byte is wrong.
 HDF5_ERRORS: Final = (
-    *(
-        OSError,
-        RuntimeError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        MemoryError,
-    ),
+    OSError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
 )
-_MOST_PIECE_BYTES: Final = 1 << 22
-_MOST_ROW_BYTES: Final = 1 << 16
+_MAX_CHUNK_BYTES: Final = 1 << 22
+_MAX_ROW_BYTES: Final = 1 << 16
 CHECKSUM_SUFFIX: Final = "_sha256"
 _CHECKSUM: Final = f"attributes{CHECKSUM_SUFFIX}"
 
 
 @contextmanager
 def new_hdf5(path: Path) -> Iterator[h5py.File]:
-    """A new HDF5 file, whole when the block ends without an error.
+    """A new HDF5 file, complete when the block ends without an error.
 
     Raises:
-        OSError: it could not be written, whatever else HDF5 or the block has made of that.
+        OSError: it could not be written, whatever other error HDF5 or the block made of that.
     """
     with _Sink(path) as sink:
         try:
@@ -54,10 +52,10 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 class _Sink(io.FileIO):
-    """Takes what HDF5 writes, and keeps from it that this fails: HDF5 may end the process over that, even later.
+    """A file that hides failed writes from HDF5, which may end the process over them, even later.
 
     Attributes:
-        error: the first failure; nothing is written any more after it.
+        error: the first failure; nothing is written after it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,15 +80,10 @@ class _Sink(io.FileIO):
 
 
 def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Dataset:
-    """A dataset of numbers or fixed strings that lies in the file itself, all of it.
-
-    Args:
-        file: the file.
-        name: of the dataset.
-        text: strings of any length are allowed too.
+    """A dataset of numbers or fixed strings (`text`: also of strings of any length) that lies in the file itself.
 
     Raises:
-        ValueError: it is none: a link, of another type, or with a shape that little or nothing stands behind.
+        ValueError: it is a link, of another type, or claims a shape that is not stored.
     """
     # A link may lead to another file, so it is not followed.
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
@@ -99,19 +92,14 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
         raise ValueError(f"{name!r} is not a table of numbers or names")
     if dataset.dtype.kind == "O" and not h5py.check_string_dtype(dataset.dtype):
         raise ValueError(f"{name!r} is not a table of numbers or names")
-    pieces = dataset.chunks or dataset.shape
-    is_whole = not dataset.size or dataset.id.get_storage_size() >= dataset.nbytes
+    itemsize = dataset.dtype.itemsize
+    is_stored = not dataset.size or dataset.id.get_storage_size() >= dataset.nbytes
+    chunk_bytes = prod(dataset.chunks) * itemsize if dataset.chunks else 0
     if dataset.chunks and dataset.size:
-        is_whole = dataset.id.get_num_chunks() == prod(map(ceil, np.divide(dataset.shape, pieces)))
-    row_bytes = prod(dataset.shape[1:]) * dataset.dtype.itemsize
-    is_bounded = not dataset.chunks or prod(pieces) * dataset.dtype.itemsize <= _MOST_PIECE_BYTES
-    if (
-        dataset.external
-        or dataset.is_virtual
-        or not is_whole
-        or not is_bounded
-        or row_bytes > _MOST_ROW_BYTES
-    ):
+        num_chunks = prod(map(ceil, np.divide(dataset.shape, dataset.chunks)))
+        is_stored = dataset.id.get_num_chunks() == num_chunks
+    is_bounded = chunk_bytes <= _MAX_CHUNK_BYTES and prod(dataset.shape[1:]) * itemsize <= _MAX_ROW_BYTES
+    if dataset.external or dataset.is_virtual or not is_stored or not is_bounded:
         raise ValueError(f"{name!r} is larger in memory than in the file")
     return dataset
 
@@ -135,11 +123,11 @@ def has_checksums(path: Path) -> bool:
 
 
 class ArrayDigest:
-    """SHA-256 over type, shape and values of an array that comes in parts, so that none of them can change unnoticed.
+    """SHA-256 over dtype, shape and values of an array that comes in parts along its first dimension.
 
     Args:
         dtype: of the array.
-        shape: of the whole array; the parts follow one another along its first dimension.
+        shape: of the whole array.
     """
 
     def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:

@@ -133,8 +133,8 @@ class Move(Run):
 
     def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
         self.old = read_plan(folder.plan)
-        super().__init__(folder, reprocess_config(self.old, settings), "predict", lanes=lanes)
         self.current, self.next = folder, open_next(folder, force=force)
+        super().__init__(folder, reprocess_config(self.old, settings), "predict", lanes=lanes)
 
 
 class Training(Run):

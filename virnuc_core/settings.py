@@ -5,10 +5,15 @@ options of the Python API, the parameters in MLflow and the page of settings in 
 new setting is a new field here; a description may end with what holds by default, in brackets.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Optional, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Optional, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import (
@@ -249,6 +254,30 @@ PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
     "virnucpro-300": {"chunk_length": 300, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
 }
 
+
+def value_kind(field: FieldInfo) -> Any:
+    """The type of a setting's value, None and bounds aside: a class or a Literal."""
+    arms = [arm for arm in get_args(field.annotation) if arm is not NoneType]
+    kind = arms[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def metavar_of(field: FieldInfo) -> str | None:
+    """What the command line calls the value; None for a choice or a switch."""
+    metadata = [*field.metadata, *(each for arm in get_args(field.annotation) for each in get_args(arm)[1:])]
+    return next((str(each) for each in metadata if isinstance(each, Metavar)), None)
+
+
+def help_text(field: FieldInfo) -> str:
+    """The description, which ends with what holds by default."""
+    text, default = field.description or "", field.default
+    if text.endswith("]") or default in (None, (), False, PydanticUndefined):
+        return f"{text}."
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    return f"{text} [{default:g}]." if isinstance(default, float) else f"{text} [{default}]."
+
+
 _Settings = TypeVar("_Settings", bound=Settings)
 
 
@@ -290,3 +319,26 @@ def train_config(settings: TrainSettings) -> RunConfig:
     """The run that gives the vectors to train on: those of chunks, without a head."""
     values: dict[str, Any] = {name: value for name, value in settings if name in RunConfig.model_fields}
     return RunConfig(**{**values, "esm_model": None if settings.dna_alone else settings.esm_model})
+
+
+_origins: ContextVar[Mapping[str, str] | None] = ContextVar("settings_from", default=None)
+
+
+@contextmanager
+def settings_given(origins: Mapping[str, str]) -> Iterator[None]:
+    """Records for the runs in the block where their settings were given.
+
+    Args:
+        origins: flag, variable, or file and section, by setting; without those that nobody gave.
+    """
+    token = _origins.set(origins)
+    try:
+        yield
+    finally:
+        _origins.reset(token)
+
+
+def settings_from() -> dict[str, str] | None:
+    """Where each setting that was given came from; None for a run that no command line has started."""
+    origins = _origins.get()
+    return None if origins is None else dict(origins)

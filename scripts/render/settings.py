@@ -6,8 +6,7 @@ from typing import Final
 import click
 
 from scripts.render.tables import MakeTable, Results, markdown
-from virnuc_cli.config import variable_of
-from virnuc_cli.config_file import CommandPath, iter_commands, settings_of
+from virnuc_cli.config import CommandPath, iter_commands, settings_of, variable_of
 from virnuc_cli.main import cli
 from virnuc_core.env_config import VARIABLES
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
 from tasks.nightly import lock_results
-from tasks.pages.nightly_page import NightReport
+from tasks.pages.nightly_page import NightlyReport
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
@@ -50,7 +50,7 @@ class Inbox:
         os.utime(path, (modified, modified))
         return path
 
-    def night(self) -> State[NightReport]:
+    def night(self) -> State[NightlyReport]:
         return nightly(str(self.folder), str(self.out), self.settings, return_state=True)
 
 
@@ -73,7 +73,7 @@ def fasta(seed: int) -> bytes:
     return f">contig_{seed}\n{random_dna(900, seed)}\n>other_{seed}\n{random_dna(1200, seed + 50)}\n".encode()
 
 
-def statuses(state: State[NightReport]) -> dict[str, str]:
+def statuses(state: State[NightlyReport]) -> dict[str, str]:
     return {outcome.path.name: outcome.status for outcome in state.result().outcomes}
 
 
@@ -135,7 +135,7 @@ def check_tracking(client: MlflowClient) -> None:
     assert {str(run.info.run_name).split()[1] for run in inside} == {"a.fa", "b.fasta.gz"}
 
 
-async def artifacts(state: State[NightReport]) -> list[str]:
+async def artifacts(state: State[NightlyReport]) -> list[str]:
     run = ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
     async with get_client() as client:
         found = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=run))
@@ -197,7 +197,7 @@ def test_second_night_at_the_same_time_leaves_everything_to_the_first(inbox: Inb
     with lock_results(inbox.out):
         state = inbox.night()
     assert state.is_completed()
-    assert "another night is at work" in str(state.message)
+    assert "another nightly run is at work" in str(state.message)
     assert not list(inbox.out.glob("a-*"))
 
 

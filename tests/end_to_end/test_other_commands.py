@@ -19,7 +19,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys, virnuc_cli.main; virnuc_cli.main.main(['--help']); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "predict" in modules
-    for heavy in ("torch", "prefect", "mlflow", "numpy", "h5py", "pydantic", "rich"):
+    for heavy in ("torch", "prefect", "mlflow", "numpy", "h5py", "rich"):
         assert f"'{heavy}'" not in modules
 
 

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Running, Scheduled
 
 from deployments.register import NightlyChoice, register
-from flows import pool, pool_runs
+from flows import pool
 from flows.lanes import LocalLanes, choose_lanes, embed_lane, plan_run, run_lanes
 from flows.pool import PoolLanes
 from tests.end_to_end.conftest import Checkpoints, CommandLine
@@ -44,7 +44,7 @@ def deployed(prefect_server: None) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
+    monkeypatch.setattr(pool, "_SECONDS_BETWEEN_POLLS", 0.1)
     monkeypatch.setattr(pool, "RETRY_DELAYS_SECONDS", (0.1, 0.1))
     monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 9)  # seventeen frames in two shards
 
@@ -244,8 +244,8 @@ def test_waiting_for_nobody_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(pool_runs, "_SECONDS_TO_FIRST_NOTICE", 0.0)
-    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_NOTICES", 0.5)
+    monkeypatch.setattr(pool, "_SECONDS_TO_FIRST_NOTICE", 0.0)
+    monkeypatch.setattr(pool, "_SECONDS_BETWEEN_NOTICES", 0.5)
     root = tmp_path / "run"
     planned(str(root), str(contigs), config, "local")
 

@@ -15,11 +15,13 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Running
 
-from deployments.register import AUTOMATION, NIGHTLY, NightlyChoice, register
-from deployments.server import GPU_POOL, missing_pools, report_lost_runs, workers_since
+from deployments.register import NIGHTLY, NightlyChoice, register
+from deployments.server import GPU_POOL, crash_orphaned_runs, missing_pools, workers_since
 from flows.pool import PLAN_DEPLOYMENT
 from tests.production.conftest import Stack, wait_until
 from virnuc_core.errors import UsageError
+
+AUTOMATION = "virnuc: runs without a heartbeat have crashed"
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +158,7 @@ def test_runs_that_ended_with_their_worker_are_reported(stack: Stack) -> None:
     stopped = begun(Cancelling(), "host-gpu7", process.pid)
     at_work = begun(Running(), "host-gpu7", os.getpid())
     of_another = begun(Running(), "host-gpu8", process.pid)
-    report_lost_runs("host-gpu7")
+    crash_orphaned_runs("host-gpu7")
     states = [stack.state(run_id) for run_id in (lost, stopped, at_work, of_another)]
     for run_id in (at_work, of_another):
         stack.client.set_flow_run_state(run_id, Cancelled(), force=True)
@@ -167,5 +169,5 @@ def test_lost_runs_are_not_reported_to_a_server_that_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        report_lost_runs("host-gpu7")
+        crash_orphaned_runs("host-gpu7")
     assert "the server cannot be told" in caplog.text

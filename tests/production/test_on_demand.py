@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 
 from tests.end_to_end.test_train import write_class
@@ -29,12 +30,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def num_runs(stack: Stack) -> int:
-    asked_for = stack.client.read_deployment_by_name("predict/on-demand").id
-    return len(
-        stack.client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate({"deployment_id": {"any_": [asked_for]}})
-        )
-    )
+    deployment = stack.client.read_deployment_by_name("predict/on-demand").id
+    wanted = FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment]}})
+    return len(stack.client.read_flow_runs(flow_run_filter=wanted))
+
+
+def run_in_shell(stack: Stack, deployment: str, key: str, **values: object) -> FlowRun:
+    """Runs a deployment to its end, and finds its run by one of its parameters."""
+    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
+    asked = stack.shell("prefect", "deployment", "run", deployment, *params, "--watch")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get(key) == values[key]]
+    return run
 
 
 def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
@@ -42,24 +49,20 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
 ) -> None:
     out = tmp_path / "run"
     values = {"inputs": [str(genomes)], "settings": SETTINGS, "lane_minutes": LANE_MINUTES, "out": str(out)}
-    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
-    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params, "--watch")
-    assert asked.returncode == 0, asked.stdout + asked.stderr
-
+    run = run_in_shell(stack, "predict/on-demand", "out", **values)
     assert same_results(local_run, out)
     assert sorted(shards_done(out)) == list(range(len(read_plan(RunFolder(out).plan).shards)))
     lanes = lanes_started(out)
     assert sorted(lane.lane for lane in lanes) == [0, 1]
     assert {lane.device for lane in lanes} == ({"cuda:0", "cuda:1"} if ON_GPUS else {"cpu"})
 
-    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("out") == str(out)]
     assert run.name.startswith("predict genomes.fa tiny ")
     children = stack.children(run.id).values()
     assert sorted(child.name.partition(" ")[0][:6] for child in children) == ["lane-0", "lane-1", "plan"]
-    workers = {child.labels["prefect.worker.name"] for child in children if child.name.startswith("lane")}
-    assert len(workers) == 2
+    of_lanes = [child for child in children if child.name.startswith("lane")]
+    assert len({child.labels["prefect.worker.name"] for child in of_lanes}) == 2
     assert {"virnuc-lanes", "virnuc-summary"} <= artifacts(stack, run.id)
-    assert all(artifacts(stack, child.id) for child in children if child.name.startswith("lane"))
+    assert all(artifacts(stack, child.id) for child in of_lanes)
 
     mlflow = MlflowClient(f"http://127.0.0.1:{stack.mlflow_port}")
     experiment = mlflow.get_experiment_by_name("virnuc")
@@ -77,14 +80,11 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
 def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
     in_pool, here = (shutil.copytree(local_run, tmp_path / name) for name in ("pool", "here"))
     head = str(ROOT / "virnuc_core" / "models" / "bundled" / "heads" / "tiny_300.safetensors")
-    params = [f"--param=run={json.dumps(str(in_pool))}", f"--param=settings={json.dumps({'head': head})}"]
-    asked = stack.shell("prefect", "deployment", "run", "reprocess/on-demand", *params, "--watch")
-    assert asked.returncode == 0, asked.stdout + asked.stderr
+    run = run_in_shell(stack, "reprocess/on-demand", "run", run=str(in_pool), settings={"head": head})
     done = stack.shell("virnuc_cli", "reprocess", here, "--head", head, "--mode", "local")
     assert done.returncode == 0, done.stderr
     assert same_results(in_pool, here)
     assert not same_results(in_pool, local_run)
-    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("run") == str(in_pool)]
     assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
 
 
@@ -96,10 +96,7 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
     quick = {"chunk_length": 60, "epochs": 2, "members": 1, "devices": SETTINGS["devices"]}
     head, here = tmp_path / "pool.safetensors", tmp_path / "here.safetensors"
     values = {"files": files, "out": str(head), "settings": quick, "lane_minutes": LANE_MINUTES}
-    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
-    asked = stack.shell("prefect", "deployment", "run", "train/on-demand", *params, "--watch")
-    assert asked.returncode == 0, asked.stdout + asked.stderr
-    [run] = [run for run in stack.client.read_flow_runs() if run.parameters.get("out") == str(head)]
+    run = run_in_shell(stack, "train/on-demand", "out", **values)
     assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
     assert "virnuc-head" in artifacts(stack, run.id)
     flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
@@ -111,9 +108,7 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
     out = tmp_path / "evaluated"
     settings = {"chunk_length": 60, "head": str(head), "devices": SETTINGS["devices"]}
     values = {"files": files, "out": str(out), "settings": settings, "lane_minutes": LANE_MINUTES}
-    params = [f"--param={name}={json.dumps(value)}" for name, value in values.items()]
-    asked = stack.shell("prefect", "deployment", "run", "evaluate/on-demand", *params, "--watch")
-    assert asked.returncode == 0, asked.stdout + asked.stderr
+    run_in_shell(stack, "evaluate/on-demand", "out", **values)
     figures = json.loads((out / "evaluation.json").read_text())
     assert figures["head"]["name"] == head.name
     assert figures["chunks"]["scored"] > 0

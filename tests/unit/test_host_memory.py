@@ -24,6 +24,10 @@ class Kernel:
         self.mount = root / "mount"
         (self.proc / "self").mkdir(parents=True)
 
+    @property
+    def found(self) -> tuple[int, int | None]:
+        return memory_limit(self.proc), free_memory(self.proc)
+
     def process_in(self, group: str, mounted: str = "/", version: int = 2) -> None:
         controllers = "0:" if version == 2 else "4:cpu,memory"
         kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpu,memory"
@@ -48,30 +52,28 @@ def kernel(tmp_path: Path) -> Kernel:
 
 
 def test_without_control_groups_it_is_that_of_the_machine(kernel: Kernel) -> None:
-    assert memory_limit(kernel.proc) == MACHINE
-    assert free_memory(kernel.proc) is None
+    assert kernel.found == (MACHINE, None)
     kernel.free(4000)
-    assert free_memory(kernel.proc) == 4000 * 1024
+    assert kernel.found == (MACHINE, 4000 * 1024)
 
 
 def test_the_own_group_and_those_above_it_count(kernel: Kernel) -> None:
     kernel.free(4000)
     kernel.process_in("/user/job/step")
     kernel.group("user/job/step", max="max", current=100)
-    assert (memory_limit(kernel.proc), free_memory(kernel.proc)) == (MACHINE, 4000 * 1024)
-    kernel.group("user/job", max=1_000_000, current=400_000)
-    assert (memory_limit(kernel.proc), free_memory(kernel.proc)) == (1_000_000, 600_000)
-    kernel.group("user/job/step", max=700_000, current=200_000)
-    assert (memory_limit(kernel.proc), free_memory(kernel.proc)) == (700_000, 500_000)
     kernel.group("other", max=1, current=1)
-    assert memory_limit(kernel.proc) == 700_000
+    assert kernel.found == (MACHINE, 4000 * 1024)
+    kernel.group("user/job", max=1_000_000, current=400_000)
+    assert kernel.found == (1_000_000, 600_000)
+    kernel.group("user/job/step", max=700_000, current=200_000)
+    assert kernel.found == (700_000, 500_000)
 
 
 def test_version_1(kernel: Kernel) -> None:
     kernel.process_in("/slurm/job", version=1)
     kernel.group("", limit_in_bytes=UNLIMITED, usage_in_bytes=0)
     kernel.group("slurm/job", limit_in_bytes=800_000, usage_in_bytes=300_000)
-    assert (memory_limit(kernel.proc), free_memory(kernel.proc)) == (800_000, 500_000)
+    assert kernel.found == (800_000, 500_000)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_version_1(kernel: Kernel) -> None:
 def test_a_container_sees_its_own_group_as_the_root(kernel: Kernel, group: str, mounted: str) -> None:
     kernel.process_in(group, mounted)
     kernel.group("", max=900_000, current=100_000)
-    assert (memory_limit(kernel.proc), free_memory(kernel.proc)) == (900_000, 800_000)
+    assert kernel.found == (900_000, 800_000)
 
 
 def test_a_cache_of_files_is_free_memory(kernel: Kernel) -> None:

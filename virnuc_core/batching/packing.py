@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """First row of each distinct string, int64 (d,), ascending; and for every row the index of its string, int64 (n,)."""
+    """The first row of each distinct string, int64 (d,), ascending; and the number of each row's string, int64 (n,)."""
     begin = int(column.offsets[0])
     data = column.data[begin : column.offsets[-1]].tobytes()
     numbers: dict[bytes, int] = {}

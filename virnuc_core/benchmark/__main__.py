@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from virnuc_core.benchmark.settings import BenchSettings, help_text, metavar_of
+from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import VirnucError
-from virnuc_core.settings import read_settings
+from virnuc_core.settings import help_text, metavar_of, read_settings
 
 
 def parse(argv: Sequence[str] | None = None) -> BenchSettings:

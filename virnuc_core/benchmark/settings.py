@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Self, get_args
 
 from pydantic import Field, model_validator
-from pydantic.fields import FieldInfo
 
 from virnuc_core.errors import UsageError
 from virnuc_core.settings import Metavar, Settings
@@ -125,16 +124,3 @@ class BenchSettings(Settings):
                 "--end-to-end begins with letters, so --lengths tokens:N cannot be used: give fixed:N."
             )
         return self
-
-
-def help_text(field: FieldInfo) -> str:
-    """The description, with the default appended."""
-    text, default = field.description or "", field.default
-    if text.endswith("]") or default in (None, (), False):
-        return f"{text}."
-    return f"{text} [{default:g}]." if isinstance(default, (int, float)) else f"{text} [{default}]."
-
-
-def metavar_of(field: FieldInfo) -> str | None:
-    """The placeholder of the value in the usage line; None for a choice or a switch."""
-    return next((str(each) for each in field.metadata if isinstance(each, Metavar)), None)

@@ -1,4 +1,4 @@
-"""What a lane tells while it works, and when it is done; all of it crosses process borders."""
+"""What a lane reports while it works and when it is done; all of it crosses process borders."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class StageSeconds:
     """Wall seconds by stage of a shard's work; the stages of different shards overlap.
 
     Attributes:
-        tokenize: reading, finding equal sequences, tokenizing and packing, in a thread ahead.
+        tokenize: reading, finding equal sequences, tokenizing and packing, in the prefetch thread.
         forward: from the end of the shard before, or the first batch, to the end of the last batch.
-        score: launching the head and the way back to the host.
-        write: from the arrival of the numbers to the file on the disk, in a thread behind.
+        score: launching the head and the copies to the host.
+        write: from the arrival of the numbers to the file on the disk, in the writing thread.
     """
 
     tokenize: float = 0.0
@@ -32,7 +32,7 @@ class StageSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStarted:
-    """A process for a lane has started; what an earlier process of the lane was doing, this one goes on with.
+    """A process of a lane has started; it takes over from an earlier process of the lane.
 
     Attributes:
         lane: number of the lane.
@@ -51,7 +51,7 @@ class LaneStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelsLoaded:
-    """A lane's process is up and its models are on the device; `seconds` is how long that took."""
+    """The models are on the device, `seconds` after the start of the process."""
 
     lane: int
     device: str
@@ -80,14 +80,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneFailed:
-    """A process of a lane ended before its work did.
-
-    Attributes:
-        lane: number of the lane.
-        error: name of the error's class.
-        message: what the error says.
-        retryable: whether doing the same again can help.
-    """
+    """A process of a lane ended before its work did: class and text of the error, and whether a retry can help."""
 
     lane: int
     error: str
@@ -113,11 +106,11 @@ class LaneReport:
     Attributes:
         lane: number of the lane.
         host: name of the last machine.
-        device: "cpu" or "cuda:N", as in `LaneStarted`.
+        device: as in `LaneStarted`.
         device_name: the name of the hardware; empty when no process got as far as loading models.
         started: when the first process started, in Unix seconds.
         load_seconds: starts of processes and loading of the models.
-        seconds: wall seconds with a process at work, from its start to its end.
+        seconds: wall seconds with a process at work.
         shards: what was computed, in order.
     """
 

@@ -17,10 +17,10 @@ from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
-from virnuc_core.results.asked_with import settings_from
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.settings import settings_from
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2

@@ -1,5 +1,6 @@
 """Programs that are kept running: real ones, mostly shells."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from deployments import processes
-from deployments.processes import Program, Supervisor, only_one
+from deployments.processes import Program, interruptible, keep_running, only_one
 from virnuc_core.errors import UsageError, VirnucError
 
 ROOT = Path(__file__).parents[3]
@@ -24,21 +25,29 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_POLL_SECONDS", 0.01)
 
 
-def shell(script: str, **options: object) -> Program:
-    values = {"name": "shell", "environment": {}, **options}
-    return Program(command=("/bin/sh", "-c", script), **values)  # type: ignore[arg-type]
+def shell(folder: Path, script: str, **options: object) -> Program:
+    values = {"name": "shell", "environment": {}, "log": folder / "log", **options}
+    return Program(command=("/bin/sh", "-c", f"cd {folder}; {script}"), **values)  # type: ignore[arg-type]
 
 
-def within(seconds: float, is_true: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+def run_until(program: Program, is_done: Callable[[], object]) -> None:
+    """Keeps a program running until something has happened."""
+
+    async def main() -> None:
+        task = asyncio.create_task(keep_running(program))
+        deadline = time.monotonic() + 60
+        while not is_done() and not task.done():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=False)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
 
 
-def numbers(path: Path) -> list[int]:
+def pids(folder: Path, name: str = "pids") -> list[int]:
+    path = folder / name
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
@@ -50,131 +59,76 @@ def is_over(pid: int) -> bool:
 
 
 def test_program_that_ends_is_started_again(tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f'echo $$ >> "{starts}"')])
-        supervisor.wait_until(lambda: len(numbers(starts)) == 3)
-    assert len(set(numbers(starts))) == 3
+    program = shell(tmp_path, 'echo $$ >> pids; echo "$WHAT"', environment={"WHAT": "said"})
+    run_until(program, lambda: len(pids(tmp_path)) == 3)
+    assert len(set(pids(tmp_path))) == len(pids(tmp_path))
+    assert program.log.read_text().startswith("said\nsaid\n")
 
 
-def test_environment_and_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with Supervisor() as supervisor:
-        supervisor.start([shell('echo "$WHAT"; sleep 100', environment={"WHAT": "said"}, log=log)])
-        supervisor.wait_until(lambda: "said" in log.read_text())
+def test_program_that_dies_too_often_is_given_up_with_the_end_of_its_log(tmp_path: Path) -> None:
+    program = shell(tmp_path, "echo no such database >&2; exit 3", name="server", max_restarts=2)
+    with pytest.raises(VirnucError, match=r"(?s)server ended with exit code 3, 3 times.*no such database"):
+        asyncio.run(keep_running(program))
 
 
-def test_program_that_dies_too_often_is_given_up_with_its_last_words(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    program = shell("echo no such database >&2; exit 3", name="server", log=log, most_deaths=2)
-    with Supervisor() as supervisor:
-        supervisor.start([program])
-        with pytest.raises(
-            VirnucError, match=r"(?s)server ended with exit code 3, 3 times.*no such database"
-        ):
-            supervisor.wait_until(lambda: False)
+def test_cancelling_ends_what_programs_have_started(tmp_path: Path) -> None:
+    program = shell(tmp_path, "sleep 100 & echo $! >> pids; echo $$ >> pids; wait")
+    run_until(program, lambda: len(pids(tmp_path)) == 2)
+    assert all(map(is_over, pids(tmp_path)))
 
 
-def test_end_reaches_what_programs_have_started(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f'sleep 100 & echo $! >> "{pids}"; echo $$ >> "{pids}"; wait')])
-        supervisor.wait_until(lambda: len(numbers(pids)) == 2)
-        begin = time.monotonic()
-    assert all(map(is_over, numbers(pids)))
-    assert time.monotonic() - begin < 5
+def test_program_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    run_until(
+        shell(tmp_path, "trap '' TERM; echo $$ >> pids; while :; do sleep 0.1; done"), lambda: pids(tmp_path)
+    )
+    assert all(map(is_over, pids(tmp_path)))
 
 
-def test_program_that_does_not_want_to_end_is_made_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "SECONDS_TO_END", 0.3)
-    pids = tmp_path / "pids"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f"trap '' TERM; echo $$ >> \"{pids}\"; while :; do sleep 0.1; done")])
-        supervisor.wait_until(lambda: numbers(pids))
-    assert all(map(is_over, numbers(pids)))
+@pytest.mark.parametrize("keep_children", [False, True])
+def test_children_of_a_dead_program_are_killed_or_kept(tmp_path: Path, keep_children: bool) -> None:
+    was_alive = []
 
+    def is_done() -> bool:
+        if len(starts := pids(tmp_path)) < 3:
+            return False
+        was_alive.append(not is_over(starts[0]))
+        return True
 
-def test_later_programs_end_first(tmp_path: Path) -> None:
-    ends = tmp_path / "ends"
-
-    def program(name: str) -> Program:
-        return shell(
-            f"trap 'echo {name} >> \"{ends}\"; exit' TERM; touch {tmp_path}/{name}; while :; do sleep 0.02; done"
-        )
-
-    with Supervisor() as supervisor:
-        supervisor.start([program("server")])
-        supervisor.start([program("worker")])
-        supervisor.wait_until(lambda: (tmp_path / "server").exists() and (tmp_path / "worker").exists())
-    assert ends.read_text().split() == ["worker", "server"]
-
-
-def test_orphans_are_ended(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f'sleep 100 & echo $! >> "{pids}"; exit 1', orphans="kill")])
-        supervisor.wait_until(lambda: len(numbers(pids)) == 2)
-        assert within(2, lambda: is_over(numbers(pids)[0]))
-
-
-def test_orphans_are_left(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f'sleep 100 & echo $! >> "{pids}"; exit 1', orphans="leave")])
-        supervisor.wait_until(lambda: len(numbers(pids)) == 2)
-        assert not is_over(numbers(pids)[0])
-    assert all(map(is_over, numbers(pids)))
-
-
-def test_orphans_are_waited_for(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with Supervisor() as supervisor:
-        supervisor.start([shell(f'sleep 100 & echo $! >> "{pids}"; exit 1', orphans="await")])
-        supervisor.wait_until(lambda: numbers(pids))
-        until = time.monotonic() + 0.5
-        supervisor.wait_until(lambda: time.monotonic() > until)
-        assert len(numbers(pids)) == 1
-        os.kill(numbers(pids)[0], signal.SIGKILL)
-        supervisor.wait_until(lambda: len(numbers(pids)) == 2)
-
-
-def test_settles_before_each_start_and_after_the_end(tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    settled: list[int] = []
-    with Supervisor() as supervisor:
-        program = shell(f'echo $$ >> "{starts}"', settle=lambda: settled.append(len(numbers(starts))))
-        supervisor.start([program])
-        supervisor.wait_until(lambda: len(numbers(starts)) == 2)
-    assert settled[:2] == [0, 1]
-    assert settled[-1] == len(numbers(starts))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_the_wait(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with Supervisor() as supervisor:
-        supervisor.start([shell("sleep 100")])
-        os.kill(os.getpid(), number)
-        with pytest.raises(KeyboardInterrupt):
-            supervisor.wait_until(lambda: False)
-    assert signal.getsignal(number) is before
+    run_until(shell(tmp_path, "sleep 100 & echo $! >> pids; exit 1", keep_children=keep_children), is_done)
+    assert was_alive == [keep_children]
+    assert all(map(is_over, pids(tmp_path)))
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
     script = f"""
-from deployments.processes import Program, Supervisor
-with Supervisor() as supervisor:
-    command = ("/bin/sh", "-c", "sleep 100 & echo $! >> {pids}; echo $$ >> {pids}; wait")
-    supervisor.start([Program(name="shell", command=command, environment={{}})])
-    supervisor.wait_until(lambda: False)
+import asyncio
+from pathlib import Path
+from deployments.processes import Program, keep_running
+command = ("/bin/sh", "-c", "cd {tmp_path}; sleep 100 & echo $! >> pids; echo $$ >> pids; wait")
+asyncio.run(keep_running(Program(name="shell", command=command, environment={{}}, log=Path("{tmp_path}/log"))))
 """
+    deadline = time.monotonic() + 60
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as killed:
-        assert within(60, lambda: len(numbers(pids)) == 2)
+        while len(pids(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         killed.kill()
-    assert within(60, lambda: all(map(is_over, numbers(pids))))
+    while not all(map(is_over, pids(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [is_over(pid) for pid in pids(tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_wait(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    async def wait() -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(60)
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        asyncio.run(wait())
+    assert signal.getsignal(number) is before
 
 
 def test_only_one(tmp_path: Path) -> None:

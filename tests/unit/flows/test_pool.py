@@ -43,6 +43,8 @@ def test_no_lane_is_longer_than_asked_for_or_much_shorter(
 def test_only_a_failure_that_may_go_away_is_asked_for_again() -> None:
     transient = LaneFailed(lane=0, error="LaneError", message="it died", retryable=True)
     permanent = LaneFailed(lane=0, error="InputError", message="no such file", retryable=False)
-    assert pool._delay_after("lane 0", transient, Failed(), failures=0) == pool.RETRY_DELAYS_SECONDS[0]
+    assert (
+        pool._retry_delay_or_raise("lane 0", transient, Failed(), failures=0) == pool.RETRY_DELAYS_SECONDS[0]
+    )
     with pytest.raises(InputError, match="no such file"):
-        pool._delay_after("lane 0", permanent, Failed(), failures=0)
+        pool._retry_delay_or_raise("lane 0", permanent, Failed(), failures=0)

@@ -12,9 +12,9 @@ import pytest
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.results.asked_with import asked_with
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
+from virnuc_core.settings import settings_given
 
 
 def run_of(lanes: Sequence[LaneReport]) -> RunReport:
@@ -75,7 +75,7 @@ def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyP
 
 
 def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
-    with asked_with({"precision": "flag --precision"}):
+    with settings_given({"precision": "flag --precision"}):
         asked = run_of([])
     assert asked.document["settings_from"] == {"precision": "flag --precision"}
     assert run_of([]).document["settings_from"] is None

@@ -1,16 +1,17 @@
-"""Which runs the pictures are of, as servers tell of them."""
+"""Which runs the pictures are of, as servers tell of them, and the contigs of those of reports."""
 
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("playwright")
 
-from scripts.screenshots import find_mlflow_runs, find_prefect_run
+from scripts.screenshots import PASTED, find_mlflow_runs, find_prefect_run, write_pasted
 
 
 class Server(ThreadingHTTPServer):
@@ -89,3 +90,30 @@ def test_without_a_run_there_is_nothing_to_show(server: Server) -> None:
         find_prefect_run(address(server))
     with pytest.raises(SystemExit, match="no finished run"):
         find_mlflow_runs(address(server))
+
+
+def write_records(path: Path, names: set[str]) -> None:
+    path.write_text(
+        "".join(
+            f">{name} made\n{letter * 70_000}\n"
+            for name, letter in zip(sorted(names), "ACGT" * 9, strict=False)
+        )
+    )
+
+
+def test_parts_follow_one_another(tmp_path: Path) -> None:
+    names = {name for parts in PASTED.values() for name, _, _ in parts}
+    write_records(tmp_path / "val.fa", names)
+    write_pasted(tmp_path / "val.fa", tmp_path / "out.fa")
+    lines = (tmp_path / "out.fa").read_text().splitlines()
+    made = dict(zip((line[1:] for line in lines[::2]), lines[1::2], strict=True))
+    assert list(made) == list(PASTED)
+    assert len(made["A_johnsonii_with_crAss-like_phage"]) == 65_000
+    for contig, parts in PASTED.items():
+        assert len(made[contig]) == sum(last - first + 1 for _, first, last in parts)
+
+
+def test_a_missing_record_is_named(tmp_path: Path) -> None:
+    write_records(tmp_path / "val.fa", {"k149_60461"})
+    with pytest.raises(SystemExit, match=r"has no record .*k149_27590"):
+        write_pasted(tmp_path / "val.fa", tmp_path / "out.fa")

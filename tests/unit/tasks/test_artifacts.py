@@ -3,16 +3,24 @@
 import json
 import logging
 import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import UUID
 
 import pytest
+from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import artifacts
-from tasks.artifacts import ProgressArtifact, show_link, show_markdown, show_table
+from tasks.artifacts import (
+    LOGGERS,
+    ProgressArtifact,
+    attach_api_log_handler,
+    show_link,
+    show_markdown,
+    show_table,
+)
 
 # Prefect would rather have them made in a flow; tests with a real server do that.
 pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow:FutureWarning")
@@ -21,16 +29,10 @@ ARTIFACT_ID = UUID(int=7)
 
 
 class Server(ThreadingHTTPServer):
-    """Takes artifacts, or, while it is ill, answers with an error of its own.
-
-    Attributes:
-        taken: method and body of every request for an artifact.
-        refused: how many requests for an artifact it has failed.
-        is_ill: whether it fails.
-    """
+    """Keeps method and body of every request for an artifact, or, while it is ill, answers with an error."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.taken: list[tuple[str, dict[str, object]]] = []
         self.refused = 0
         self.is_ill = False
@@ -40,29 +42,26 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/api"
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        self._take("POST", 201)
-
-    def do_PATCH(self) -> None:
-        self._take("PATCH", 204)
-
-    def do_GET(self) -> None:
-        self._send(404, b"{}")
-
-    def _take(self, method: str, status: int) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.is_ill:
             self.server.refused += 1
-            self._send(503, b"{}")
+            self._send(503, {})
             return
-        self.server.taken.append((method, body))
+        self.server.taken.append((self.command, body))
         answer = {"id": str(ARTIFACT_ID), "created": None, "updated": None, **body}
-        self._send(status, json.dumps(answer).encode() if status == 201 else b"")
+        self._send(201 if self.command == "POST" else 204, answer)
 
-    def _send(self, status: int, body: bytes) -> None:
+    do_PATCH = do_POST
+
+    def do_GET(self) -> None:
+        self._send(404, {})
+
+    def _send(self, status: int, answer: dict[str, object]) -> None:
+        body = b"" if status == 204 else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -73,23 +72,15 @@ class _Answer(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@contextmanager
-def serving() -> Iterator[Server]:
+@pytest.fixture
+def server() -> Iterator[Server]:
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        try:
-            with temporary_settings({PREFECT_API_URL: server.url}):
-                yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
+        with temporary_settings({PREFECT_API_URL: server.url}):
+            yield server
+        server.shutdown()
+        thread.join()
 
 
 def test_bar_begins_at_nothing_and_moves_now_and_then(
@@ -115,7 +106,7 @@ def test_server_that_fails_costs_one_try_and_one_warning(
     bar.update(50)
     bar.update(100)
     monkeypatch.setattr(artifacts, "SECONDS_BETWEEN_TRIALS", 0.0)
-    bar._not_before = 0.0
+    bar._next_update = 0.0
     assert server.refused == 1
     bar.update(60)
     assert server.refused == 2
@@ -139,8 +130,34 @@ def test_pages_are_shown(server: Server) -> None:
 
 
 def test_server_that_is_gone_is_no_reason_to_stop(caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as server:
-        url = server.url
-    with temporary_settings({PREFECT_API_URL: url}):
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         show_markdown("virnuc-summary", "# verdict")
     assert "takes no artifact" in caplog.text
+
+
+@pytest.fixture
+def loggers() -> Iterator[list[logging.Logger]]:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    for logger in loggers:
+        logger.handlers.clear()
+    yield loggers
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def test_lines_go_to_prefect_once_and_only_those_of_a_run(loggers: list[logging.Logger]) -> None:
+    of_prefect = APILogHandler()
+    loggers[1].addHandler(of_prefect)
+    loggers[0].setLevel(logging.DEBUG)
+    attach_api_log_handler()
+    attach_api_log_handler()
+    for logger in loggers:
+        assert logger.isEnabledFor(logging.INFO)
+        assert [type(handler) for handler in logger.handlers] == [APILogHandler]
+    assert loggers[1].handlers == [of_prefect]
+    assert loggers[0].level == logging.DEBUG
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Prefect's, of a line without a run
+        loggers[0].getChild("somewhere").info("no run to go to")

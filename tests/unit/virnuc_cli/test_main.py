@@ -1,179 +1,22 @@
-"""The command line is an interface: its commands, flags and exit codes change on purpose only."""
+"""How the command line behaves; what it consists of is in tests/unit/interfaces."""
+
+import sys
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
-from virnuc_cli.config_file import iter_commands
-from virnuc_cli.main import cli, main
+from virnuc_cli.config import iter_commands
+from virnuc_cli.main import PACKAGES, cli, main, require_one_folder
+from virnuc_cli.options import SpreadCommand
 from virnuc_core import __version__
+from virnuc_core.errors import UsageError
 
-OUTPUT = ["--quiet", "--json", "--debug"]
-ENGINE = [
-    "--repr-layer",
-    "--precision",
-    "--devices",
-    "--token-budget",
-    "--engine",
-    "--attention",
-    "--compile-mode",
-    "--shard-seconds",
-    "--force",
-]
-LANES = ["--mode", "--lane-minutes"]
-LABELLED = ["--viral", "--other", "--genbank", "--labels"]
-FLAGS = {
-    "predict": [
-        "--out",
-        "--chunk-length",
-        "--min-length",
-        "--threshold",
-        "--preset",
-        "--esm-model",
-        "--dnabert-model",
-        "--head",
-        "--dna-head",
-        "--dnabert-precision",
-        "--dnabert-engine",
-        "--embeddings",
-        *ENGINE,
-        *LANES,
-        *OUTPUT,
-    ],
-    "train": [
-        *LABELLED,
-        "--out",
-        "--chunk-length",
-        "--esm-model",
-        "--dnabert-model",
-        "--dnabert-precision",
-        "--dnabert-engine",
-        "--dna-alone",
-        "--groups",
-        "--seed",
-        "--held-out",
-        "--group-power",
-        "--most-frames",
-        "--epochs",
-        "--members",
-        *ENGINE,
-        *LANES,
-        *OUTPUT,
-    ],
-    "evaluate": [
-        *LABELLED,
-        "--out",
-        "--chunk-length",
-        "--min-length",
-        "--threshold",
-        "--preset",
-        "--esm-model",
-        "--dnabert-model",
-        "--head",
-        "--dna-head",
-        "--dnabert-precision",
-        "--dnabert-engine",
-        "--embeddings",
-        *ENGINE,
-        *LANES,
-        *OUTPUT,
-    ],
-    "reprocess": [
-        "--esm-model",
-        "--dnabert-model",
-        "--head",
-        "--dna-head",
-        "--repr-layer",
-        "--precision",
-        "--dnabert-precision",
-        "--token-budget",
-        "--engine",
-        "--dnabert-engine",
-        "--attention",
-        "--compile-mode",
-        "--embeddings",
-        "--devices",
-        "--force",
-        *LANES,
-        *OUTPUT,
-    ],
-    "embed": ["--out", "--model", "--embeddings", *ENGINE, *LANES, *OUTPUT],
-    "frames": ["--chunk-length", "--out", *OUTPUT],
-    "score": ["--head", "--dna-head", "--out", *OUTPUT],
-    "export": ["--to", "--vectors", *OUTPUT],
-    "inspect": OUTPUT,
-    "report": ["--labels", *OUTPUT],
-    "fsck": OUTPUT,
-    "bench": [
-        "--model",
-        "--precision",
-        "--lengths",
-        "--devices",
-        "--token-budget",
-        "--attention",
-        "--compile-mode",
-        "--seconds",
-        "--repeats",
-        "--end-to-end",
-        "--scaling",
-        "--out",
-        *OUTPUT,
-    ],
-    "deploy": [
-        "--cron",
-        "--timezone",
-        "--inbox",
-        "--out",
-        "--preset",
-        "--chunk-length",
-        "--esm-model",
-        "--dnabert-model",
-        "--head",
-        "--dna-head",
-        *OUTPUT,
-    ],
-    "worker": ["--devices", "--workers", "--runs", "--debug"],
-    "up": ["--devices", "--workers", "--port", "--mlflow-port", "--debug"],
-    "models list": OUTPUT,
-    "models pull": ["--to", *OUTPUT],
-    "models verify": OUTPUT,
-    "models convert": ["--out", *OUTPUT],
-    "doctor": ["--quick", "--compare", *OUTPUT],
-    "config show": OUTPUT,
-}
+COMMANDS = [list(path) for path, _ in iter_commands(cli)]
 
 
-def test_commands_and_flags_are_frozen() -> None:
-    found = {
-        " ".join(path): [
-            option.opts[0]
-            for option in command.params
-            if isinstance(option, click.Option) and option.name != "help"
-        ]
-        for path, command in iter_commands(cli)
-    }
-    assert found == FLAGS
-
-
-def test_choices_are_frozen() -> None:
-    choices = {
-        option.name: list(option.type.choices)
-        for option in cli.commands["predict"].params
-        if isinstance(option.type, click.Choice)
-    }
-    assert choices == {
-        "preset": ["tiny", "virnucpro-500", "virnucpro-300"],
-        "dnabert_precision": ["auto", "fp32", "fp16", "bf16", "fp8"],
-        "dnabert_engine": ["packed", "reference"],
-        "precision": ["auto", "fp32", "fp16", "bf16", "fp8"],
-        "engine": ["packed", "reference"],
-        "attention": ["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"],
-        "compile_mode": ["auto", "none", "default", "reduce-overhead", "max-autotune"],
-        "embeddings": ["none", "float16", "float32"],
-        "mode": ["local", "pool"],
-    }
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([*name.split(), "--help"] for name in FLAGS)])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([*name, "--help"] for name in COMMANDS)])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: virnuc" in capsys.readouterr().out
@@ -210,3 +53,44 @@ def test_usage_error_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert '"exit_code": 2' in out
     assert "--head" in err
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_foreign_package_of_the_same_name_is_refused(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_one_folder()
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=f"{package} in {tmp_path}.* environment of its own"):
+        require_one_folder()
+
+
+CASES = {
+    "--viral a b --other c": (("a", "b"), ("c",), ()),
+    "x --viral a": (("a",), (), ("x",)),
+    "--viral a --viral b c": (("a", "b", "c"), (), ()),
+    "--viral=a x": (("a",), (), ("x",)),
+    "--labels t x y": ((), (), ("x", "y")),
+    "--viral a -- x y": (("a",), (), ("x", "y")),
+    "--viral a - --other c": (("a", "-"), ("c",), ()),
+}
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_files_after_a_flag_belong_to_it(line: str) -> None:
+    given: dict[str, Any] = {}
+
+    @click.command(cls=SpreadCommand)
+    @click.argument("labelled", nargs=-1)
+    @click.option("--viral", multiple=True)
+    @click.option("--other", multiple=True)
+    @click.option("--labels")
+    def command(**values: Any) -> None:
+        given.update(values)
+
+    command.main(args=line.split(), standalone_mode=False)
+    assert (given["viral"], given["other"], given["labelled"]) == CASES[line]

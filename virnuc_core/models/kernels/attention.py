@@ -46,11 +46,11 @@ def fits_resident(head_dim: int, shared_memory: int) -> bool:
 def plan_tiles(
     cu_seqlens: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The tiles of the sequences of at most `RESIDENT_TOKENS`, and of the longer ones; `cu_seqlens` is int32 (B + 1,) from 0.
+    """The tiles of the sequences of at most `RESIDENT_TOKENS`, and of the longer ones, from `cu_seqlens` (B + 1,).
 
     Returns:
-        Two int32 (tiles, 3): first token and length of a sequence, first query of the tile. An empty list has two rows, any
-        other is padded to three with tiles of length 0, since torch.compile recompiles for sizes 0 and 1.
+        Two int32 (tiles, 3): first token and length of a sequence, first query of the tile. An empty list has two
+        rows, any other is padded to three with tiles of length 0: torch.compile recompiles for sizes 0 and 1.
     """
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     is_long = lengths > RESIDENT_TOKENS

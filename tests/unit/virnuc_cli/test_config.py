@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from virnuc_cli.config_file import find_settings_files, iter_commands, read_settings_files, settings_of
+from virnuc_cli.config import find_settings_files, iter_commands, read_settings_files, settings_of
 from virnuc_cli.main import cli
 from virnuc_core.env_config import env, environment_defaults
 from virnuc_core.errors import UsageError

@@ -1,0 +1,200 @@
+"""prefect.yaml, automations.yaml, the Dockerfile and the examples: what they name, run and set is there."""
+
+import configparser
+import fnmatch
+import re
+import shlex
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+import prefect.settings
+import pytest
+import yaml
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.schemas.automations import AutomationCore
+from prefect.flows import load_flow_from_entrypoint
+
+import deployments
+from deployments.register import AUTOMATIONS_FILE, NIGHTLY, PREFECT_FILE
+from deployments.server import GPU_POOL, POOLS, RUNS_POOL
+from flows.pool import LANE_DEPLOYMENT, PLAN_DEPLOYMENT, WORK_POOL
+from virnuc_cli.main import cli
+
+with warnings.catch_warnings():  # of MLflow's own code
+    warnings.simplefilter("ignore")
+    from mlflow.cli import server as mlflow_server
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = Path(deployments.__file__).parent / "examples"
+DOCUMENT: dict[str, Any] = yaml.safe_load(PREFECT_FILE.read_text())
+DEPLOYMENTS: list[dict[str, Any]] = DOCUMENT["deployments"]
+UNITS = sorted((EXAMPLES / "systemd").glob("*.service"))
+JOBS = sorted((EXAMPLES / "slurm").glob("*.sbatch"))
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml").read_text())[
+    "services"
+]
+# Instructions of the Dockerfile with their continued lines in one; comments are left out.
+LINES = re.sub(
+    r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+).splitlines()
+INSTRUCTIONS = [line.split(maxsplit=1) for line in LINES if line.strip()]
+
+
+def full_name(item: dict[str, Any]) -> str:
+    return f"{load_flow_from_entrypoint(item['entrypoint']).name}/{item['name']}"
+
+
+def test_the_deployments_and_their_pools() -> None:
+    whole_runs = ("predict", "embed", "reprocess", "train", "evaluate")
+    assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
+        **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
+        NIGHTLY: RUNS_POOL,
+        LANE_DEPLOYMENT: GPU_POOL,
+        PLAN_DEPLOYMENT: GPU_POOL,
+    }
+    assert set(POOLS) == {GPU_POOL, RUNS_POOL}
+    assert WORK_POOL == GPU_POOL
+
+
+@pytest.mark.parametrize("item", DEPLOYMENTS, ids=lambda item: item["entrypoint"])
+def test_parameters_and_environment(item: dict[str, Any]) -> None:
+    parameters = item.get("parameters", {})
+    known = load_flow_from_entrypoint(item["entrypoint"]).parameters.properties
+    assert set(parameters) <= set(known)
+    assert parameters.get("mode") == ("pool" if "mode" in known else None)
+    assert "virnuc" in item["tags"]
+    environment = item["work_pool"]["job_variables"]["env"]
+    assert all(isinstance(value, str) for value in environment.values())
+    # Three heartbeats may be missed.
+    [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
+    assert automation["trigger"]["within"] > 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    # The code comes from the installation of each host.
+    assert DOCUMENT["pull"] == []
+    assert ":" not in item["entrypoint"]
+
+
+def test_automation_and_schedule_can_be_used() -> None:
+    [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
+    assert AutomationCore.model_validate(automation).enabled
+    [nightly] = [item for item in DEPLOYMENTS if "schedules" in item]
+    [schedule] = nightly["schedules"]
+    assert full_name(nightly) == NIGHTLY
+    assert schedule["active"] is False  # until it has folders
+    assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
+
+
+def require_known(variable: str) -> None:
+    """Prefect, MLflow's server, or virnuc itself reads a variable."""
+    mlflow = {getattr(option, "envvar", None) for option in mlflow_server.params}
+    own = {"VIRNUC_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"}
+    known = mlflow | own | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}
+    assert variable in known or hasattr(prefect.settings, variable)
+
+
+def require_command(words: list[str]) -> None:
+    """A program takes these arguments."""
+    program, command, *arguments = words
+    if program == "virnuc":
+        assert cli.commands[command].make_context(command, arguments)
+    elif program == "mlflow":
+        assert command == "server"
+        assert mlflow_server.make_context("server", arguments)
+    else:
+        assert [program, command, arguments[0]] == ["prefect", "server", "start"]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_unit_runs_what_there_is(path: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(path.read_text())
+    assert set(unit.sections()) == {"Unit", "Service", "Install"}
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    require_command([Path(program).name, *arguments])
+    service = unit["Service"]
+    assert (service["User"], service["Restart"]) == ("virnuc", "always")
+    assert service["EnvironmentFile"] == "/etc/virnuc.env"
+    if path.stem == "virnuc-worker":  # which ends its runs itself
+        assert service["KillMode"] == "mixed"
+        assert int(service["TimeoutStopSec"]) > 45
+
+
+def test_variables_of_the_units_exist() -> None:
+    lines = (EXAMPLES / "systemd" / "virnuc.env").read_text().splitlines()
+    names = [
+        line.removeprefix("#").partition("=")[0] for line in lines if "=" in line and "# " not in line[:2]
+    ]
+    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL" in names
+    for name in names:
+        require_known(name)
+    with pytest.raises(AssertionError):
+        require_known("PREFECT_NO_SUCH_THING")
+
+
+def test_compose_runs_what_there_is_on_loopback_and_holds_no_password() -> None:
+    assert set(SERVICES) == {"postgres", "prefect", "mlflow", "deploy", "worker"}
+    assert SERVICES["worker"]["restart"] == "always"
+    for name, service in SERVICES.items():
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        if name != "postgres":
+            require_command([*service.get("entrypoint", []), *service.get("command", [])])
+            for variable in service["environment"]:
+                require_known(variable)
+            assert service["init"] is True
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 2
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
+    values = [value for service in SERVICES.values() for value in service["environment"].values()]
+    urls = [value for value in values if "postgresql" in value]
+    assert len(urls) == 2
+    assert all("://virnuc:${POSTGRES_PASSWORD}@postgres/" in url for url in urls)
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_slurm_job_is_shell_and_runs_what_there_is(path: Path) -> None:
+    text = path.read_text()
+    subprocess.run(["/bin/bash", "-n", str(path)], check=True)
+    options = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
+    assert {"job-name", "gpus", "time", "output", "signal"} <= set(options)
+    [command] = re.findall(r"^exec virnuc (.*)$", text, re.MULTILINE)
+    name, *words = shlex.split(re.sub(r'"\$runs"', "4", command))
+    assert cli.commands[name].make_context(name, words)
+    assert path.stem == name
+
+
+def arguments(instruction: str) -> list[str]:
+    return [rest for name, rest in INSTRUCTIONS if name == instruction]
+
+
+def test_images_are_pinned_and_run_virnuc_without_rights() -> None:
+    assert {name for name, _ in INSTRUCTIONS} == {
+        *("FROM", "WORKDIR", "COPY", "RUN", "ENV", "ARG", "USER", "VOLUME", "ENTRYPOINT", "CMD", "STOPSIGNAL")
+    }
+    stages: list[str] = []
+    for line in arguments("FROM"):
+        base, _, name = line.split()
+        assert base in stages or re.fullmatch(r"python:3\.1[123]\.\d+-slim-bookworm", base)
+        stages.append(name)
+    assert {"cpu", "cuda"} <= set(stages)
+    assert arguments("ENTRYPOINT") == ['["virnuc"]'] * 2
+    assert arguments("USER") == ["virnuc"] * 2
+    assert arguments("STOPSIGNAL") == ["SIGINT"]
+    home = re.search(r"VIRNUC_HOME=(\S+)", " ".join(arguments("ENV")))
+    assert home
+    assert arguments("VOLUME") == [f'["{home[1]}"]'] * 2
+    for command in arguments("RUN"):
+        subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
+
+
+def test_all_that_the_images_copy_is_there_and_not_ignored() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert {path for path in allowed if not (ROOT / path).exists()} == set()
+    copied = [shlex.split(line)[:-1] for line in arguments("COPY") if not line.startswith("--from=")]
+    sources = [source for line in copied for source in line]
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch.fnmatch(source, pattern) for pattern in allowed), source
+    assert {"virnuc_core", "tasks", "flows", "deployments", "virnuc_cli", "LICENSE"} <= set(sources)

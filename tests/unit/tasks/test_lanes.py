@@ -1,0 +1,308 @@
+"""What a run makes of its lanes' journals: progress, reports, MLflow runs; and the samples of their GPUs."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from tasks.lanes import (
+    LaneProgress,
+    LaneRows,
+    LaneTracking,
+    LaneWatch,
+    current_progress,
+    sampling_gpu,
+    use_progress,
+)
+from tasks.tracking import TrackedRun, tracked_run
+from tests.made_lanes import at, done, failed, finished, loaded, sample, started
+from tests.made_models import MadeRun
+from virnuc_core import env_config
+from virnuc_core.inference.events import GpuSample, LaneEvent, LaneStarted
+from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal
+from virnuc_core.run_folder import RunFolder
+
+
+class Recorder:
+    """Progress, and an observer of lanes, that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def stage(self, name: str) -> None:
+        self.seen.append(name)
+
+    def lane(self, progress: LaneProgress) -> None:
+        self.seen.append(progress)
+
+    def on_entry(self, name: str, entry: JournalEntry) -> None:
+        self.seen.append((name, entry.event))
+
+    def end_poll(self) -> None:
+        self.seen.append(None)
+
+
+def test_stages_and_lanes_are_shown_or_logged(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    with use_progress(recorder):
+        current_progress().stage("index")
+    assert recorder.seen == ["index"]
+    with caplog.at_level(logging.INFO, "tasks"):
+        current_progress().stage("plan")
+        current_progress().lane(LaneProgress(lane=1, device="cuda:1", rows_done=5, rows_total=7))
+    assert [record.getMessage() for record in caplog.records] == [
+        "stage: plan",
+        "lane 1 on cuda:1: 5 of 7 rows",
+    ]
+
+
+def test_journals_become_progress(finished_run: MadeRun) -> None:
+    rows = [shard.end - shard.begin for shard in finished_run.plan.shards]
+    recorder = Recorder()
+    with use_progress(recorder):
+        lanes = LaneRows(finished_run.plan)
+
+        def shown(*events: LaneEvent) -> LaneProgress:
+            for event in events:
+                lanes.on_entry("lane-0002-a", at(0.0, event))
+            lanes.end_poll()
+            progress = recorder.seen.pop()
+            assert isinstance(progress, LaneProgress)
+            assert recorder.seen == []
+            return progress
+
+        total = rows[0] + rows[1]
+        here = LaneStarted(lane=2, device="cpu", host=socket.gethostname(), pid=1, shards=(0, 1))
+        assert shown(here) == LaneProgress(lane=2, device="cpu", rows_done=0, rows_total=total)
+        assert shown(loaded(2), done(0, 2)).rows_done == rows[0]
+        again = shown(started(2, host="node1.", shards=(1,)))
+        assert (again.device, again.rows_done, again.rows_total) == ("node1. cuda:0", rows[0], total)
+        assert shown(done(1, 2)).rows_done == total
+        lanes.end_poll()
+        assert recorder.seen == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def write(folder: RunFolder, name: str, *events: LaneEvent) -> None:
+    with LaneJournal(folder.lane_journal(name)) as journal:
+        for event in events:
+            journal.write(event)
+
+
+def test_journals_are_followed_as_they_come_and_grow(folder: RunFolder) -> None:
+    recorder = Recorder()
+    watch = LaneWatch(folder, [recorder])
+    watch.poll()
+    write(folder, "lane-0001-b", started(1))
+    write(folder, "lane-0000-a", started(), done(0), finished())
+    write(folder, "plan-c", failed())
+    watch.poll()
+    write(folder, "lane-0001-b", loaded(1))
+    write(folder, "lane-0000-a", done(1))  # a lane that has finished is not read again
+    watch.poll()
+    first = [("lane-0000-a", event) for event in (started(), done(0), finished())]
+    assert recorder.seen == [
+        *(None, *first, ("lane-0001-b", started(1))),
+        *(None, ("lane-0001-b", loaded(1)), None),
+    ]
+    assert [len(report.shards) for report in watch.reports] == [1, 0]
+
+
+def test_earlier_runs_are_skipped_unless_they_are_adopted(folder: RunFolder) -> None:
+    write(folder, "lane-0000-old", started(), failed())
+    write(folder, "lane-0001-ours", started(1), loaded(1))
+    write(folder, "lane-0002-same", started(2), done(0, 2))
+    recorder = Recorder()
+    watch = LaneWatch(folder, [recorder])
+    watch.adopt("lane-0001-ours")
+    write(folder, "lane-0000-old", done(0))  # on its way out
+    write(folder, "lane-0002-same", started(2, host="other"), done(1, 2))  # the same flow run, retried
+    watch.poll()
+    assert recorder.seen == [
+        *(("lane-0001-ours", started(1)), ("lane-0001-ours", loaded(1))),
+        *(("lane-0002-same", started(2, host="other")), ("lane-0002-same", done(1, 2)), None),
+    ]
+    assert [len(report.shards) for report in watch.reports] == [0, 1]
+
+
+def test_failure_is_the_last_entry_of_a_lane(folder: RunFolder) -> None:
+    watch = LaneWatch(folder)
+    write(folder, "lane-0000-a", started(), failed())
+    write(folder, "lane-0001-b", started(), failed(), started(), finished())
+    write(folder, "lane-0002-c", failed())
+    watch.poll()
+    failures = [watch.failure(f"lane-000{name}") for name in ("0-a", "1-b", "2-c", "3-d")]
+    assert failures == [failed(), None, failed(), None]
+    assert len(watch.reports) == 2
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One store for all tests: a new database takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+@pytest.fixture
+def client(store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MlflowClient:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.chdir(tmp_path)
+    env_config.reload()
+    return MlflowClient(store)
+
+
+@pytest.fixture
+def run(client: MlflowClient) -> Iterator[TrackedRun]:
+    with tracked_run("pipeline", {}, {}) as run:
+        yield run
+
+
+def lanes_of(client: MlflowClient, run: TrackedRun) -> dict[str, Run]:
+    experiment = client.get_run(str(run.run_id)).info.experiment_id
+    found = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run.run_id}'")
+    return {lane.data.tags["virnuc.journal"]: lane for lane in found}
+
+
+def history(client: MlflowClient, run_id: str | None, key: str) -> list[tuple[int, float, float]]:
+    points = client.get_metric_history(str(run_id), f"progress/{key}")
+    return sorted((point.step, point.timestamp / 1000, point.value) for point in points)
+
+
+def test_lane_is_a_child_run_with_metrics_over_time(client: MlflowClient, run: TrackedRun) -> None:
+    first = [started(), loaded(), sample(0.5, 10), sample(0.7, 12), done(0)]
+    events = [*first, sample(1.0, 11), done(1, forward=0.25), finished()]
+    with LaneTracking(run, every=0.0) as tracking:
+        for second, event in enumerate(events):
+            tracking.on_entry("lane-0000-a", at(100.0 + second, event))
+            tracking.end_poll()
+    lane = lanes_of(client, run)["lane-0000-a"]
+    assert lane.info.run_name == "lane 0 on box cuda:0"
+    assert (lane.info.status, lane.info.start_time, lane.info.end_time) == ("FINISHED", 100_000, 107_000)
+    params = {"lane": "0", "host": "box", "device": "cuda:0", "shards": "2", "device_name": "NVIDIA Made"}
+    assert lane.data.params == params
+    lane_id = lane.info.run_id
+    assert history(client, lane_id, "sequences_per_second") == [(1, 104.0, 20.0), (2, 106.0, 40.0)]
+    assert history(client, lane_id, "esm2_tokens_per_second") == [(1, 104.0, 2e3), (2, 106.0, 4e3)]
+    assert history(client, lane_id, "esm2_packing_efficiency")[0][2] == 0.5
+    assert history(client, lane_id, "gpu_utilization") == [(1, 104.0, 0.6), (2, 106.0, 1.0)]
+    assert [value for *_, value in history(client, lane_id, "gpu_memory_gb")] == [12.0, 11.0]
+    final = lane.data.metrics
+    assert final["sequences"] == 20
+    assert final["sequences_per_second"] == 4.0  # 20 sequences in 7 s, of which 2 to load
+    assert (final["starts"], final["gpu_memory_gb"]) == (1, 12.0)
+    assert "throughput.png" in {file.path for file in client.list_artifacts(str(run.run_id))}
+
+
+def test_run_has_the_sum_over_the_lanes_that_are_at_work(client: MlflowClient, run: TrackedRun) -> None:
+    with LaneTracking(run) as tracking:
+        for lane in (0, 1):
+            tracking.on_entry(f"lane-{lane}", at(0.0, started(lane)))
+        tracking.on_entry("lane-0", at(1.0, done(0, lane=0)))
+        tracking.on_entry("lane-1", at(2.0, done(1, lane=1, forward=1.0)))
+        tracking.on_entry("lane-0", at(3.0, finished(0)))
+        tracking.on_entry("lane-1", at(4.0, done(2, lane=1, frames=5, forward=1.0)))
+        tracking.on_entry("lane-1", at(5.0, done(3, lane=1, frames=0, forward=0.0)))
+    speeds = history(client, run.run_id, "sequences_per_second")
+    assert speeds == [(1, 1.0, 20.0), (2, 2.0, 30.0), (3, 4.0, 5.0), (4, 5.0, 0.0)]
+    assert [value for *_, value in history(client, run.run_id, "sequences")] == [10, 20, 25, 25]
+    assert [value for *_, value in history(client, run.run_id, "shards")] == [1, 2, 3, 4]
+
+
+def test_status_tells_how_a_lane_ended(client: MlflowClient, run: TrackedRun) -> None:
+    with LaneTracking(run) as tracking:
+        for name in ("failed", "killed", "again"):
+            tracking.on_entry(name, at(0.0, started()))
+            tracking.on_entry(name, at(1.0, loaded()))
+        tracking.on_entry("failed", at(2.0, failed()))
+        # Its process died, and another one on another machine went on.
+        for event in (started(host="other"), loaded(), finished()):
+            tracking.on_entry("again", at(5.0, event))
+        tracking.on_entry("not of this run", at(0.0, failed()))
+    lanes = lanes_of(client, run)
+    statuses = {name: lane.info.status for name, lane in lanes.items()}
+    assert statuses == {"failed": "FAILED", "killed": "KILLED", "again": "FINISHED"}
+    assert lanes["again"].data.metrics["starts"] == 2
+    assert lanes["again"].data.params["host"] == "box"
+
+
+def test_points_are_written_in_batches(client: MlflowClient, run: TrackedRun) -> None:
+    with LaneTracking(run, every=3600.0) as tracking:
+        for event in (started(), done(0)):
+            tracking.on_entry("lane", at(0.0, event))
+            tracking.end_poll()
+        assert history(client, run.run_id, "shards") == []
+    assert len(history(client, run.run_id, "shards")) == 1
+
+
+def test_lanes_need_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    env_config.reload()
+    with tracked_run("pipeline", {}, {}) as run, LaneTracking(run, every=0.0) as tracking:
+        for event in (started(), loaded(), done(0), sample(0.5, 1), finished()):
+            tracking.on_entry("lane", at(0.0, event))
+            tracking.end_poll()
+    assert run.run_id is None
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    gpus = "0, GPU-0aaa, 10, 100\n1, GPU-1bbb, 37, 2048\n2, GPU-2ccc, [N/A], 5\n"
+    program = tmp_path / "nvidia-smi"
+    (tmp_path / "gpus").write_text(gpus)
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat {tmp_path}/gpus\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def samples_of(device: str, at_least: int, seconds: float) -> list[GpuSample]:
+    samples: list[GpuSample] = []
+    with sampling_gpu(device, 3, samples.append, every=0.01):
+        deadline = time.monotonic() + seconds
+        while len(samples) < at_least and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"), [(None, "cuda:1"), ("1", "cuda:0"), ("2,GPU-1b", "cuda:1"), ("GPU-1bbb", "cuda:0")]
+)
+def test_gpu_of_the_lane_is_sampled(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    env_config.reload()
+    samples = samples_of(device, at_least=2, seconds=10.0)
+    assert len(samples) >= 2
+    assert set(samples) == {GpuSample(lane=3, utilization=0.37, memory_bytes=2048 * 2**20)}
+
+
+@pytest.mark.parametrize("visible", ["2", "9", "MIG-77"])
+def test_gpu_without_numbers_is_asked_for_once(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    env_config.reload()
+    assert samples_of("cuda:0", at_least=1, seconds=0.5) == []
+    assert (nvidia_smi / "asked").read_text() == "asked\n"
+
+
+@pytest.mark.parametrize(("device", "every"), [("cpu", 0.01), ("cuda:0", 60.0)])
+def test_cpu_is_not_sampled_and_a_short_lane_does_not_wait(
+    nvidia_smi: Path, device: str, every: float
+) -> None:
+    with sampling_gpu(device, 0, print, every=every):
+        time.sleep(0.1)
+    assert not (nvidia_smi / "asked").exists()
