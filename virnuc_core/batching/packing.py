@@ -1,7 +1,7 @@
-"""Which sequences run together: equal ones once, in bins of at most `token_budget` tokens, filled longest first.
+"""Packing of distinct sequences into bins of at most `token_budget` tokens, longest first.
 
-First-fit-decreasing on the histogram of lengths: sequences of equal length are interchangeable, so the loop is over bins
-and the distinct lengths in each, never over sequences.
+First-fit-decreasing on the histogram of lengths: sequences of equal length are interchangeable, so the loop is over
+bins and the distinct lengths in each, never over sequences.
 """
 
 import logging
@@ -17,18 +17,14 @@ from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.errors import UsageError
 
 _MIN_EFFICIENCY: Final = 0.85
-# With fewer batches the last one, which takes what is left, says little about the packing.
+# With fewer batches, the partly filled last one dominates the efficiency.
 _MIN_BATCHES: Final = 10
 
 _log = logging.getLogger(__name__)
 
 
 def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Finds equal strings among n.
-
-    Returns:
-        int64 (d,), the first row of each distinct string, ascending, and int64 (n,), which of these every row equals.
-    """
+    """The first row of each distinct string, int64 (d,), ascending; and the number of each row's string, int64 (n,)."""
     begin = int(column.offsets[0])
     data = column.data[begin : column.offsets[-1]].tobytes()
     numbers: dict[bytes, int] = {}
@@ -43,11 +39,10 @@ class Packing:
     """The batches of one column of token sequences.
 
     Attributes:
-        rows: int64 (n,), a permutation of the rows; batch b is rows[bounds[b]:bounds[b + 1]], longest
-            first and, within one length, in row order.
+        rows: int64 (n,), a permutation; batch b is rows[bounds[b]:bounds[b + 1]], longest first, ties in row order.
         bounds: int64 (num_batches + 1,).
-        batch_tokens: int64 (num_batches,), tokens of each batch.
-        batch_slots: int64 (num_batches,), the same with padding.
+        batch_tokens: int64 (num_batches,), without padding.
+        batch_slots: int64 (num_batches,), with padding.
         token_budget: most slots of a batch of more than one sequence.
     """
 
@@ -64,31 +59,29 @@ class Packing:
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens over all batches."""
+        """Tokens of all batches, without padding."""
         return int(self.batch_tokens.sum())
 
     @property
     def capacity(self) -> int:
-        """Slots that the batches have room for; a sequence over the budget counts as a full batch."""
+        """Slots available in the batches; a sequence over the budget counts as a full batch."""
         return int(np.maximum(self.batch_slots, self.token_budget).sum())
 
     @property
     def efficiency(self) -> float:
-        """Packing efficiency: `num_tokens / capacity`, in (0, 1]; 1.0 for no sequences."""
+        """`num_tokens / capacity`, in (0, 1]; 1.0 without sequences."""
         return self.num_tokens / self.capacity if len(self.rows) else 1.0
 
 
 def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool = False) -> Packing:
-    """Assigns every sequence to one batch, the same way every time.
+    """Assigns every sequence to one batch, deterministically; one longer than `token_budget` runs alone.
 
-    Args:
-        num_tokens: int64 (n,), tokens of each sequence, at least 1.
-        token_budget: most tokens in one batch; a sequence longer than that runs alone.
-        padded: every sequence of a batch takes up as many slots as the longest one, so those of similar
-            length run together.
+    `num_tokens` is int64 (n,). With `padded`, every sequence of a batch counts as long as the longest, so that
+    similar lengths are batched together.
 
     Raises:
         UsageError: the budget is not positive.
+        ValueError: a sequence has no tokens.
     """
     if token_budget < 1:
         raise UsageError(f"token budget is {token_budget}; it must be at least 1 token.")
@@ -111,7 +104,7 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool =
 
 
 def _padded_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
-    """Bounds of padded batches of rows that are sorted by length, the longest first."""
+    """Bounds of padded batches of rows in descending order of length."""
     bounds = [0]
     while bounds[-1] < len(descending):
         count = max(1, token_budget // int(descending[bounds[-1]]))
@@ -122,17 +115,12 @@ def _padded_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.
 def _fill_bins(
     lengths: list[int], counts: list[int], starts: list[int], token_budget: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Fills one bin after another with the longest remaining lengths that fit; consumes its arguments.
+    """Fills bins one by one with the longest remaining lengths that fit; consumes its arguments.
 
-    Args:
-        lengths: distinct lengths, ascending.
-        counts: sequences of each length.
-        starts: where the sequences of each length begin in the order by length.
-        token_budget: most tokens of a bin of more than one sequence.
+    `lengths` are distinct and ascending; `starts` is where each length begins in the order by descending length.
 
     Returns:
-        The runs of equal length that fill the bins as (start, number of sequences), and the number of runs up to each
-        bin, 0 first.
+        Runs of equal length as (start, number of sequences), and the number of runs up to each bin, 0 first.
     """
     runs: list[tuple[int, int]] = []
     runs_until = [0]
@@ -153,7 +141,7 @@ def _fill_bins(
 
 
 def warn_if_inefficient(model_name: str, efficiency: float, num_batches: int) -> None:
-    """Logs a warning when a model's batches are emptier than they should be; never of a handful of batches."""
+    """Warns of low packing efficiency, unless there are only a few batches."""
     if num_batches >= _MIN_BATCHES and efficiency < _MIN_EFFICIENCY:
         _log.warning(
             "%s: packing efficiency is %.0f %% over %d batches, below %.0f %%. Raise the token budget when "

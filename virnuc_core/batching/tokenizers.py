@@ -14,8 +14,8 @@ from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.errors import CheckpointError
 from virnuc_core.files import parse_object
 
-# Encodings take about 0.5 kB a token, so they are made and dropped block by block. No other thread runs while they
-# become Python objects: 1 ms for a block of this size.
+# Encodings take about 0.5 kB per token, so they are made and freed block by block. Converting a block to Python
+# objects holds the GIL: 1 ms at this size.
 _BLOCK_BASES: Final = 1 << 18
 _PRE_TOKENIZERS: Final = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 _MAX_VOCAB_SIZE: Final = 1 << 20
@@ -38,35 +38,35 @@ class TokenColumn:
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
-        """int64 (n,): tokens of each sequence."""
+        """int64 (n,), tokens of each sequence."""
         return np.diff(self.offsets)
 
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """int32 (n + 1,): the offsets from 0, as attention kernels take them."""
+        """int32 (n + 1,), offsets starting at 0, as attention kernels take them."""
         bounds: npt.NDArray[np.int32] = (self.offsets - self.offsets[0]).astype(np.int32)
         return bounds
 
     def take(self, rows: npt.NDArray[np.int64]) -> "TokenColumn":
-        """The given rows, copied, in the given order."""
+        """Copies the given rows, in the given order."""
         index, offsets = concatenated_ranges(self.offsets[rows], self.num_tokens[rows])
         return TokenColumn(self.input_ids[index], offsets)
 
 
 class Tokenizer(Protocol):
-    """What both tokenizers have in common."""
+    """The common interface of both tokenizers."""
 
     def encode(self, sequences: ByteColumn, /) -> TokenColumn:
         """Token ids of every row, special tokens included."""
 
 
 class Esm2Tokenizer:
-    """Residue letters to ESM-2 ids: BOS, one id a byte, EOS.
+    """Residues to ESM-2 ids: BOS, one id per byte, EOS, so a protein of L bytes has L + 2 tokens.
 
-    Every byte that is not one of the 27 upper-case symbols becomes one `unk_id`, so a protein of L bytes has L + 2 tokens.
+    Every byte other than the 27 upper-case symbols becomes one `unk_id`.
 
-    Source: the "ESM-1b" alphabet of fair-esm (`esm.data.Alphabet`). fair-esm itself stops at an unknown letter, and
-    transformers makes one token of a run of them.
+    Source: the "ESM-1b" alphabet of fair-esm (`esm.data.Alphabet`). fair-esm itself raises on an unknown letter, and
+    transformers merges a run of them into one token.
     """
 
     bos_id: Final = 0
@@ -82,7 +82,7 @@ class Esm2Tokenizer:
         self._table[list(self.residues)] = self.first_residue_id + np.arange(len(self.residues))
 
     def encode(self, proteins: ByteColumn) -> TokenColumn:
-        """Tokenizes n proteins of upper-case letters; row i has length i + 2."""
+        """Tokenizes proteins of upper-case letters."""
         begin, end = int(proteins.offsets[0]), int(proteins.offsets[-1])
         offsets = proteins.offsets - begin + 2 * np.arange(len(proteins) + 1)
         is_residue = np.ones(offsets[-1], np.bool_)
@@ -96,16 +96,10 @@ class Esm2Tokenizer:
 
 
 class DnabertTokenizer:
-    """DNA letters to DNABERT-S ids: [CLS], byte pairs, [SEP].
+    """DNA to DNABERT-S ids: [CLS], byte pairs, [SEP], by a `tokenizer.json` of the tokenizers library.
 
-    The truncation and padding of published files are switched off. Letters that are not in the vocabulary (lower case,
-    IUPAC codes) become one [UNK] each.
-
-    Args:
-        path: a `tokenizer.json` of the tokenizers library.
-
-    Attributes:
-        vocab_size: the highest id plus one, added tokens included.
+    Truncation and padding of published files are switched off. Letters outside the vocabulary (lower case, IUPAC
+    codes) become one [UNK] each. `vocab_size` is the highest id plus one, added tokens included.
 
     Raises:
         CheckpointError: the file is missing or damaged, adds no [CLS] and [SEP], or is of another kind.
@@ -116,7 +110,7 @@ class DnabertTokenizer:
         self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def encode(self, sequences: ByteColumn) -> TokenColumn:
-        """Tokenizes n sequences of upper-case letters, whatever their length."""
+        """Tokenizes DNA of upper-case letters and any length."""
         blocks = [np.empty(0, np.int32)]
         offsets = np.zeros(len(sequences) + 1, np.int64)
         begin = 0
@@ -132,19 +126,19 @@ class DnabertTokenizer:
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, without truncation and padding, proven to add [CLS] and [SEP]."""
+    """The tokenizer of a file, without truncation and padding, verified to add [CLS] and [SEP]."""
     try:
         content = path.read_bytes()
         _require_plain_bpe(parse_object(content))
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # A sequence hardly comes twice, and what the cache holds outlives the tokenizer.
+        # Sequences rarely repeat, and the cache outlives the tokenizer.
         tokenizer.model._resize_cache(0)
         special_tokens = [tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")]
         ids_of_empty = tokenizer.encode("").ids
     except BaseException as error:
-        # The library's panics are no Exceptions, and their class cannot be imported.
+        # The library's PanicException is a BaseException and cannot be imported.
         is_panic = type(error).__name__ == "PanicException"
         if is_panic or isinstance(error, OSError | ValueError | LookupError | TypeError | AttributeError):
             problem = "is damaged" if is_panic else "cannot be read"
@@ -161,11 +155,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _require_plain_bpe(document: Mapping[str, Any]) -> None:
-    """Refuses files with other parts, which could take for ever, multiply letters, or give random ids.
-
-    Raises:
-        ValueError: the file has such parts.
-    """
+    """Refuses, with ValueError, files with other components, which could hang, multiply letters, or give random ids."""
     model, added = document["model"], document.get("added_tokens") or ()
     pre_tokenizer = document.get("pre_tokenizer")
     ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}

@@ -17,7 +17,7 @@ from virnuc_core.settings import help_text, metavar_of, read_settings
 
 
 def parse(argv: Sequence[str] | None = None) -> BenchSettings:
-    """The settings of a command line, which has an option for each field of `BenchSettings`.
+    """The settings of a command line with an option for each field of `BenchSettings`.
 
     Raises:
         UsageError: a value has the wrong type, or settings exclude each other.
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> BenchSettings:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints a table, and returns the exit code."""
+    """Runs the benchmark, prints a table, and returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         settings = parse(argv)

@@ -1,6 +1,6 @@
 """Forward passes alone, from batches on the device to mean vectors there, and their floor in the same run.
 
-The floor is the model's own matrix products back to back, on numbers of real scale.
+The floor is the model's own matrix products back to back, on values of realistic magnitude.
 """
 
 import logging
@@ -34,11 +34,11 @@ from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 _NUM_BATCHES: Final = 8
-# How full the batches are asked to be; first-fit leaves the last one nearly empty otherwise.
+# Fill the drawn work aims at, and the least of a batch that is used: first-fit may leave the last nearly empty.
 _FILL, _LEAST_FILL = 0.99, 0.5
-# Batches that the engine launches ahead: the device never waits for the host, and memory stays bounded.
+# As in the engine: the device never waits for the host, and memory stays bounded.
 _MAX_IN_FLIGHT: Final = 3
-# Copies of each weight that take turns, so that no weight stays in the cache from one layer to the next.
+# Copies of each weight, used in turn so that none stays in L2 from one layer to the next.
 _COPIES: Final = 4
 _WEIGHT_STD: Final = 0.02
 _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
@@ -51,13 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def rounds_per_second(steps: Sequence[Callable[[], object]], seconds: float, device: str) -> float:
-    """How often a second all steps are done in turn, over whole rounds of at least `seconds`.
-
-    Args:
-        steps: each launches its work on the device's current stream.
-        seconds: least length of the measurement.
-        device: "cpu" or "cuda:N".
-    """
+    """Complete rounds of `steps` per second over at least `seconds`; steps launch on the device's current stream."""
     events: deque[torch.cuda.Event] = deque()
     synchronize(device)
     started = time.perf_counter()
@@ -90,7 +84,7 @@ def gemm_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
 
 
 class GemmFloor:
-    """The matrix products of a whole forward pass over `num_tokens` tokens, ready to be launched."""
+    """The matrix products of a whole forward pass over `num_tokens` tokens."""
 
     def __init__(self, spec: ModelSpec, precision: ResolvedPrecision, num_tokens: int, device: str) -> None:
         self._num_layers = spec.num_layers
@@ -108,7 +102,7 @@ class GemmFloor:
 def _gemms(
     num_tokens: int, inputs: int, outputs: int, *, device: str, dtype: torch.dtype
 ) -> list[Callable[[], Tensor]]:
-    """X W^T + b for each copy of W; by oneDNN on the CPU, as the models do it."""
+    """X W^T + b for each copy of W; by oneDNN on the CPU, as in the models."""
     x = torch.randn(num_tokens, inputs, device=device, dtype=dtype)
     bias = torch.randn(outputs, device=device, dtype=dtype)
     weights = [torch.randn(outputs, inputs, device=device, dtype=dtype) * _WEIGHT_STD for _ in range(_COPIES)]
@@ -119,7 +113,7 @@ def _gemms(
 
 
 def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> list[Callable[[], Tensor]]:
-    """X W^T in fp8 with a scale for each row of both, bf16 out."""
+    """X W^T in fp8 with one scale per row of both, bf16 out."""
     x, x_scale = quantize_rows(torch.randn(num_tokens, inputs, device=device))
     multiply = partial(torch._scaled_mm, x, scale_a=x_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
     weights = [
@@ -130,12 +124,11 @@ def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> li
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSet:
-    """Batches of one distribution of lengths on the device, to be run in turn.
+    """Batches of one length distribution, on the device.
 
     Attributes:
         batches: token ids int32 (T,) and layout of each.
-        tokens, sequences, letters: in all of them; letters are None where only tokens were drawn.
-        packing_efficiency: in (0, 1].
+        letters: None if only tokens were drawn.
     """
 
     lengths: Lengths
@@ -175,7 +168,7 @@ class BatchSet:
         return [partial(model.embed, input_ids, layout, repr_layer) for input_ids, layout in self.batches]
 
     def speed(self, repeats: Sequence[float]) -> Json:
-        """From measurements in tokens/s."""
+        """The speed from measurements in tokens/s."""
         return speed(
             repeats,
             tokens=self.tokens,
@@ -186,14 +179,7 @@ class BatchSet:
 
 
 def measure_forward(name: str, planned: PlannedModel, settings: BenchSettings, device: str) -> list[Json]:
-    """One case for each distribution of lengths; the floor and all of them take turns.
-
-    Args:
-        name: of the model, as asked for.
-        planned: how it computes.
-        settings: lengths, seconds and repeats.
-        device: "cpu" or "cuda:N".
-    """
+    """One case per length distribution; the floor and all distributions are measured alternately."""
     with torch.inference_mode():
         started = time.perf_counter()
         model = load_model(open_checkpoint(planned.location, planned.family), device, planned.precision)
@@ -263,7 +249,7 @@ def _draw(planned: PlannedModel, lengths: Lengths) -> tuple[TokenColumn, npt.NDA
 
 
 def _warm_up(steps: Sequence[Callable[[], object]], device: str) -> tuple[float, int | None]:
-    """Seconds of the first pass over every batch, compilation included, and the peak memory in bytes."""
+    """Seconds of the first pass over every batch, compilation included, and peak memory in bytes."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()

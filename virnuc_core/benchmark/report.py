@@ -1,7 +1,7 @@
-"""What a benchmark found, as JSON and as a table.
+"""Benchmark results as JSON and as a table.
 
-A speed has `repeats` (tokens/s of every measurement, special tokens counted, padding not) and, at their median,
-tokens, sequences and letters a second; letters are residues or bases, null where only tokens were drawn.
+A speed has `repeats` (tokens/s of every measurement, with special tokens, without padding) and, at their median,
+tokens, sequences and letters per second; letters are residues or bases, null if only tokens were drawn.
 """
 
 import platform
@@ -26,7 +26,7 @@ _HEADER: Final = (
 def speed(
     repeats: Sequence[float], *, tokens: int, sequences: int, letters: int | None, packing_efficiency: float
 ) -> Json:
-    """A speed from its measurements in tokens/s, and the tokens, sequences and letters of the same work."""
+    """A speed from its measurements in tokens/s and the totals of the measured work."""
     median = statistics.median(repeats)
     return {
         "tokens_per_second": median,
@@ -38,7 +38,7 @@ def speed(
 
 
 def machine(device: str) -> Json:
-    """Hardware and versions that a figure depends on; those of the GPU as far as nvidia-smi tells."""
+    """Hardware and versions that a result depends on; those of the GPU as far as nvidia-smi reports them."""
     try:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -64,7 +64,7 @@ def machine(device: str) -> Json:
 
 
 def text_table(cases: Sequence[Json]) -> str:
-    """Forward passes against the floor, then end to end against forward passes; columns aligned."""
+    """Forward passes against the floor, then end to end against forward passes, in aligned columns."""
     rows = [_HEADER, *_rows(cases)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -36,7 +36,7 @@ from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet, Precision
 
-# Enough that the end of a shard is part of what is measured, and that every lane gets the same number.
+# Several, so that the end of a shard is measured too, and equally many for every lane.
 _SHARDS_PER_LANE: Final = 2
 _ROUNDING: Final = 1 + 1e-6
 
@@ -44,11 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_benchmark(settings: BenchSettings, command: str) -> Json:
-    """Measures everything that is asked for, and writes `settings.out` after every model.
-
-    Args:
-        settings: what to measure.
-        command: the command line, to be recorded.
+    """Measures everything requested, records `command`, and writes `settings.out` after every model.
 
     Raises:
         VirnucError: a model, device or setting cannot be used.
@@ -68,7 +64,7 @@ def run_benchmark(settings: BenchSettings, command: str) -> Json:
         for precision in settings.precisions:
             planned, config = _plan_model(model, cast(Precision, precision), settings, devices)
             cases = measure_forward(model, planned, settings, devices[0])
-            # Only so many compiled models are kept; after that nothing would be compiled.
+            # torch.compile keeps a limited number of graphs and then stops compiling.
             if planned.compile_mode != "none":
                 torch.compiler.reset()
             gc.collect()
@@ -84,7 +80,7 @@ def run_benchmark(settings: BenchSettings, command: str) -> Json:
 
 
 def device_groups(devices: Sequence[str], *, scaling: bool) -> list[tuple[str, ...]]:
-    """The devices to be used at once: all, or, for `scaling`, the first 1, 2, 4, ... and all."""
+    """The devices to use at once: all, or, for `scaling`, the first 1, 2, 4, ... and all."""
     counts = {len(devices)}
     if scaling:
         counts |= {1 << power for power in range(len(devices).bit_length()) if 1 << power <= len(devices)}
@@ -94,7 +90,7 @@ def device_groups(devices: Sequence[str], *, scaling: bool) -> list[tuple[str, .
 def _plan_model(
     model: str, precision: Precision, settings: BenchSettings, devices: tuple[str, ...]
 ) -> tuple[PlannedModel, RunConfig]:
-    """How a run with these settings would compute the model, and those settings with nothing left open."""
+    """How a run with these settings would compute the model, and the settings with nothing left on "auto"."""
     family, name = family_of(model)
     config = RunConfig(
         chunk_length=None,
@@ -114,7 +110,7 @@ def _plan_model(
 def _end_to_end(
     case: Json, planned: PlannedModel, config: RunConfig, devices: Sequence[str], settings: BenchSettings
 ) -> list[Json]:
-    """Runs on every group of devices, and how their speed compares with forward passes and with one device."""
+    """Runs on every group of devices, with forward fraction and scaling efficiency."""
     runs: list[Json] = []
     assert settings.end_to_end is not None
     for group in device_groups(devices, scaling=settings.scaling):
@@ -142,9 +138,9 @@ def _measure_lanes(
     sequences_per_device: int,
     repeats: int,
 ) -> Json:
-    """Stored sequences in, shards out, on some devices at once, each with the same share of work.
+    """From stored sequences to shards on several devices at once, each with the same share of work.
 
-    A lane's clock runs from its loaded models to its last shard, and the slowest lane counts.
+    A lane is timed from its loaded models to its last shard, and the slowest lane counts.
     """
     with tempfile.TemporaryDirectory(prefix="virnuc-bench-") as scratch:
         folder = RunFolder(Path(scratch))
@@ -193,7 +189,7 @@ def _plan_even_shards(
 
 
 def _run_lanes(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[tuple[LaneReport, float]]:
-    """Computes all shards and removes them again; report and seconds of work of each lane."""
+    """Computes all shards and deletes them; report and seconds of work of each lane."""
     assigned = assign_shards(plan, range(len(plan.shards)), len(devices))
 
     def work(lane: int) -> tuple[LaneReport, float]:

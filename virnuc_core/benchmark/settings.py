@@ -1,4 +1,4 @@
-"""What a benchmark measures; `virnuc bench` and `python -m virnuc_core.benchmark` make their options from it."""
+"""Settings of a benchmark, from which `virnuc bench` and `python -m virnuc_core.benchmark` make their options."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Self, get_args
@@ -16,9 +16,7 @@ _DEFAULT_LENGTHS: Final[dict[Family, str]] = {"esm2": "fixed:166", "dnabert_s": 
 class Lengths:
     """A distribution of sequence lengths.
 
-    Attributes:
-        kind: "fixed" or "lognormal" for residues or bases, "tokens" for tokens, special ones included.
-        value: the length; 0 for "lognormal".
+    `kind` is "fixed" or "lognormal" for residues or bases, "tokens" for tokens, special ones included.
     """
 
     kind: str
@@ -90,15 +88,15 @@ class BenchSettings(Settings):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those to compare."""
+        """The precisions to compare."""
         return tuple(self.precision.split(","))
 
     def lengths_for(self, family: Family) -> tuple[Lengths, ...]:
-        """The distributions to measure; by default the usual one of a family."""
+        """The distributions to measure; by default the usual one of the family."""
         return tuple(map(Lengths.parse, (self.lengths or _DEFAULT_LENGTHS[family]).split(",")))
 
     def arguments(self) -> list[str]:
-        """The command line that measures the same again, without the program and without --out."""
+        """The command line that repeats the measurement, without the program and without --out."""
         arguments: list[str] = []
         for name, value in self.model_dump(exclude_defaults=True, exclude={"out"}).items():
             flag = f"--{name.replace('_', '-')}"

@@ -1,1 +1,1 @@
-"""What a machine and an installation are fit for, and what to do where they are not."""
+"""Diagnosis of a machine and an installation, with advice on what to fix."""

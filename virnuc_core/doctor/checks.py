@@ -1,4 +1,4 @@
-"""Versions, CUDA, devices, the host, caches and bundled models, and a small run on every device."""
+"""Checks of versions, CUDA, devices, the host, caches and bundled models, and a small run on every device."""
 
 import os
 import platform
@@ -47,22 +47,22 @@ from virnuc_core.versions import (
 )
 
 _LEAST_GPU_MEMORY_GB: Final = 4.0
-# The kernels need what came with this generation (Ampere).
+# Ampere, which the kernels require.
 _TRIED_CAPABILITY: Final = (8, 0)
-# For a run at all, and for one that is not cramped.
+# Required and recommended.
 _LEAST_MEMORY_GB: Final = (1.0, 4.0)
 _LEAST_DISK_GB: Final = (0.5, 10.0)
 _LEAST_FILES: Final = 1024
 
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
-# fp16 on a GPU stays above 0.9999996 and within 0.002 (docs/performance.md); what is broken is far off.
+# fp16 on a GPU stays above 0.9999996 and within 0.002 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
 _MOST_SCORE_DIFFERENCE: Final = 0.01
 
 
 def version_findings() -> Iterator[Finding]:
-    """Each package of the table of known versions."""
+    """Each package in the table of known versions."""
     yield Finding("versions", "virnuc", "ok", __version__)
     for check in check_versions():
         found = check.found or "not installed"
@@ -71,7 +71,7 @@ def version_findings() -> Iterator[Finding]:
 
 
 def cuda_findings() -> Iterator[Finding]:
-    """The CUDA of torch, the driver, triton and flash-attn-4, and whether they go together."""
+    """The CUDA of torch, the driver, Triton and flash-attn-4, and whether they are compatible."""
     rows = query_gpus(("driver_version",), units=False)
     seen = torch.cuda.device_count()
     yield _cuda(rows[0][0] if rows else "", len(rows), seen)
@@ -85,7 +85,7 @@ def cuda_findings() -> Iterator[Finding]:
 
 
 def device_findings() -> Iterator[Finding]:
-    """Every device that runs may use, with what "auto" chooses there."""
+    """Every device that runs may use, with what "auto" resolves to there."""
     for index in range(torch.cuda.device_count()):
         yield _gpu(f"cuda:{index}")
     bf16 = "with bf16 instructions" if cpu_has_bf16() else "without bf16 instructions"
@@ -94,7 +94,7 @@ def device_findings() -> Iterator[Finding]:
 
 
 def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
-    """The build of torch against the driver."""
+    """The CUDA build of torch against the driver."""
     built_for = torch.version.cuda
     found = f"torch for CUDA {built_for or 'none (CPU only)'}, driver {driver or 'none'}, {seen} of {num_gpus} GPUs seen"
     advice = ""
@@ -117,7 +117,7 @@ def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
 
 
 def _triton(*, is_needed: bool) -> Finding:
-    """Triton against what torch was made for."""
+    """Triton against the version that torch requires."""
     found, wanted = installed_version("triton"), triton_of_torch()
     advice = ""
     if is_needed and not found:
@@ -144,12 +144,12 @@ def _gpu(device: str) -> Finding:
 
 
 def _device_finding(topic: str, name: str, state: State, found: str, advice: str) -> Finding:
-    """Of a GPU or of what computes on it; without advice it is fine."""
+    """A finding on a GPU or its software; "ok" without advice."""
     return Finding(topic, name, state if advice else "ok", found, advice, is_device=True)
 
 
 def _choices(device: str) -> str:
-    """What "auto" means on a device, for a large model of each family."""
+    """What "auto" resolves to on a device, for a large model of each family."""
     precision = resolve_precision("auto", device)
     chosen = dict.fromkeys(
         resolve_attention("auto", device, entry.family, precision, entry.spec.head_dim)
@@ -160,7 +160,7 @@ def _choices(device: str) -> str:
 
 
 def host_findings() -> Iterator[Finding]:
-    """Memory, file limit, and the disks that a run writes to."""
+    """Memory, open-file limit, and the disks that a run writes to."""
     if (free := free_memory()) is not None:
         advice = "end other programs, or give the job more memory"
         state, advice = _graded(free / 1e9, _LEAST_MEMORY_GB, advice)
@@ -178,7 +178,7 @@ def host_findings() -> Iterator[Finding]:
 
 
 def _disk(name: str, folder: Path | None) -> Finding:
-    """Free space, and whether files can be made; a home that does not exist is made by the first run."""
+    """Free space, and whether files can be created; a missing home is created by the first run."""
     try:
         folder = folder or Path(tempfile.gettempdir())
         existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
@@ -194,14 +194,14 @@ def _disk(name: str, folder: Path | None) -> Finding:
 
 
 def _graded(amount: float, least: tuple[float, float], advice: str) -> tuple[State, str]:
-    """State and advice by how much of something there is."""
+    """State and advice for an amount; `least` is what is required and what is recommended."""
     if amount < least[0]:
         return "problem", advice
     return ("warning", advice) if amount < least[1] else ("ok", "")
 
 
 def cache_findings() -> Iterator[Finding]:
-    """What is kept from run to run, how large it is, and where."""
+    """Size and location of what persists between runs."""
     compiled = compile_cache_environment()
     folders = {
         "models of the hub": cache_folder(),
@@ -224,7 +224,7 @@ def _size(path: Path) -> int:
 
 
 def bundled_findings() -> Iterator[Finding]:
-    """Whether the models and heads of the package are byte for byte those that it was made with."""
+    """Whether the bundled models and heads are byte-identical to those released."""
     names = [entry.qualified_name for entry in CATALOGUE if isinstance(entry.source, Path)]
     for name in (*names, *BUNDLED_HEADS):
         found = verify(name)
@@ -244,7 +244,7 @@ class RunOutput:
 
 
 def self_test_findings() -> Iterator[Finding]:
-    """A small run on every device, in a process of its own as a lane is, against the reference engine on the CPU."""
+    """A small run on every device, in its own process like a lane, against the reference engine on the CPU."""
     with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
         try:
             folder = Path(scratch)
@@ -283,7 +283,7 @@ def _write_contigs(path: Path) -> None:
 
 
 def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
-    """A run with the bundled models, from planning to what is in the shards."""
+    """A run with the bundled models, from planning to the contents of the shards."""
     run = RunFolder(folder / f"{engine}-{device.replace(':', '-')}")
     run.root.mkdir()
     store = build_frame_store([folder / "contigs.fa"], run.frames, 500)

@@ -1,8 +1,8 @@
-"""A checkpoint through virnuc and through the program that it was published for, on the same real sequences.
+"""A checkpoint in virnuc against the program that it was published for, on the same real sequences.
 
 The other program computes one sequence at a time in fp32: fair-esm for its own layout, transformers' EsmModel for its
-own. The program of DNABERT-S is code in its authors' model repository, which virnuc never runs: transformers'
-BertModel stands in for it, with ALiBi as its attention mask and the gated feed-forward layer in the place of BERT's.
+own. That of DNABERT-S is code in its authors' model repository, which virnuc never runs: transformers' BertModel
+stands in for it, with ALiBi as its attention mask and the gated feed-forward layer in the place of BERT's.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _SEQUENCES: Final[dict[Family, Path]] = {
     family: Path(__file__).with_name(f"{family}.fa") for family in ("esm2", "dnabert_s")
 }
 _ALPHABETS: Final[dict[Family, Alphabet]] = {"esm2": "protein", "dnabert_s": "dna"}
-# Rounding stays above these (docs/performance.md has what was measured); what is computed wrongly is far below.
+# Rounding stays above these (measurements in docs/performance.md); wrong results are far below.
 _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "fp32": 0.999999,
     "fp16": 0.9999,
@@ -52,7 +52,7 @@ _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "fp8": 0.99,
 }
 _MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
-# What these programs raise for a checkpoint that they cannot use.
+# Raised by these programs for a checkpoint that they cannot use.
 _REFUSALS: Final = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 Float32 = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ _HiddenStates = Callable[[str], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
-    """virnuc's vectors in one precision beside those of the other program: largest difference and value, least cosine."""
+    """virnuc's vectors in one precision against those of the other program."""
 
     engine: Engine
     precision: ResolvedPrecision
@@ -74,7 +74,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelComparison:
-    """What was compared: `shortest` and `longest` are lengths of sequences, `runs` are virnuc's by engine and precision."""
+    """The result of a comparison; `shortest` and `longest` are sequence lengths."""
 
     model: str
     program: str
@@ -112,13 +112,12 @@ class ModelComparison:
 
 
 def compare_model(model: str) -> ModelComparison:
-    """Computes mean vectors by virnuc, in every precision of this machine, and by the original program.
+    """Compares mean vectors by virnuc, in every precision of this machine, with those of the original program.
 
-    Args:
-        model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a name or path alone.
+    `model` is `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a bare name or path.
 
     Raises:
-        CheckpointError: the checkpoint cannot be used, by virnuc or by the other program.
+        CheckpointError: virnuc or the other program cannot use the checkpoint.
         DeviceError: a device failed.
         UsageError: the other program is not installed, or the name is that of two models.
     """
@@ -163,14 +162,14 @@ def compare_vectors(
 
 
 def cosines(left: Float32, right: Float32) -> npt.NDArray[np.float64]:
-    """float64 (N,), of the rows of two matrices (N, D)."""
+    """Cosines of the rows of two matrices (N, D), float64 (N,)."""
     a, b = left.astype(np.float64), right.astype(np.float64)
     cosines: npt.NDArray[np.float64] = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
     return cosines
 
 
 def _variants(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
-    """The reference engine, and the packed one in all that the device computes in."""
+    """The reference engine, and the packed one in every precision that the device supports."""
     yield "reference", "fp32"
     for precision in _LEAST_COSINES:
         try:
@@ -180,7 +179,7 @@ def _variants(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
 
 
 def _embed(name: str, family: Family, device: str, engine: Engine, precision: ResolvedPrecision) -> Float32:
-    """As `virnuc embed` does it, fp32 (N, D)."""
+    """As `virnuc embed` computes it, fp32 (N, D)."""
     config = RunConfig(
         chunk_length=None,
         esm_model=name if family == "esm2" else None,
@@ -198,15 +197,14 @@ def _embed(name: str, family: Family, device: str, engine: Engine, precision: Re
 
 
 def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device: str) -> tuple[str, Float32]:
-    """Mean vectors of the last layer by the program that the checkpoint is published for.
+    """Mean vectors of the last layer, fp32 (N, D), by the program that the checkpoint is published for.
 
-    Returns:
-        The program with its version, and fp32 (N, D).
+    The first result is that program with its version.
 
     Raises:
         CheckpointError: the program cannot load the checkpoint.
         DeviceMemoryError: the model does not fit the device in fp32.
-        UsageError: the program is not installed, or there are no weights in a file.
+        UsageError: the program is not installed, or the weights are in no file.
     """
     if not checkpoint.files:
         raise UsageError(
@@ -234,7 +232,7 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
             ) from error
         except _REFUSALS as error:
             raise CheckpointError(f"{program} cannot run {checkpoint.name}: {error}.") from error
-    # The processes that compute next need the memory of the device.
+    # The processes that compute next need the device's memory.
     del hidden_states
     gc.collect()
     if torch.cuda.is_initialized():
@@ -243,7 +241,7 @@ def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device
 
 
 def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
-    """fair-esm's own model, loader and tokens; only the file is read by virnuc, which runs no code in it."""
+    """fair-esm's own model, loader and tokens; virnuc reads the file, so that no code in it is run."""
     try:
         load = import_module("esm.pretrained").load_model_and_alphabet_core
         version = import_module("esm").__version__
@@ -300,10 +298,7 @@ def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
 
 
 def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
-    """BertModel of transformers with the weights, the ALiBi and the feed-forward layer of DNABERT-S.
-
-    Returns:
-        A function from token ids, int64 (1, T), to the last hidden states, fp32 (T, D).
+    """BertModel of transformers with the weights, ALiBi and feed-forward of DNABERT-S: int64 (1, T) -> fp32 (T, D).
 
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
@@ -368,7 +363,7 @@ class _Gate(nn.Module):
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """As in the paper's code, which goes by powers of two; not those of `models.positions`, which are under test."""
+    """As in the paper's code; independent of `models.positions`, which is under test."""
     if math.log2(num_heads).is_integer():
         return [2 ** (-8 * (i + 1) / num_heads) for i in range(num_heads)]
     below = 2 ** int(math.log2(num_heads))
@@ -383,7 +378,7 @@ def _input_ids(tokenizer: Esm2Tokenizer | DnabertTokenizer, sequence: str, devic
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and progress bars of loading."""
+    """Suppresses the warnings and progress bars of loading."""
     with contextlib.suppress(ImportError):
         logging: Any = import_module("transformers.utils.logging")
         logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""One line of what `virnuc doctor` has found."""
+"""One line of the output of `virnuc doctor`."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        topic: what it belongs to.
-        name: what was checked.
-        state: whether it is fine, worth knowing, or will stop a run.
         found: what is there.
-        advice: what to do; empty when nothing is.
-        is_device: whether it concerns GPUs or what computes on them.
+        advice: what to do; empty if nothing.
+        is_device: whether it concerns GPUs or their software.
     """
 
     topic: str

@@ -1,14 +1,14 @@
-"""The registry of attention backends: bidirectional, over packed tokens, with rotary angles or ALiBi inside.
+"""The attention backends: bidirectional, over packed tokens, with rotary angles or ALiBi inside.
 
-Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same fused buffer
-qkv (T, 3, N, H) and a `PackedLayout` that is built once a batch and shared by all layers.
+Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same fused buffer qkv (T, 3, N, H) and a
+`PackedLayout` that is built once per batch and shared by all layers.
 
     triton      our kernels: 16 bit on CUDA devices
     flash-attn  the flash-attn-4 package, where it is installed: 16 bit on CUDA devices
     varlen      torch's own variable-length kernel: 16 bit on CUDA devices, rotary positions only
     sdpa        torch's scaled_dot_product_attention over rectangles of sequences of similar length
-    padded      the same over one rectangle a batch: what VIRNUC_DISABLE_PACKING asks for
-    reference   plain fp32 softmax, one sequence at a time: the oracle of the others
+    padded      the same over one rectangle per batch: used with VIRNUC_DISABLE_PACKING
+    reference   plain fp32 softmax, one sequence at a time: the oracle for the others
 """
 
 import logging
@@ -36,8 +36,8 @@ _HALF_PRECISIONS: Final = ("fp16", "bf16", "fp8")
 _MAX_HEAD_DIM: Final = 128
 _AMPERE: Final = 8  # major compute capability
 _INSTEAD: Final = "or leave --attention out."
-# Most slots of a rectangle over its real tokens. The CPU gains nothing from fewer, larger calls, so it pads
-# nothing; a GPU wants few launches.
+# Maximum slots per real token. The CPU gains nothing from fewer, larger calls, so it pads nothing; a GPU needs few
+# launches.
 _MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
 _ALIGNMENT: Final = 4  # int32 entries in 16 bytes, the alignment that Triton compiles for
 
@@ -46,14 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
-    """Our kernels; see `virnuc_core.models.kernels.attention`.
-
-    Attributes:
-        short_tiles: int32 (tiles, 3), programs of the shorter sequences.
-        long_tiles: int32 (tiles, 3), programs of the longer ones.
-        cos_sin: rotary table at positions 0, 1, ..; None with ALiBi.
-        slopes: fp32 (N,), ALiBi; None with rotary positions.
-    """
+    """Our kernels; `virnuc_core.models.kernels.attention.packed_attention` documents the attributes."""
 
     short_tiles: Tensor
     long_tiles: Tensor
@@ -74,7 +67,6 @@ class VarlenAttention:
 
     Attributes:
         cu_seqlens: int32 (B + 1,), on the device.
-        max_seqlen: tokens of the longest sequence.
         table: rotary table at the T positions.
     """
 
@@ -95,11 +87,10 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class FlashAttention:
-    """The kernels of flash-attn-4, which are compiled when they are first called, for each shape of head and dtype.
+    """The kernels of flash-attn-4, which are compiled at their first call for each head dim and dtype.
 
     Attributes:
         cu_seqlens: int32 (B + 1,), on the device.
-        max_seqlen: tokens of the longest sequence.
         table: rotary table at the T positions; None with ALiBi.
         slopes: fp32 (N,), ALiBi; None with rotary positions.
     """
@@ -126,7 +117,7 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the sequences of a batch lie, in the form that the layers and the pooling need.
+    """A batch's sequence bounds and attention, as the layers and the pooling need them.
 
     Attributes:
         cu_seqlens: int32 (B + 1,), on the model's device.
@@ -147,15 +138,10 @@ class PackedLayout:
         rotary_head_dim: int | None = None,
         alibi_heads: int | None = None,
     ) -> Self:
-        """Plans on the host, then moves what the layers need to `device`; waits for no device.
+        """Plans on the host, then copies to `device` without synchronising.
 
-        Args:
-            cu_seqlens: int32 (B + 1,), starting at 0.
-            backend: the attention to use.
-            device: the model's device.
-            dtype: the model's dtype, which is that of the biases.
-            rotary_head_dim: H of a model with rotary positions.
-            alibi_heads: N of a model with ALiBi.
+        `cu_seqlens` is int32 (B + 1,), starting at 0; `device` and `dtype` are the model's. `rotary_head_dim` is H of
+        a model with rotary positions, `alibi_heads` N of a model with ALiBi.
         """
         slopes = None if alibi_heads is None else _slopes_on(alibi_heads, device)
         if backend == "triton":
@@ -180,20 +166,15 @@ class PackedLayout:
         return cls(bounds, attention)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that `stream` uses the layout, which was made on another one."""
+        """Tells the allocator that `stream` uses the layout, which was allocated on another one."""
         for tensor in _tensors(self):
             tensor.record_stream(stream)
 
 
 def packed_attention(qkv: Tensor, layout: PackedLayout) -> Tensor:
-    """Attention of every token to all tokens of its own sequence.
+    """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H) in the dtype of `qkv`.
 
-    Args:
-        qkv: (T, 3, N, H), queries, keys and values side by side, those with rotary positions paired.
-        layout: of the batch; it holds the backend, and the rotary angles or ALiBi slopes.
-
-    Returns:
-        (T, N * H) in the dtype of `qkv`.
+    With rotary positions, the columns of queries and keys are in the order of `positions.pair_rows`.
     """
     return layout.attention(qkv)
 
@@ -205,14 +186,7 @@ def resolve_attention(
     precision: ResolvedPrecision,
     head_dim: int,
 ) -> AttentionBackend:
-    """Turns "auto" into a backend that runs on `device`, and logs it.
-
-    Args:
-        choice: as asked for.
-        device: where the model runs.
-        family: its architecture, which decides between rotary positions and ALiBi.
-        precision: its arithmetic.
-        head_dim: width H of its heads.
+    """Resolves "auto" to a backend that runs on `device`, and logs it.
 
     Raises:
         UsageError: the backend cannot do this model or precision, or its package is not installed.
@@ -247,12 +221,7 @@ def resolve_attention(
 
 
 def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> None:
-    """Checks that flash-attn-4 is there, can be imported, and can compute a model on `device`.
-
-    Raises:
-        UsageError: it is missing, of another version or broken, or has no kernel for heads of `head_dim`.
-        DeviceError: `device` cannot run it.
-    """
+    """Checks that flash-attn-4 is installed, can be imported, and supports a model on `device`."""
     found = installed_version(FLASH_ATTN)
     if found != FLASH_ATTN_VERSION:
         raise UsageError(
@@ -285,10 +254,10 @@ def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> 
 
 @cache
 def _flash_attn() -> Callable[..., Any]:
-    """The entry to flash-attn-4, which is optional and so imported only where it was chosen."""
+    """The entry point of flash-attn-4, which is optional and so imported only if chosen."""
     from flash_attn.cute import flash_attn_varlen_func
 
-    # Its compiler warns of an argument of its own, which has no effect on what is compiled.
+    # Its compiler warns about an argument of its own, which does not affect the compiled code.
     warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     function: Callable[..., Any] = flash_attn_varlen_func
     return function
@@ -311,7 +280,7 @@ def _build_triton(
 
 
 def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Moves small int32 arrays in one transfer, which a GPU does not wait for."""
+    """Copies small int32 arrays in one asynchronous transfer."""
     starts = np.cumsum([0] + [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays])
     allocate = empty_pinned if device.type == "cuda" else torch.empty
     buffer = allocate((int(starts[-1]),), dtype=torch.int32)
@@ -332,13 +301,13 @@ def _slopes_on(num_heads: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _rotary_table_on(head_dim: int, padded: int, num_positions: int, device: torch.device) -> Tensor:
-    """The rotary table at positions 0, 1, .., each row filled up with zeros to the padded width."""
+    """The rotary table at positions 0, 1, ..., its rows zero-padded for heads of `padded` columns."""
     table = rotary_table(head_dim, torch.arange(num_positions, device=device))
     return torch.nn.functional.pad(table, (0, 0, 0, (padded - head_dim) // 2))
 
 
 def _tensors(part: Any) -> list[Tensor]:
-    """All tensors that a layout holds, however deep."""
+    """All tensors in a layout, recursively."""
     if isinstance(part, Tensor):
         return [part]
     if isinstance(part, tuple):

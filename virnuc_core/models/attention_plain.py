@@ -20,7 +20,7 @@ _MAX_BIAS_ELEMENTS = 2**24  # scores or biases held at once: 64 MB in fp32
 
 
 def split_qkv(qkv: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of (T, 3, N, H), each (T, N, H), the former two rotated if there is a table."""
+    """Splits (T, 3, N, H) into queries, keys and values (T, N, H); with a table, queries and keys are rotated."""
     queries_keys, values = qkv[:, :2], qkv[:, 2]
     if table is not None:
         queries_keys = apply_rotary(queries_keys, table)
@@ -30,7 +30,7 @@ def split_qkv(qkv: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAttention:
-    """softmax(q k^T / sqrt(H) + bias) v in fp32, sequence by sequence: the oracle of all others."""
+    """softmax(q k^T / sqrt(H) + bias) v in fp32, one sequence at a time: the oracle for the other backends."""
 
     lengths: tuple[int, ...]
     table: Tensor | None
@@ -55,14 +55,12 @@ class Rectangle:
     """Consecutive sequences of similar length, padded to one (num_sequences, length) shape.
 
     Attributes:
-        num_sequences: rows.
-        length: columns, the longest sequence.
-        first_token: where they begin in the packed buffer.
-        gather_idx: int64 (num_sequences * length,), token of each slot, a padding slot repeating its
-            sequence's first token; None without padding.
-        unpad_idx: int64 (real tokens,), the slots that hold a token; None without padding.
-        bias: (num_sequences or 1, N or 1, 1 or length, length), what is added to the scores: ALiBi, and
-            -inf on padding; None when nothing is, or when it is made block by block.
+        first_token: offset in the packed buffer.
+        gather_idx: int64 (num_sequences * length,), the token of each slot; padding repeats its sequence's first
+            token.
+        unpad_idx: int64 (real tokens,), the slots that hold tokens; like `gather_idx`, None without padding.
+        bias: (num_sequences or 1, N or 1, 1 or length, length), ALiBi plus -inf on padding; None if there is neither,
+            or if ALiBi is computed block by block.
     """
 
     num_sequences: int
@@ -81,7 +79,7 @@ class Rectangle:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Self:
-        """The rectangle of the sequences with these lengths; the biases are in `dtype`."""
+        """Lays out the sequences with these lengths; the biases are in `dtype`."""
         length = int(lengths.max())
         bias = gather_idx = unpad_idx = None
         if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
@@ -98,7 +96,7 @@ class Rectangle:
         return cls(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None) -> Tensor:
-        """Attention within it: inputs (T, N, H) of the batch, result (real tokens of it, N * H)."""
+        """Attention within the rectangle: (T, N, H) of the whole batch -> (real tokens of the rectangle, N * H)."""
         q, k, v = (self._pad(x) for x in (queries, keys, values))
         if slopes is None or self.bias is not None:
             output = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
@@ -125,7 +123,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class RectangleAttention:
-    """torch's scaled_dot_product_attention over rectangles that together cover every token once."""
+    """scaled_dot_product_attention over rectangles that together cover every token once."""
 
     rectangles: tuple[Rectangle, ...]
     table: Tensor | None
@@ -141,15 +139,10 @@ class RectangleAttention:
         dtype: torch.dtype,
         padded_share: float,
     ) -> Self:
-        """Cuts a batch into rectangles; few are needed, and little padding, where the longest sequences come first.
+        """Cuts a batch into rectangles; sequences sorted longest first need the fewest and the least padding.
 
-        Args:
-            cu_seqlens: int32 (B + 1,), starting at 0, on the host.
-            table: on the device.
-            slopes: on the device.
-            device: the model's device.
-            dtype: of the biases.
-            padded_share: most slots of a rectangle over its real tokens; infinity makes one rectangle.
+        `cu_seqlens` is int32 (B + 1,) on the host, starting at 0. `padded_share` is the maximum of slots per real
+        token in a rectangle; with infinity, only the memory bound on biases splits a batch.
         """
         lengths = np.diff(cu_seqlens).astype(np.int64)
         lengths = lengths[lengths > 0]

@@ -1,4 +1,4 @@
-"""The models and heads that go by a short name: published ones, pinned to a commit, and the bundled ones."""
+"""Models and heads with a short name: published ones, pinned to a commit, and bundled ones."""
 
 import os
 import re
@@ -33,10 +33,9 @@ class CatalogueEntry:
     """One model known by name.
 
     Attributes:
-        name: the short name, unique within its family.
-        spec: its architecture.
-        source: where it is: on the hub, or in a folder of this package.
-        licence: SPDX name of its licence; empty when its makers name none in its repository.
+        name: unique within its family.
+        source: on the hub, or a folder of this package.
+        licence: SPDX name; empty if its repository states none.
     """
 
     name: str
@@ -46,12 +45,12 @@ class CatalogueEntry:
 
     @property
     def family(self) -> Family:
-        """Its architecture's family."""
+        """The architecture's family."""
         return self.spec.family
 
     @property
     def qualified_name(self) -> str:
-        """The name with its family before it, as `embed` takes it."""
+        """The name with its family's prefix, as `embed` takes it."""
         return f"{next(word for word, family in _PREFIXES.items() if family == self.family)}:{self.name}"
 
     def is_called(self, name: str) -> bool:
@@ -120,10 +119,10 @@ CATALOGUE: Final = (
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
-# Asks for the bundled head of the bundled models.
+# Selects the bundled head of the bundled models.
 AUTO_HEAD: Final = "auto"
 _HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
-# For frames that are open, and for chunks without one.
+# For stop-free frames and, with -dna, for chunks without one.
 BUNDLED_HEADS: Final = {
     f"tiny-{length}{dna}": _BUNDLED / "heads" / f"tiny_{length}{dna.replace('-', '_')}.safetensors"
     for length in _HEAD_LENGTHS
@@ -132,12 +131,12 @@ BUNDLED_HEADS: Final = {
 
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
-    """The entries called `name`, ignoring case; at most one within a family. None looks among all families."""
+    """The entries called `name`, ignoring case; at most one per family. None searches all families."""
     return [entry for entry in CATALOGUE if family in (None, entry.family) and entry.is_called(name)]
 
 
 def known_names(family: Family | None) -> list[str]:
-    """Short names, each once, for messages."""
+    """Short names without duplicates, for messages."""
     return list(dict.fromkeys(entry.name for entry in CATALOGUE if family in (None, entry.family)))
 
 
@@ -148,16 +147,12 @@ def split_family(model: str) -> tuple[Family | None, str]:
 
 
 def require_known_model(name: str, family: Family | None) -> None:
-    """Refuses what can be no model, without fetching or reading anything.
-
-    Args:
-        name: catalogue name, path, or `owner/name` on the hub.
-        family: look among these models only; None looks among all.
+    """Refuses what is neither a catalogue name, a path nor `owner/name`, without fetching or reading anything.
 
     Raises:
         CheckpointError: it is none of them.
     """
-    # Of os.path, which answers for names too that no file can have.
+    # os.path answers even for names that no file can have.
     is_path = os.path.exists(os.path.expanduser(name))
     if not (find_entries(name.removeprefix(RANDOM), family) or is_path or _HUB_NAME.fullmatch(name)):
         raise CheckpointError(
@@ -167,13 +162,10 @@ def require_known_model(name: str, family: Family | None) -> None:
 
 
 def head_of(config: RunConfig) -> str:
-    """The head of a run that makes calls: the one asked for, or the bundled one of the bundled models.
-
-    Returns:
-        Name of a bundled head, or path of another, whether or not there is such a file.
+    """The head of a run that makes calls: name of a bundled one or path of another, which may not exist.
 
     Raises:
-        UsageError: a model is missing, or no head is asked for and none is bundled for these models.
+        UsageError: a model is missing, or no head is given and none is bundled for these models.
     """
     if config.esm_model is None or config.dnabert_model is None:
         raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
@@ -181,10 +173,10 @@ def head_of(config: RunConfig) -> str:
 
 
 def dna_head_of(config: RunConfig) -> str | None:
-    """The head for chunks without an open frame, as `head_of`; None when none is asked for.
+    """The head for chunks without a stop-free frame, as `head_of`; None if none is requested.
 
     Raises:
-        UsageError: the bundled one is asked for, and there is none for these models.
+        UsageError: the bundled one is requested, and there is none for these models.
     """
     return _bundled_head(config, "-dna", "--dna-head") if config.dna_head == AUTO_HEAD else config.dna_head
 
@@ -205,12 +197,12 @@ def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
 
 
 def require_heads(config: RunConfig) -> None:
-    """Says at once when a head of a run that makes calls is not there, or is for chunks of another length.
+    """Fails early if a head of a run that makes calls is missing or is for chunks of another length.
 
     Raises:
         CheckpointError: there is no such head.
         MismatchError: a head was trained for chunks of another length.
-        UsageError: none is asked for, and none is bundled for these models.
+        UsageError: none is given, and none is bundled for these models.
     """
     for name in (head_of(config), dna_head_of(config)):
         if name is not None:
@@ -218,11 +210,9 @@ def require_heads(config: RunConfig) -> None:
 
 
 def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
-    """The file of a head: one of `BUNDLED_HEADS` by name, or a path.
+    """The file of a head: a name in `BUNDLED_HEADS`, or a path.
 
-    Args:
-        name_or_path: the head.
-        chunk_length: bp of the chunks that it shall score; None when that is not known.
+    `chunk_length` is that of the chunks to score, in bp; None skips the check.
 
     Raises:
         CheckpointError: there is no such head.
@@ -244,13 +234,13 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
 
 
 def _stated_chunk_length(path: Path) -> int | None:
-    """Chunk length in bp that a head was trained for, read without torch; None when its file does not say."""
+    """Chunk length in bp that a head was trained for, read without torch; None if its file states none."""
     if path.suffix != ".safetensors":
         return None
     try:
         with safe_open(path, framework="np") as file:
             metadata = (file.metadata() or {}).get(HEAD_METADATA)
-    except (SafetensorError, OSError):  # a damaged file, which whoever loads the tensors describes better
+    except (SafetensorError, OSError):  # damaged: loading its tensors reports it better
         return None
     try:
         chunk_length = None if metadata is None else parse_object(metadata).get("chunk_length")

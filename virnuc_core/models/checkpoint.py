@@ -1,7 +1,6 @@
-"""Reading a model's checkpoint: opened once, recognised by the names of its tensors, checked as a whole, loaded.
+"""Reading a model's checkpoint: opened once, recognised by its tensor names, validated, loaded.
 
-The names of published tensors are mapped to those of our parameters by a `KeyLayout`; "normalised" are published names
-without what may precede all of them.
+A `KeyLayout` maps published tensor names to those of our parameters; "normalised" names lack the common prefix.
 """
 
 import hashlib
@@ -68,11 +67,10 @@ class KeyLayout:
     """One naming scheme of published checkpoints.
 
     Attributes:
-        family: architecture that it describes.
         prefix: regular expression of what may precede every name, for instance `esm.`.
-        layer: begin of the names of a layer, with `{n}`.
+        layer: start of the names in a layer, with `{n}`.
         modules: our module -> the published one, outside of layers.
-        layer_modules: our module -> published ones, inside a layer; several are fused by rows.
+        layer_modules: our module -> published ones inside a layer; several are concatenated by rows.
         dropped: regular expression of names that are known and not needed.
     """
 
@@ -95,7 +93,7 @@ class KeyLayout:
         return wanted <= set(map(self.normalise, keys))
 
     def num_layers(self, keys: Iterable[str]) -> int:
-        """Layers that normalised names mention."""
+        """Number of layers that normalised names mention."""
         pattern = re.compile(re.escape(self.layer).replace(r"\{n\}", "([0-9]{1,9})"))
         return 1 + max((int(m[1]) for key in keys if (m := pattern.match(key))), default=-1)
 
@@ -170,7 +168,7 @@ _LAYOUTS: Final = (FAIR_ESM, TRANSFORMERS_ESM, DNABERT)
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of the model that a spec describes."""
+    """Name and shape of every parameter of a model."""
     width, ffn, vocab = spec.embedding_dim, spec.ffn_dim, spec.vocab_size
     layer: dict[str, tuple[int, ...]] = {
         **_norm("attention_norm", width),
@@ -204,18 +202,15 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One model: its files, and their tensors, memory-mapped.
+    """The files of one model, and their tensors, memory-mapped.
 
     Attributes:
-        name: what the user called it.
-        family: architecture.
-        location: path, or `random:NAME`, that `hub.open_checkpoint` finds it by again on this machine.
-        files: weight files, in reading order; none when the weights are drawn at random.
-        config: its config.json, where there is one.
-        tokenizer_file: its tokenizer.json, where there is one.
+        name: as the user gave it.
+        location: path or `random:NAME`, with which `hub.open_checkpoint` finds it again on this machine.
+        files: weight files, in reading order; none with random weights.
         revision: commit of the hub repository it was fetched from.
-        random_spec: the architecture, when the weights are drawn at random.
-        layout: whose names its tensors carry; None when they are in no file.
+        random_spec: the architecture, with random weights only.
+        layout: naming scheme of the tensors; None with random weights.
         tensors: by normalised name.
         arguments: of the model, in a fair-esm file.
     """
@@ -238,11 +233,8 @@ class Checkpoint:
     ) -> Self:
         """Opens a weight file, or the weights in a folder.
 
-        Args:
-            path: the file or folder.
-            family: the architecture it must have; None recognises it by its content.
-            name: what the user called it; None takes the name of the path.
-            revision: commit of the hub repository it was fetched from.
+        `family` is the required architecture; None recognises it by its content. `name` defaults to that of the path;
+        `revision` is the commit of the hub repository.
 
         Raises:
             CheckpointError: there are no weights, a file is damaged, or it holds another model.
@@ -287,10 +279,10 @@ class Checkpoint:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The architecture, from the shapes of the tensors and from what the checkpoint says of itself.
+        """The architecture, from the shapes of the tensors and the configuration.
 
         Raises:
-            CheckpointError: something is not said, or two of them contradict each other.
+            CheckpointError: something is missing or contradictory.
         """
         if self.random_spec is not None:
             return self.random_spec
@@ -348,7 +340,7 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over the weight files and the tokenizer, which decide every vector."""
+        """SHA-256 (hex) over the weight files and the tokenizer, which determine every vector."""
         total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
         for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
             with path.open("rb") as file:
@@ -356,7 +348,7 @@ class Checkpoint:
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """The tensors of the files that make up each of our parameters, as they are there.
+        """The file's tensors that make up each of our parameters, unchanged.
 
         Raises:
             CheckpointError: tensors are missing, unknown, or of another shape.
@@ -383,9 +375,7 @@ class Checkpoint:
         return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All weights under our parameter names, on the CPU, in the dtype of the file.
-
-        The query and key rows of ESM-2 come in the order of `pair_rows`.
+        """All weights under our parameter names, on the CPU, in the dtype of the file; ESM-2's in `pair_rows` order.
 
         Raises:
             CheckpointError: tensors are missing, unknown, or of another shape.
@@ -402,7 +392,7 @@ class Checkpoint:
         return state | {TOKEN_TYPE: state[TOKEN_TYPE][0]}
 
     def _measured(self) -> dict[str, float]:
-        """What the shapes of the tensors say."""
+        """Values derived from the shapes of the tensors."""
         assert self.layout is not None  # it has files
         is_esm2 = self.family == "esm2"
         embedding = "embed_tokens.weight" if is_esm2 else "word_embeddings.weight"
@@ -413,7 +403,7 @@ class Checkpoint:
         flat = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True) if len(shape) != 2]
         self._refuse("has misshapen", flat)
         num_layers = self.layout.num_layers(self.tensors)
-        # More layers than tensors: before all their names are made, one by one.
+        # More layers than tensors would take long to report, name by name.
         self._refuse("lacks", [self.layout.layer.format(n=0)] if num_layers > len(self.tensors) else [])
         vocab_size, embedding_dim = shapes[0]
         measured: dict[str, float] = {
@@ -422,14 +412,14 @@ class Checkpoint:
             "ffn_dim": shapes[1][0 if is_esm2 else 1],
             "vocab_size": vocab_size,
         }
-        # The frequencies of rotary positions, kept by fair-esm, are half a head wide.
+        # fair-esm stores the rotary frequencies, which are half a head wide.
         rotary = self.tensors.get("layers.0.self_attn.rot_emb.inv_freq")
         if rotary is not None and rotary.numel():
             measured["num_heads"] = embedding_dim // (2 * rotary.numel())
         return measured
 
     def _declared(self) -> dict[str, Any]:
-        """What config.json or the arguments of a fair-esm file say."""
+        """Values from config.json or the arguments of a fair-esm file."""
         if self.layout is FAIR_ESM:
             fixed = {"layer_norm_eps": _FAIR_ESM_LAYER_NORM_EPS}
             if self.arguments is None:
@@ -478,7 +468,7 @@ class Checkpoint:
         return None
 
     def _refuse(self, verb: str, names: list[str]) -> None:
-        """Raises when there are any tensors to complain of."""
+        """Raises CheckpointError if any tensors are named."""
         if names:
             more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
             raise CheckpointError(
@@ -488,7 +478,7 @@ class Checkpoint:
 
 
 def _is_valid(name: str, value: object) -> bool:
-    """Whether a value of a configuration may stand for one of ours."""
+    """Whether a configuration value is plausible for one of ours."""
     if name == "token_dropout":
         return isinstance(value, bool | int)
     if name == "layer_norm_eps":
@@ -499,8 +489,8 @@ def _is_valid(name: str, value: object) -> bool:
 def random_state_dict(spec: ModelSpec, device: torch.device | str) -> dict[str, Tensor]:
     """All parameters of a model, fp32, drawn on `device`; the same numbers on every device of a kind.
 
-    They have about the spread of trained ones (gains of LayerNorm near 1, the rest normal), on which the speed of a card
-    under its power limit depends.
+    They are spread like trained ones (LayerNorm gains near 1, the rest normal), since the speed of a GPU at its power
+    limit depends on them.
     """
     generator = torch.Generator(device).manual_seed(_RANDOM_SEED)
     state = {}
@@ -511,20 +501,15 @@ def random_state_dict(spec: ModelSpec, device: torch.device | str) -> dict[str, 
 
 
 def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
-    """A model of this architecture with fresh weights, in training mode.
-
-    Args:
-        spec: the architecture; its family decides the class.
-        dropout: share of each residual branch dropped in training mode.
-    """
+    """A freshly initialised model, in training mode; `dropout` is the fraction dropped from each residual branch."""
     return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
 
 
 def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
-    """A model in evaluation mode, without gradients; its weights are cast once, on the host, and moved once.
+    """A model in evaluation mode without gradients; its weights are cast on the host and moved to the device once.
 
     Raises:
-        CheckpointError: the weights are missing, damaged, not finite, or not those of such a model.
+        CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
     with torch.device("meta"):
@@ -540,7 +525,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         ) from error
     model = model.requires_grad_(False).eval().to(_DTYPES[precision]).to(device)
     for name, weights in model.state_dict().items():
-        # Looked at where that is fast; rounding makes some infinite that are not so in the file.
+        # Checked on the device first, which is faster; the cast may overflow where the file's values are finite.
         if not is_finite(weights) and not is_finite(state[name]):
             raise CheckpointError(
                 f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."

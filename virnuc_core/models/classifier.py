@@ -21,13 +21,9 @@ _DROPOUT: Final = 0.5
 
 
 class MLPClassifier(nn.Module):
-    """Linear, BatchNorm, ReLU, Dropout, Linear.
+    """Linear, BatchNorm, ReLU, Dropout, Linear over features of the DNA vector followed by the protein vector.
 
     Source: the original VirNucPro's MLPClassifier, whose attribute names these are.
-
-    Args:
-        in_features: width D of the features, the DNA vector before the protein vector.
-        hidden_width: width of the hidden layer.
     """
 
     def __init__(self, in_features: int, hidden_width: int = HIDDEN_WIDTH) -> None:
@@ -39,7 +35,7 @@ class MLPClassifier(nn.Module):
 
     @property
     def in_features(self) -> int:
-        """Width D of the features it takes."""
+        """Width D of the features."""
         return self.hidden_layer.in_features
 
     def forward(self, features: Tensor) -> Tensor:
@@ -50,13 +46,7 @@ class MLPClassifier(nn.Module):
 
     @torch.inference_mode()
     def virus_probabilities(self, features: Tensor) -> Tensor:
-        """Scores frames; the module must be in evaluation mode.
-
-        Args:
-            features: fp32 (n, D).
-
-        Returns:
-            fp32 (n, 2): P(other), P(virus).
+        """P(other) and P(virus), fp32 (n, 2), of features fp32 (n, D); the module must be in evaluation mode.
 
         Raises:
             MismatchError: the features are of another width.
@@ -71,7 +61,7 @@ class MLPClassifier(nn.Module):
 
 
 class _PickledModule:
-    """Stands in for every module class of a pickled head: it keeps the attributes and does nothing."""
+    """Stands in for every module class of a pickled head: keeps the attributes and does nothing."""
 
 
 _STAND_INS: Final = tuple(
@@ -87,10 +77,9 @@ _STAND_INS: Final = tuple(
 
 
 def load_classifier(path: Path) -> MLPClassifier:
-    """Reads a head in evaluation mode, without running code that the file carries.
+    """Reads a head in evaluation mode, without running code in the file.
 
-    Args:
-        path: a pickled whole `__main__.MLPClassifier` as published, a state dict, or safetensors.
+    The file is a pickled whole `__main__.MLPClassifier` as published, a state dict, or safetensors.
 
     Raises:
         CheckpointError: the file is damaged, holds other objects, or is no such head.
@@ -117,13 +106,7 @@ def load_classifier(path: Path) -> MLPClassifier:
 
 
 def save_classifier(classifier: MLPClassifier, path: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Writes a head as fp32 safetensors, atomically; the same head and facts give the same bytes.
-
-    Args:
-        classifier: the head.
-        path: where the file shall be.
-        facts: what a reader may want to know, kept as JSON in the file's metadata.
-    """
+    """Writes a head as fp32 safetensors, atomically and reproducibly; `facts` go into the metadata as JSON."""
     state = {
         name: tensor.detach().cpu().float().contiguous() for name, tensor in classifier.state_dict().items()
     }
@@ -153,7 +136,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _pickled_tensors(module: _PickledModule) -> dict[str, Tensor]:
-    """The parameters and buffers of the layers of a pickled head, by their dotted names."""
+    """Parameters and buffers of a pickled head, by dotted name."""
     return {
         f"{name}.{own}": tensor
         for name, layer in vars(module)["_modules"].items()

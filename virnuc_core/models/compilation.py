@@ -10,9 +10,9 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
 from virnuc_core.specs import AttentionBackend, CompileMode, ResolvedCompileMode
 
-# Our kernels leave little to fuse: on an H200 compiled layers are 0.2 % faster and take about 4 s to compile, so a GPU
-# must work for half an hour to gain anything. The mode must not depend on how many GPUs there are, which may change
-# when a run is resumed: it is that of a run that repays it on eight.
+# Our kernels leave little to fuse: on an H200 compiled layers are 0.2 % faster and take about 4 s to compile, which
+# half an hour per GPU repays. The mode must not depend on the number of GPUs, which may change when a run is resumed,
+# so eight are assumed.
 _REPAID_AFTER_SECONDS: Final = 8 * 1800.0
 
 _COMPILED_ATTENTION: Final = ("triton", "varlen")
@@ -35,13 +35,11 @@ _log = logging.getLogger(__name__)
 def resolve_compile_mode(
     choice: CompileMode, attention: AttentionBackend, estimated_seconds: float
 ) -> ResolvedCompileMode:
-    """Turns "auto" into a mode, and logs it.
+    """Resolves "auto" and logs the mode.
 
-    Args:
-        choice: as asked for.
-        attention: of the model; the backends that loop over sequences or rectangles are never compiled,
-            since they would be again for every batch, nor is flash-attn, which torch cannot trace.
-        estimated_seconds: the work of the run on one device; "auto" compiles only where that repays it.
+    Backends that loop over sequences or rectangles are never compiled, since every batch would be compiled again, nor
+    is flash-attn, which torch cannot trace. "auto" compiles if `estimated_seconds`, the run's work on one device,
+    repay it.
     """
     if attention not in _COMPILED_ATTENTION:
         if choice not in ("auto", "none"):
@@ -57,21 +55,17 @@ def resolve_compile_mode(
 
 
 def compile_warning(mode: ResolvedCompileMode) -> str | None:
-    """What whoever has chosen a mode may not expect of it."""
+    """The caveat of a mode for the user who chose it; None if it has none."""
     if not _OPTIONS.get(mode):
         return None
     return _SHAPES_VARY.format(mode) + (_TUNES if mode == "max-autotune" else "") + "."
 
 
 def compile_layers(model: Encoder, mode: ResolvedCompileMode) -> None:
-    """Compiles the layers of a model in place, for any number of tokens.
-
-    A CUDA graph holds one shape only, and every packed batch has another, so "reduce-overhead" and
-    "max-autotune" record graphs just where shapes are known.
-    """
+    """Compiles the layers of a model in place, for any number of tokens; CUDA graphs only record static shapes."""
     if mode == "none":
         return
-    # Else sizes that are equal by chance in the first batch are taken for one, and compiled for again.
+    # Otherwise sizes that happen to be equal in the first batch share a symbol, and others trigger recompilation.
     torch.fx.experimental._config.use_duck_shape = False
     # They call the driver, which Dynamo cannot trace.
     for answer in (has_kernels, has_gemm_gelu):

@@ -1,4 +1,4 @@
-"""Weights from any published form to safetensors, which hold tensors and nothing that could run."""
+"""Converts weights of any published form to safetensors, which hold tensors and nothing executable."""
 
 import json
 import os
@@ -18,19 +18,12 @@ from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, Checkpoint
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.hub import new_folder, open_weights
 
-_METADATA: Final = {"format": "pt"}  # what transformers asks of a file
+_METADATA: Final = {"format": "pt"}  # required by transformers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """What became of one file or folder.
-
-    Attributes:
-        kind: what it holds.
-        source: the file or folder that was read.
-        out: the file or folder that was written.
-        fingerprint: SHA-256 (hex) that plans and runs know the new one by; it is of the files, so it is another.
-    """
+    """One converted file or folder; `fingerprint` (SHA-256, hex) is that of the new files, not of the source."""
 
     kind: Literal["model", "head"]
     source: Path
@@ -39,18 +32,15 @@ class Conversion:
 
 
 def convert(source: Path, out: Path) -> Conversion:
-    """Writes the same weights as safetensors and reads them again; the source stays as it is.
+    """Writes the same weights as safetensors and verifies them by reading them back; the source is left alone.
 
-    A model becomes a folder as transformers writes it (config.json, model.safetensors, and for DNABERT-S its
-    tokenizer.json), a head one file.
-
-    Args:
-        source: fair-esm `.pt`, folder of a published model, or a head in any published form.
-        out: folder to make for a model, or `.safetensors` file for a head.
+    `source` is a fair-esm `.pt`, the folder of a published model, or a head in any published form. A model becomes a
+    folder in transformers' layout (config.json, model.safetensors, for DNABERT-S also tokenizer.json), a head one
+    `.safetensors`.
 
     Raises:
         CheckpointError: the source is damaged, or neither a model nor a head.
-        UsageError: `out` exists, or is no name for what the source is.
+        UsageError: `out` exists, its parent does not, or its name does not suit a model or a head.
         OSError: it cannot be written.
     """
     if os.path.lexists(out):
@@ -103,7 +93,7 @@ def _convert_model(source: Path, checkpoint: Checkpoint, out: Path) -> str:
 
 
 def _esm2_config(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Any]:
-    """What transformers wants to know of an ESM-2 model that came without a config.json."""
+    """The config.json that transformers needs, for an ESM-2 model that came without one."""
     spec = checkpoint.spec
     return {
         "architectures": ["EsmModel"],
@@ -127,7 +117,6 @@ def _esm2_config(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _require_same(source: Path, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-    """Refuses a file that does not read back as it was written: the disk or the memory is at fault."""
     same = before.keys() == after.keys()
     if not same or not all(
         tensor.dtype == after[name].dtype and torch.equal(tensor, after[name])

@@ -30,7 +30,7 @@ from virnuc_core.specs import AttentionBackend, ModelSpec
 
 
 class DnabertSLayer(nn.Module):
-    """One transformer layer; `ffn_in` has the rows of the gate's gelu half, then those of its linear half."""
+    """A transformer layer; `ffn_in` has the rows of the gate's GELU half, then those of its linear half."""
 
     def __init__(self, spec: ModelSpec, dropout: float) -> None:
         super().__init__()
@@ -47,16 +47,7 @@ class DnabertSLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
     ) -> tuple[Tensor, GemmInput]:
-        """One layer.
-
-        Args:
-            hidden_states: (T, D).
-            gemm_input: the same as the matrix products take it.
-            layout: of the batch.
-
-        Returns:
-            Hidden states (T, D), and the same as the next matrix product takes it.
-        """
+        """Hidden states (T, D) and `gemm_input`, the same as the matrix products take it -> both after this layer."""
         dropout = self.dropout if self.training else 0.0
         qkv = linear(self.qkv, gemm_input).unflatten(1, (3, self.num_heads, -1))
         attended = packed_attention(qkv, layout)
@@ -78,9 +69,7 @@ class DnabertSLayer(nn.Module):
 class DnabertS(Encoder):
     """The DNA language model; layer 0 is the embedding after its LayerNorm.
 
-    Args:
-        spec: the architecture, family "dnabert_s".
-        dropout: share of each residual branch dropped in training mode; inference ignores it.
+    `dropout` is the fraction dropped from each residual branch in training mode.
     """
 
     pools_special_tokens: ClassVar[bool] = True

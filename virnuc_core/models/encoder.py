@@ -1,4 +1,4 @@
-"""What the two transformers have in common, so that the engine needs to know only this."""
+"""The interface of the two transformers: all that the engine needs to know of them."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -20,9 +20,8 @@ class Encoder(nn.Module):
     """A transformer over packed tokens.
 
     Attributes:
-        spec: its architecture.
-        layers: the transformer layers, alike in shape.
-        pools_special_tokens: whether the mean of a sequence takes in its first and last token.
+        layers: all of the same shape.
+        pools_special_tokens: whether the mean of a sequence includes its first and last token.
     """
 
     pools_special_tokens: ClassVar[bool]
@@ -34,49 +33,31 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
-        """The layout of one batch for this model, on its device.
-
-        Args:
-            cu_seqlens: int32 (B + 1,), starting at 0, on the host.
-            backend: from `resolve_attention`.
-        """
+        """The layout of one batch on the model's device; `cu_seqlens` is int32 (B + 1,) on the host, starting at 0."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
-        """Hidden states of one packed batch.
+        """Hidden states of one packed batch, (T, D) in the model's dtype.
 
         Args:
             input_ids: int32 or int64 (T,), special tokens included.
             layout: of the batch, from `build_layout`.
-            repr_layer: 0 is the embedding, n the output of layer n; None is the last layer. Later layers
-                are not computed.
-
-        Returns:
-            (T, D) in the model's dtype.
+            repr_layer: 0 is the embedding, n the output of layer n, None the last; later layers are not computed.
 
         Raises:
             UsageError: there is no such layer.
         """
 
     def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
-        """The mean vector of each sequence, without waiting for the device.
-
-        Args:
-            input_ids: int32 or int64 (T,), special tokens included.
-            layout: of the batch, from `build_layout`.
-            repr_layer: as in `forward`.
-
-        Returns:
-            fp32 (B, D), on the model's device.
-        """
+        """Mean vectors of `forward`, fp32 (B, D) on the model's device; does not synchronise with the device."""
         hidden_states = self(input_ids, layout, repr_layer)
         return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=self.pools_special_tokens)
 
     def prepare_inference(self) -> None:
-        """Lays out weights as the device likes them, once they are there in their final dtype."""
+        """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
 
     def initialise_weights(self) -> None:
-        """Small normal weights and zero biases, for a model that is trained from scratch."""
+        """Sets small normal weights and zero biases, for training from scratch."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_INITIAL_STD)
@@ -101,18 +82,11 @@ def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
 
 
 def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:
-    """The mean hidden state of each sequence, summed in fp32.
+    """The mean hidden state of each sequence, fp32 (B, D), summed token by token in fp32, so independent of its batch.
 
-    Each sequence is summed on its own, token after token, so its mean does not depend on its batch mates.
-
-    Args:
-        hidden_states: (T, D), any floating dtype.
-        cu_seqlens: int32 (B + 1,) on the same device.
-        include_special_tokens: True averages every token (DNABERT-S, [CLS] and [SEP] included); False leaves out the
-            first and last token of each sequence (ESM-2, BOS and EOS).
-
-    Returns:
-        fp32 (B, D). A sequence with nothing to average gives zeros.
+    `hidden_states` is (T, D), `cu_seqlens` int32 (B + 1,) on its device. DNABERT-S includes the special tokens ([CLS]
+    and [SEP]); ESM-2 leaves out the first and last token (BOS and EOS). A sequence with nothing to average gives
+    zeros.
     """
     if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
         means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, include_special_tokens)
@@ -123,8 +97,8 @@ def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_toke
         counts = ends - starts
         sums = torch.segment_reduce(hidden_states.float(), "sum", offsets=offsets, axis=0)
     else:
-        # Three segments a sequence: its first token, its residues, its last token. Each bound is kept
-        # within the sequence, so that one without residues has an empty middle.
+        # Three segments per sequence: first token, residues, last token. Bounds are clamped to the sequence, so that
+        # one without residues has an empty middle.
         first_residue = torch.minimum(starts + 1, ends)
         last_residue = torch.maximum(ends - 1, first_residue)
         bounds = torch.stack((starts, first_residue, last_residue), dim=1).flatten()

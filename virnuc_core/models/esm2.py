@@ -26,11 +26,7 @@ _TRAINED_MASK_RATIO = 0.15 * 0.8
 
 
 class ESM2Layer(nn.Module):
-    """One transformer layer, from the LayerNorm before its attention to the next layer's.
-
-    `qkv` holds the rows of queries, keys and values one after another, in the order of
-    `positions.pair_rows`.
-    """
+    """A transformer layer up to the next layer's LayerNorm; the rows of `qkv` are in the order of `pair_rows`."""
 
     def __init__(self, spec: ModelSpec, dropout: float) -> None:
         super().__init__()
@@ -52,18 +48,7 @@ class ESM2Layer(nn.Module):
         is_last: bool,
         layout: PackedLayout,
     ) -> tuple[Tensor, GemmInput]:
-        """One layer.
-
-        Args:
-            hidden_states: (T, D).
-            normed: their LayerNorm, by this layer's `attention_norm`.
-            next_norm: LayerNorm of the next layer, or the final one.
-            is_last: whether `next_norm` is the final one.
-            layout: of the batch.
-
-        Returns:
-            Hidden states (T, D), and their LayerNorm by `next_norm`.
-        """
+        """Hidden states (T, D), normed by `attention_norm` -> hidden states (T, D), normed by `next_norm`."""
         dropout = self.dropout if self.training else 0.0
         qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
         attended = packed_attention(qkv, layout)
@@ -76,13 +61,9 @@ class ESM2Layer(nn.Module):
 
 
 class ESM2(Encoder):
-    """The protein language model.
+    """The protein language model; layer 0 is the scaled embedding, the last layer is taken after the final LayerNorm.
 
-    Layer 0 is the scaled embedding, and the last layer is taken after the final LayerNorm.
-
-    Args:
-        spec: the architecture, family "esm2".
-        dropout: share of each residual branch dropped in training mode; inference ignores it.
+    `dropout` is the fraction dropped from each residual branch in training mode.
     """
 
     pools_special_tokens: ClassVar[bool] = False
@@ -122,8 +103,8 @@ class ESM2(Encoder):
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings, (T, D), scaled as in training.
 
-        Training hid 12 % of the tokens behind a zeroed <mask>, so the embeddings of a sequence are scaled
-        to the share of it that is visible: by 0.88 when nothing is masked.
+        Training hid 12 % of the tokens behind a zeroed <mask>, so embeddings are scaled by 0.88 over the fraction of
+        their sequence that is not masked.
         """
         embedded: Tensor = self.embed_tokens(input_ids)
         if not self.spec.token_dropout:

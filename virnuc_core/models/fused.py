@@ -1,14 +1,12 @@
-"""Matrix products of a layer and what follows them, fused as far as the device can.
+"""Matrix products of a layer and what follows them, fused as far as the device allows.
 
-    CPU     oneDNN multiplies and applies what follows in one pass, through the operator that torch.compile
-            uses there too. torch's own fp32 path hands the product to MKL, which takes 2.3 times as long on
-            AMD processors and never fuses.
-    CUDA    in 16 bit and fp8 one Triton kernel does all that lies between two products. cuBLAS multiplies,
-            except for the first product of a feed-forward layer on Hopper and later, which takes in its
-            activation.
-    else    plain torch, which also serves training.
+    CPU     oneDNN fuses the product with what follows, through the operator that torch.compile uses too. torch's own
+            fp32 path calls MKL, which takes 2.3 times as long on AMD processors and never fuses.
+    CUDA    in 16 bit and fp8 one Triton kernel does everything between two products. cuBLAS multiplies, except for the
+            first product of a feed-forward layer on Hopper and later, which is fused with its activation.
+    else    plain torch, also for training.
 
-fp8 (e4m3) has one scale for each row of activations and each row of weights.
+fp8 (e4m3) has one scale per row of activations and per row of weights.
 
 Shapes: T tokens, I and O a linear layer's input and output width, D width of the hidden states.
 """
@@ -37,19 +35,13 @@ class Quantized(NamedTuple):
 
 
 def quantize_rows(matrix: Tensor) -> Quantized:
-    """fp32 (R, C) to fp8, each row over its own scale, so that its largest value becomes the largest of e4m3."""
+    """fp32 (R, C) to fp8, scaled row by row so that the largest magnitude of each becomes the largest finite e4m3."""
     scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=_MIN_ROW_MAX) / _FP8_MAX
     return Quantized((matrix / scale).to(_FP8), scale)
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer whose weights were quantized row by row.
-
-    Attributes:
-        weight: e4m3 (O, I).
-        scale: fp32 (1, O).
-        bias: (O,) in the model's dtype, or None.
-    """
+    """A linear layer in fp8: weight e4m3 (O, I), scale fp32 (1, O), bias (O,) in the model's dtype."""
 
     weight: Tensor
     scale: Tensor
@@ -63,7 +55,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
     def matmul(self, x: Quantized, bias: Tensor | None) -> Tensor:
-        """(T, I) -> (T, O), bf16; a kernel that follows adds the bias at no cost."""
+        """(T, I) -> (T, O), bf16; leave the bias to the kernel that follows, which adds it at no cost."""
         result: Tensor = torch._scaled_mm(
             x.values,
             self.weight.t(),
@@ -77,10 +69,7 @@ class Fp8Linear(nn.Module):
 
 
 def quantize_layers(model: nn.Module) -> None:
-    """Replaces every linear layer of a bf16 model by its fp8 form, in place.
-
-    Layers whose widths the tensor cores cannot take stay as they are.
-    """
+    """Converts linear layers of a bf16 model to fp8 in place, except widths that tensor cores cannot take."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and not (layer.in_features | layer.out_features) % _FP8_ALIGNMENT:
@@ -88,11 +77,7 @@ def quantize_layers(model: nn.Module) -> None:
 
 
 class InterleavedGLU(nn.Module):
-    """The bias-free first layer of a gated feed-forward, with rows of gate and value in turn.
-
-    Attributes:
-        weight: (2 F, I).
-    """
+    """The bias-free first layer of a gated feed-forward; rows of gate and value alternate in `weight` (2 F, I)."""
 
     weight: Tensor
 
@@ -107,7 +92,7 @@ GemmInput = Tensor | Quantized
 
 
 def interleave_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU:
-    """The first layer of a gated feed-forward as the device multiplies it fastest; for inference only."""
+    """Interleaves the first layer of a gated feed-forward if the device has the fused kernel; for inference only."""
     return InterleavedGLU(layer) if _fuses_activation(layer, layer.weight) else layer
 
 
@@ -122,7 +107,7 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
 
 
 def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
-    """(T, I) -> (T, O), GELU in its exact (erf) form on the result, as `next_linear` takes it."""
+    """(T, I) -> (T, O), exact (erf) GELU of the product, in the form that `next_linear` takes."""
     if isinstance(layer, Fp8Linear):
         return _gelu_quantize(layer.matmul(_quantized(x), None), layer.bias, "gelu", next_linear)
     assert isinstance(x, Tensor)
@@ -164,19 +149,14 @@ def linear_add_norm(
     normed_residual: bool = False,
     dropout: float = 0.0,
 ) -> tuple[Tensor, GemmInput]:
-    """The end of a branch: its last product, the residual, and the LayerNorm that comes next.
+    """The end of a branch: its last product, the residual connection, and the next LayerNorm.
 
-    Args:
-        layer: the branch's last layer, I -> D.
-        x: (T, I).
-        residual: (T, D), what the branch is added to.
-        norm: the next LayerNorm.
-        next_linear: the layer that takes the LayerNorm; None when it is a result.
-        normed_residual: whether the next branch is added to the LayerNorm (post-norm) or to the sum (pre-norm).
-        dropout: share of the branch's output to drop; 0 outside training.
+    `x` is (T, I), `residual` (T, D). `next_linear` takes the LayerNorm; None if that is a result. With
+    `normed_residual` the next branch is added to the LayerNorm (post-norm), else to the sum (pre-norm). `dropout`
+    must be 0 outside training.
 
     Returns:
-        What the next branch is added to, (T, D), and the LayerNorm as `next_linear` takes it.
+        What the next branch is added to, (T, D), and the LayerNorm in the form that `next_linear` takes.
     """
     if isinstance(layer, Fp8Linear):
         branch = layer.matmul(_quantized(x), None)
@@ -196,7 +176,7 @@ def linear_add_norm(
 def layer_norm(
     norm: nn.LayerNorm, x: Tensor, next_linear: nn.Module, shift: Tensor | None = None
 ) -> tuple[Tensor, GemmInput]:
-    """LayerNorm of x (T, D) plus a shift (D,), in the dtype of x and as `next_linear` takes it."""
+    """LayerNorm of x (T, D) plus a shift (D,), in the dtype of x and in the form that `next_linear` takes."""
     if _has_kernels(x):
         return _add_norm(None, shift, x, norm, next_linear, True)
     normed = norm(x if shift is None else x + shift)

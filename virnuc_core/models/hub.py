@@ -1,4 +1,4 @@
-"""Models by name: fetched from the model hub, opened, verified, and copied to a folder."""
+"""Models by name: fetched from the model hub, opened, verified and copied."""
 
 import hashlib
 import logging
@@ -45,29 +45,25 @@ logger = logging.getLogger(__name__)
 
 
 def family_of(model: str) -> tuple[Family, str]:
-    """Family and name that `esm2:NAME|PATH`, `dnabert:NAME|PATH` or a name or path alone stand for.
+    """Family and name of `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a bare name or path.
 
     Raises:
-        CheckpointError: it has no prefix and cannot be recognised by its content.
+        CheckpointError: there is no prefix, and the content is not recognised.
     """
     family, name = split_family(model)
     return family or open_checkpoint(name, None).family, name
 
 
 def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
-    """Finds a model and opens it, fetching it from the model hub where that is what the name means.
+    """Opens a model by catalogue name, else existing path, else `owner/name` on the hub, fetching it if needed.
 
-    A catalogue name comes first, then a path that exists, then `owner/name` on the hub.
-
-    Args:
-        name_or_path: catalogue name, hub name, weight file, folder of a model, or `random:` and a catalogue
-            name.
-        family: the architecture it must have; None recognises it by its content.
+    With `random:` before a catalogue name the weights are drawn at random. `family` is the required architecture;
+    None recognises it by its content.
 
     Raises:
         UsageError: without a family, the name is that of two models.
-        CheckpointError: there is no such model, it cannot be fetched, a file is missing or damaged, or it
-            is of the other family.
+        CheckpointError: there is no such model, it cannot be fetched, a file is missing or damaged, or it is of the
+            other family.
     """
     is_random = name_or_path.startswith(RANDOM)
     if entries := find_entries(name_or_path.removeprefix(RANDOM), family):
@@ -110,7 +106,7 @@ def _with_random_weights(entry: CatalogueEntry) -> Checkpoint:
 
 
 def open_weights(path: Path) -> Checkpoint | MLPClassifier:
-    """Opens a model's folder or file, or the file of a head, by what it holds; no code in a file is run.
+    """Opens a model's folder or file, or a head, recognised by content; no code in a file is run.
 
     Raises:
         CheckpointError: there is nothing there, or it is neither.
@@ -134,21 +130,13 @@ def open_weights(path: Path) -> Checkpoint | MLPClassifier:
 
 
 def fetch(repo: str, revision: str | None) -> Path:
-    """The folder of a repository in the hub's local cache, downloaded if it is not there.
+    """The folder of a repository in the hub's local cache, named by its commit; downloaded if it is not there.
 
-    A pinned revision that is in the cache is used without asking the hub.
-
-    Args:
-        repo: OWNER/NAME.
-        revision: 40-digit commit; None is the newest, or the newest in the cache when the hub is out of
-            reach.
-
-    Returns:
-        The folder, named by its commit.
+    A pinned `revision` (40-digit commit) in the cache is used without contacting the hub. None is the newest one, or
+    the newest in the cache if the hub is unreachable.
 
     Raises:
-        CheckpointError: the repository cannot be reached or holds no weights; the message says how to
-            fetch it on another machine.
+        CheckpointError: the hub is unreachable or the repository has no weights; says how to fetch it elsewhere.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -172,28 +160,28 @@ def fetch(repo: str, revision: str | None) -> Path:
 
 
 def hide_progress() -> None:
-    """Keeps the hub's client from drawing bars."""
+    """Disables the progress bars of the hub's client."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
 
 
 def cache_folder() -> Path:
-    """Where the hub's client keeps what it fetches."""
+    """The cache folder of the hub's client."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE)
 
 
 def location_of(entry: CatalogueEntry) -> Path | None:
-    """The folder of a catalogue model in this package or in the hub's cache; None when it is not on this machine."""
+    """The folder of a catalogue model in this package or in the hub's cache; None if it is not on this machine."""
     if isinstance(entry.source, Path):
         return entry.source
     return find_cached(entry.source.repo, entry.source.revision)
 
 
 def find_cached(repo: str, revision: str | None) -> Path | None:
-    """The folder of a repository in the hub's local cache, if it is there and complete; the hub is not asked."""
+    """The folder of a repository in the hub's cache; None unless complete. Does not contact the hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -207,10 +195,10 @@ def find_cached(repo: str, revision: str | None) -> Path | None:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    """Fetches the descriptions and one form of the weights, safetensors where there are any."""
+    """Downloads the configuration, the tokenizer and one form of the weights, preferably safetensors."""
     from huggingface_hub import HfApi, snapshot_download
 
-    # This request is not repeated on failure, so a machine without a network learns of it at once.
+    # Unlike downloads, this request is not retried, so a machine without a network fails at once.
     info = HfApi().model_info(repo, revision=revision, timeout=_ANSWER_WITHIN_S)
     names = [file.rfilename for file in info.siblings or ()]
     weights = [name for name in names if name.startswith("model") and ".safetensors" in name]
@@ -227,7 +215,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 
 def write_sums(folder: Path, files: Iterable[Path]) -> None:
-    """Writes the list of SHA-256 of files that lie in a folder, by name."""
+    """Writes the `SHA256SUMS` of files in a folder."""
     lines = sorted((path.name, _sha256_of(path)) for path in files)
     write_text(folder / SUMS_NAME, "".join(f"{digest}  {name}\n" for name, digest in lines))
 
@@ -236,7 +224,7 @@ def read_sums(path: Path) -> dict[str, str]:
     """SHA-256 by file name.
 
     Raises:
-        DamagedFileError: it is no such list.
+        DamagedFileError: the file is not such a list.
     """
     try:
         with path.open("rb") as file:
@@ -254,10 +242,10 @@ def read_sums(path: Path) -> dict[str, str]:
 
 
 def check_hash(path: Path) -> tuple[str, str]:
-    """Compares a file with the list beside it, or with its name in the hub's cache.
+    """Compares a file with the `SHA256SUMS` beside it, or with its name in the hub's cache.
 
     Returns:
-        Where its hash is known from, and what is wrong with the file; each empty when there is nothing to say.
+        Where the expected hash is from, and what is wrong; either may be empty.
 
     Raises:
         DamagedFileError: the list cannot be read.
@@ -297,16 +285,14 @@ def _sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What was found of one model or head.
+    """What `verify` found of one model or head.
 
     Attributes:
-        name: as it was asked for.
-        location: where it lies; None when it is not on this machine.
-        weights: what it is; None when it cannot be read.
-        fingerprint: SHA-256 (hex) that plans and runs know it by; empty when it was not computed.
-        facts: what it is, in a line.
-        hashes_from: where hashes of its files are known from; empty when none are.
-        problems: why it is not intact; empty when it is.
+        location: None if it is not on this machine.
+        weights: None if they cannot be read.
+        fingerprint: SHA-256 (hex) that identifies it in plans and runs; empty if not computed.
+        hashes_from: where the expected hashes are from; empty if there are none.
+        problems: why it is not intact.
     """
 
     name: str
@@ -319,12 +305,12 @@ class Verification:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether it is intact."""
         return not self.problems
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """As plain JSON values."""
         return {
             "name": self.name,
             "location": str(self.location) if self.location else None,
@@ -337,7 +323,7 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """The same in lines for a person."""
+        """For the terminal."""
         lines = [f"{self.name}: {'whole' if self.is_whole else 'not whole'}"]
         lines += [f"  {self.facts}"] if self.facts else []
         lines += [f"  in {self.location}"] if self.location else []
@@ -350,12 +336,9 @@ class Verification:
 
 
 def verify(name_or_path: str) -> Verification:
-    """Reads all of a model or head that is on this machine: hashes as far as known, structure, numbers.
+    """Checks a model or head on this machine: hashes where known, structure, finite numbers. Fetches nothing.
 
-    Nothing is fetched.
-
-    Args:
-        name_or_path: catalogue name, with or without `esm2:` or `dnabert:`, bundled head, or a path.
+    `name_or_path` is a catalogue name, with or without `esm2:` or `dnabert:`, a bundled head, or a path.
     """
     location: Path | None = None
     try:
@@ -366,7 +349,7 @@ def verify(name_or_path: str) -> Verification:
 
 
 def _find_here(name_or_path: str) -> tuple[Path, CatalogueEntry | None]:
-    """Where a model or head lies on this machine, and what the catalogue says of it."""
+    """Location on this machine, and the catalogue entry if there is one."""
     if name_or_path in BUNDLED_HEADS:
         return BUNDLED_HEADS[name_or_path], None
     family, name = split_family(name_or_path)
@@ -421,21 +404,19 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
     )
 
 
-# Pulling: fetching ahead of time, for machines that will not reach the hub.
+# Pulling: fetching in advance, for machines that cannot reach the hub.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulled:
-    """One model that is on this machine now.
+    """One model that is now on this machine.
 
     Attributes:
-        name: as it was asked for.
-        family: its architecture.
-        location: where it lies: in the hub's cache, or in this package.
+        location: in the hub's cache or in this package.
         revision: commit of its repository; None for a bundled model.
-        fingerprint: SHA-256 (hex) that plans and runs know it by.
-        hashes_from: where the hashes of its files are known from; empty when none are.
-        copy: folder of the copy that was asked for.
+        fingerprint: SHA-256 (hex) that identifies it in plans and runs.
+        hashes_from: where the expected hashes are from; empty if there are none.
+        copy: folder of the requested copy.
     """
 
     name: str
@@ -448,19 +429,17 @@ class Pulled:
 
     @property
     def path(self) -> Path:
-        """What to give as the model: the copy where there is one."""
+        """What to pass as the model: the copy if there is one."""
         return self.copy or self.location
 
 
 def pull(name: str, to: Path | None) -> Pulled:
-    """Fetches one model unless it is here, verifies it, and copies it if that is asked for.
+    """Fetches a model unless it is here, verifies it, and copies it if requested to a folder of its own in `to`.
 
-    Args:
-        name: catalogue name, with or without `esm2:` or `dnabert:`, or OWNER/NAME on the hub.
-        to: folder in which the copy gets a folder of its own.
+    `name` is a catalogue name, with or without `esm2:` or `dnabert:`, or OWNER/NAME on the hub.
 
     Raises:
-        UsageError: the name is that of two models, or the copy cannot be made there.
+        UsageError: the name is that of two models or a path, or the copy cannot be made there.
         CheckpointError: there is no such model, it cannot be fetched, or what was fetched is damaged.
     """
     family, short = split_family(name)
@@ -495,7 +474,7 @@ def pull(name: str, to: Path | None) -> Pulled:
 
 
 def _copy(found: Verification, checkpoint: Checkpoint, folder: Path) -> None:
-    """Makes a folder of plain files with a list of their hashes; one that is there and intact is left as it is."""
+    """Copies a model as plain files with a list of their hashes; an existing intact copy is left alone."""
     if os.path.lexists(folder):
         there = verify(str(folder))
         if not there.is_whole or there.fingerprint != found.fingerprint:
@@ -513,7 +492,7 @@ def _copy(found: Verification, checkpoint: Checkpoint, folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that takes its name when it is complete, with a list of the hashes of its files."""
+    """A folder that gets its name once it is complete, with a list of the hashes of its files."""
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()

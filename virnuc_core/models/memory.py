@@ -1,4 +1,4 @@
-"""Running out of memory: what it looks like in torch and in the libraries under it, on a device and on the host."""
+"""Out-of-memory errors of torch and the libraries under it, on a device and on the host."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ _HOST_TEXT = "can't allocate memory"
 
 
 def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
-    """Whether it is `device` that ran out of memory, so that a smaller batch may fit there."""
+    """Whether it is `device` that ran out of memory, so that a smaller batch may fit."""
     if _HOST_TEXT in str(error):
         return torch.device(device).type == "cpu"
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _DEVICE_TEXTS)
@@ -34,7 +34,7 @@ def raise_on_oom(
     device: torch.device | str,
     advice: str = "use smaller shards (--shard-seconds) or a smaller model",
 ) -> Iterator[None]:
-    """Says what there was no memory for, where a smaller batch would not help.
+    """Reports what the memory was needed for, where a smaller batch would not help.
 
     Raises:
         DeviceMemoryError: the block ran out of memory, on the device or on the host.
@@ -54,10 +54,9 @@ def raise_on_oom(
 def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor in pinned host memory.
 
-    CUDA reports a failure as "out of memory" without saying whose; smaller batches on the device would not help.
-
     Raises:
-        DeviceMemoryError: the host has no more memory that can be pinned.
+        DeviceMemoryError: the host cannot pin more memory, which CUDA reports as "out of memory" without saying
+            whose.
     """
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)

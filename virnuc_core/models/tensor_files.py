@@ -1,7 +1,7 @@
-"""Tensors out of weight files that may be damaged or hostile, without ever running code that a file carries.
+"""Reads tensors from weight files that may be damaged or hostile, without ever running code in them.
 
-Files of torch.save pass two checks. The first goes through their pickles without loading them: it allows less than torch
-does, says what it found, and keeps out files that are small on the disk and large in memory, which torch would load. The
+Files of torch.save pass two checks. The first scans their pickles without loading them: it allows less than torch
+does, reports what it found, and rejects files that are small on disk but large in memory, which torch would load. The
 second is torch's own restricted unpickler (`weights_only`).
 """
 
@@ -41,18 +41,18 @@ _DAMAGE: Final = (
 )
 # A name in the header takes some 100 bytes, and the largest models have a thousand names.
 _MAX_HEADER_BYTES: Final = 1 << 22
-# Tensors that share their storage count each: published files tie an embedding to the output layer at most.
+# Tensors that share storage are counted each: published files tie at most an embedding to the output layer.
 _MAX_BYTES_PER_FILE_BYTE: Final = 2
 
 _ARCHIVE: Final = b"PK\x03\x04"
-# A file of torch.save without a zip archive begins with a pickled number of 10 bytes and goes on with four pickles.
+# The legacy format of torch.save: a pickled number of 10 bytes, then four more pickles.
 _LEGACY: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _LEGACY_PICKLES: Final = 5
-_PICKLE: Final = b"\x80"  # and the protocol
+_PICKLE: Final = b"\x80"  # followed by the protocol number
 
 # The pickle of the largest published models is a tenth of this.
 MAX_PICKLE_BYTES: Final = 1 << 21
-# A tuple of tuples, each of them used twice, takes for ever to hash; state dicts use none twice.
+# Nested tuples that are each used twice take exponential time to hash; state dicts use none twice.
 _MAX_TUPLE_USES: Final = 16
 
 _STORAGES: Final = ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
@@ -71,10 +71,7 @@ _TRUNCATED: Final = "It may be truncated: fetch it again, or save it again with 
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
-    """The weight files of a model folder: one whole file, or the shards that an index names.
-
-    Returns:
-        The files in a fixed order, safetensors before torch files; empty when there are none.
+    """The weight files of a model folder in a fixed order, safetensors preferred: one file, an index's shards, or none.
 
     Raises:
         CheckpointError: an index is damaged or a shard that it names is missing.
@@ -109,11 +106,8 @@ def read_pickle(
 ) -> Any:
     """Reads a file of torch.save with the restricted unpickler, on the CPU and memory-mapped.
 
-    Args:
-        path: the file.
-        allowed: inert classes that stand in for the named globals; tensors, containers and numbers are
-            always allowed.
-        max_pickle_bytes: most bytes beside the tensors.
+    `allowed` holds inert classes that stand in for the named globals, beside tensors, containers and numbers;
+    `max_pickle_bytes` limits everything but the tensors.
 
     Raises:
         CheckpointError: the file is damaged or holds anything else.
@@ -122,10 +116,10 @@ def read_pickle(
         require_inert(path, (_NAMESPACE, *(name for _, name in allowed)), max_pickle_bytes)
         stand_ins = torch.serialization.safe_globals([(argparse.Namespace, _NAMESPACE), *allowed])
         with stand_ins, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice on how the file should have been written
+            warnings.simplefilter("ignore")  # torch's advice on writing the file
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _DAMAGE as error:
-        # torch's own text goes before the reason and advises loading the file without restrictions.
+        # torch's text before the reason advises loading the file without restrictions.
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         raise CheckpointError(
             f"{path} cannot be read as a torch file ({type(error).__name__}: {reason}). It may be truncated: "
@@ -136,8 +130,7 @@ def read_pickle(
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
     """All tensors of one file, memory-mapped, under the names they have there.
 
-    Args:
-        path: .safetensors, or a torch file of a state dict or of fair-esm's `{"model": ..., "cfg": ...}`.
+    Reads .safetensors, and torch files of a state dict or of fair-esm's `{"model": ..., "cfg": ...}`.
 
     Returns:
         The tensors, and the model arguments of a fair-esm file (None elsewhere).
@@ -173,10 +166,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
 
 
 def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
-    """Refuses tensors that would need far more memory than their file has bytes.
+    """Refuses tensors that need far more memory than their file has bytes.
 
     Raises:
-        CheckpointError: they do, by sharing values among them or by repeating them.
+        CheckpointError: they do, by sharing or repeating values.
     """
     declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if declared > _MAX_BYTES_PER_FILE_BYTE * path.stat().st_size:
@@ -186,34 +179,30 @@ def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
 
 
 def _fair_esm_arguments(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The arguments of the model in a fair-esm file, where it has them."""
     cfg = content.get("cfg")
     arguments = cfg.get("model") if isinstance(cfg, dict) else None
     return vars(arguments) if isinstance(arguments, argparse.Namespace) else None
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no number of a tensor is NaN or infinite."""
+    """Whether a tensor is free of NaN and infinity."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    # Unlike isfinite, it needs no memory of the size of the weights.
+    # Unlike torch.isfinite, aminmax allocates nothing of the size of the weights.
     return all(isfinite(bound.item()) for bound in tensor.aminmax())
 
 
 def require_inert(path: Path, allowed: Iterable[str], max_pickle_bytes: int = MAX_PICKLE_BYTES) -> None:
-    """Refuses a file whose pickles name anything but tensors and containers, or that unfolds when it is read.
+    """Refuses a file whose pickles name anything but tensors, containers and `allowed`, or that expands when read.
 
-    Args:
-        path: the file.
-        allowed: further names, of inert classes.
-        max_pickle_bytes: most bytes beside the tensors.
+    `allowed` are names of inert classes; `max_pickle_bytes` limits everything but the tensors.
 
     Raises:
         CheckpointError: it is not such a file; says what it is instead.
     """
     known = _TENSORS | set(allowed)
     with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd strings in what may be no pickle at all
+        warnings.simplefilter("ignore")  # about odd strings in what may not be a pickle
         begin = file.read(len(_LEGACY))
         file.seek(0)
         if begin.startswith(_ARCHIVE):
@@ -238,7 +227,7 @@ def _require_inert_archive(path: Path, known: frozenset[str], max_pickle_bytes: 
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             pickles = [record for record in records if record.filename.endswith("data.pkl")]
-            # torch.save stores every record as it is, once.
+            # torch.save stores every record once, uncompressed.
             unfolds = any(record.compress_type != zipfile.ZIP_STORED for record in records)
             if unfolds or sum(record.file_size for record in records) > path.stat().st_size:
                 raise CheckpointError(
@@ -262,7 +251,7 @@ def _require_inert_archive(path: Path, known: frozenset[str], max_pickle_bytes: 
 
 
 def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str], max_pickle_bytes: int) -> None:
-    """Goes through one pickle, to its end."""
+    """Scans one pickle and leaves `file` at its end."""
     begin = file.tell()
     tuples: set[object] = set()
     tuple_uses = 0
@@ -286,14 +275,14 @@ def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str], ma
 
 
 def _dotted(operation: str, argument: object) -> str:
-    """What an operation names, as far as it says so by itself."""
+    """What an operation names, as far as its argument tells."""
     if operation not in ("GLOBAL", "INST"):
         return f"object ({operation})"
     return str(argument).replace(" ", ".").replace("__builtin__.", "builtins.")
 
 
 def _first_name(file: IO[bytes]) -> str:
-    """Dotted name of the first class or function that a plain pickle names; "" when it names none."""
+    """Dotted name of the first class or function that a plain pickle names; "" if there is none."""
     words: list[str] = []
     try:
         for operation, argument, position in pickletools.genops(file):
@@ -306,5 +295,5 @@ def _first_name(file: IO[bytes]) -> str:
             if (position or 0) > MAX_PICKLE_BYTES:
                 break
     except (ValueError, EOFError, IndexError):
-        pass  # cut short or altered before it names one
+        pass  # truncated or altered before it names one
     return ""

@@ -1,7 +1,6 @@
 """Triton kernels for CUDA devices, each registered as the torch operator `torch.ops.virnuc.NAME`.
 
-The operators are registered where there are Triton and a CUDA device. Which of them a device runs is asked for
-each device, since those of one host can differ.
+They are registered if Triton and a CUDA device are present; support is checked per device, since a host can mix them.
 """
 
 from functools import lru_cache
@@ -18,12 +17,12 @@ if _REGISTERED:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether the device runs the kernels: Ampere (compute capability 8.0) and later do."""
+    """Whether the device runs the kernels, which need Ampere (compute capability 8.0) or later."""
     return _has_capability(device, MIN_CAPABILITY)
 
 
 def has_gemm_gelu(device: torch.device) -> bool:
-    """Whether the device runs `linear_gelu`, which needs TMA: Hopper (9.0) and later do."""
+    """Whether the device runs `linear_gelu`, which needs TMA: Hopper (compute capability 9.0) or later."""
     return _has_capability(device, (9, 0))
 
 
@@ -31,6 +30,6 @@ def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
     return _REGISTERED and device.type == "cuda" and _capability(device) >= least
 
 
-@lru_cache(maxsize=64)  # asked for several times in every layer
+@lru_cache(maxsize=64)  # called several times per layer
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)

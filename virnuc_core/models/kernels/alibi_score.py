@@ -1,7 +1,4 @@
-"""ALiBi for the kernels of flash-attn-4, which compile it into their own.
-
-Only imported where they run, since it needs their compiler.
-"""
+"""ALiBi as a score modification that flash-attn-4 compiles into its kernels; importing it needs their compiler."""
 
 import cutlass
 import cutlass.cute as cute

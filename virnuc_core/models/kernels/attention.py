@@ -1,15 +1,14 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
-One program works for one head on one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and
-values are read and rotated once and stay in shared memory while its queries pass by. A longer sequence is
-cut into tiles of `BLOCK` queries, each of which passes over all keys; these are rotated beforehand, once, into
-a buffer of their own.
+One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and values are
+loaded and rotated once and stay in shared memory for all of its queries. A longer sequence is cut into tiles of
+`BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
 
-Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a pair
-lies in one register. In whole sequences queries and keys stay split into their even and odd columns, and
-scores are the sum of two products.
+Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
+pair lies in one register. In sequences of one tile, queries and keys stay split into even and odd columns, and scores
+are the sum of two products.
 
-Offsets within a whole sequence fit int32. Those within a longer one do not (12 heads of 64 reach 2^31 elements
+Offsets within a sequence of one tile fit int32. Those within a longer one do not (12 heads of 64 reach 2^31 elements
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
 """
 
@@ -26,25 +25,20 @@ from virnuc_core.models.kernels.launch import launch, shared_memory
 
 BLOCK: Final = 64  # queries and keys of a step
 RESIDENT_TOKENS: Final = 3 * BLOCK
-EMPTY_TILES: Final = 2  # rows of a list of no tiles
+EMPTY_TILES: Final = 2  # rows of an empty list
 _MIN_TILES: Final = 3  # rows of any other
 _MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
-_HEADS_PER_PROGRAM: Final = 5  # of those that rotate keys, with the angles that each has read
+_HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
 _LOG2_E: Final = 1.4426950408889634
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a head as the kernels hold it."""
+    """Columns of a head in the kernels: a power of two."""
     return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
 
 
 def fits_resident(head_dim: int, shared_memory: int) -> bool:
-    """Whether the keys and values of `RESIDENT_TOKENS` and a block of queries fit in shared memory.
-
-    Args:
-        head_dim: H.
-        shared_memory: bytes that one block may have on the device.
-    """
+    """Whether keys and values of `RESIDENT_TOKENS` and a block of queries fit into `shared_memory` bytes per block."""
     columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
     return columns * torch.float16.itemsize <= shared_memory
 
@@ -52,16 +46,11 @@ def fits_resident(head_dim: int, shared_memory: int) -> bool:
 def plan_tiles(
     cu_seqlens: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The programs of a batch.
-
-    Args:
-        cu_seqlens: int32 (B + 1,), starting at 0.
+    """The tiles of the sequences of at most `RESIDENT_TOKENS`, and of the longer ones, from `cu_seqlens` (B + 1,).
 
     Returns:
-        For sequences of at most `RESIDENT_TOKENS` and for longer ones: int32 (tiles, 3) of a sequence's
-        first token, its length, and the first query of the tile. A list of two rows is an empty one, and
-        any other is filled up to three with tiles of length 0: code would be compiled once more for a size
-        of 0 or 1.
+        Two int32 (tiles, 3): first token and length of a sequence, first query of the tile. An empty list has two
+        rows, any other is padded to three with tiles of length 0: torch.compile recompiles for sizes 0 and 1.
     """
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     is_long = lengths > RESIDENT_TOKENS
@@ -304,21 +293,17 @@ def _long_kernel(
 def packed_attention(
     qkv: Tensor, short_tiles: Tensor, long_tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None
 ) -> Tensor:
-    """Attention of every token to all tokens of its own sequence.
+    """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
     Args:
-        qkv: fp16 or bf16 (T, 3, N, H), contiguous; H even, at most 128.
+        qkv: fp16 or bf16, contiguous; H even, at most 128.
         short_tiles: int32 (tiles, 3), from `plan_tiles`.
-        long_tiles: the same of the longer sequences.
-        cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None
-            with ALiBi.
+        long_tiles: the same for the longer sequences.
+        cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None with ALiBi.
         slopes: fp32 (N,), ALiBi; None with rotary positions.
 
-    Returns:
-        (T, N * H).
-
     Raises:
-        DeviceError: the device has too little of what a kernel needs.
+        DeviceError: the device lacks resources that a kernel needs.
     """
     num_tokens, _, num_heads, head_dim = qkv.shape
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
@@ -343,7 +328,7 @@ def packed_attention(
 
 
 def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
-    """The keys of the long sequences, rotated where positions are rotary, and elements from row to row."""
+    """The keys of the long sequences, rotated if positions are rotary, and their row stride in elements."""
     num_tokens, _, num_heads, head_dim = qkv.shape
     if cos_sin is None:
         return qkv[:, 1], 3 * num_heads * head_dim

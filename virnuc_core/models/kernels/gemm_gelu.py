@@ -1,8 +1,7 @@
-"""The first product of a feed-forward layer with its activation, so that what lies between is never stored.
+"""The first matrix product of a feed-forward layer fused with its activation: a persistent kernel for Hopper and later.
 
-A persistent kernel for Hopper and later: each program takes one tile of the result after
-another, and reads the next tile's operands while it activates and stores the last. With the activation it
-takes less time than the library's product and a kernel for the activation.
+The operands of the next tile are loaded while the last one is activated and stored, which is faster than the
+library's product followed by a kernel for the activation.
 
 Shapes: T tokens, I input width, F width of the feed-forward layer.
 """
@@ -20,22 +19,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from virnuc_core.models.kernels.launch import launch, shared_memory
 from virnuc_core.models.kernels.rowwise import gelu
 
-_DATACENTER_SHARED_MEMORY: Final = (
-    227 * 1024
-)  # bytes of shared memory for one block on data centre GPUs since Hopper
-_GROUP_ROWS: Final = 16  # tiles in a column of tiles that run side by side, and share operands in L2
+_DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre GPUs since Hopper
+_GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a program multiplies in one step.
-
-    Attributes:
-        rows: of x and the result.
-        columns: of the product, hence rows of the weights.
-        depth: columns of x and the weights.
-        stages: steps whose operands are in shared memory at a time.
-    """
+    """Tile shape: rows of x, columns of the product (rows of W), depth of one step, and number of pipeline stages."""
 
     rows: int
     columns: int
@@ -44,7 +34,7 @@ class Tiles:
 
 
 def choose_tiles(shared_memory: int) -> Tiles:
-    """The tiles for a device with so many bytes of shared memory for one block."""
+    """The tiles for a device with `shared_memory` bytes per block."""
     return Tiles(128, 256, 64, 3) if shared_memory >= _DATACENTER_SHARED_MEMORY else Tiles(128, 128, 64, 3)
 
 
@@ -76,16 +66,10 @@ def _gemm_gelu_kernel(
 
 @torch.library.custom_op("virnuc::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    """GELU of x W^T + b; or, gated, GELU of the even columns of x W^T times the odd ones.
+    """GELU of x W^T + b; or, gated, GELU of the even columns of x W^T times the odd ones; (T, F) in the dtype of x.
 
-    Args:
-        x: fp16 or bf16 (T, I), contiguous, I a multiple of 8.
-        weight: (F, I), or (2 F, I) when gated, in the dtype of x.
-        bias: (F,); None when gated.
-        gated: whether rows of gate and value are interleaved in `weight`.
-
-    Returns:
-        (T, F) in the dtype of x.
+    `x` is fp16 or bf16 (T, I), contiguous, I a multiple of 8. `weight` is (F, I) and `bias` (F,); gated, `weight` is
+    (2 F, I) with the rows of gate and value interleaved, and there is no bias.
     """
     num_tokens, depth = x.shape
     num_columns = len(weight)

@@ -1,4 +1,4 @@
-"""How a kernel is launched, and what a device has for it."""
+"""Launching kernels, and the shared memory of a device."""
 
 import sys
 from functools import cache
@@ -12,7 +12,7 @@ from virnuc_core.errors import DeviceError
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one block may have; without limit on the CPU, in Triton's interpreter."""
+    """Bytes of shared memory per block; unlimited on the CPU, in Triton's interpreter."""
     if device.type != "cuda":
         return sys.maxsize
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -26,16 +26,10 @@ def _shared_memory_of(index: int) -> int:
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Runs a kernel on the current device.
-
-    Args:
-        kernel: a function under `triton.jit`.
-        programs: size of the one-dimensional grid.
-        arguments: of the kernel.
-        options: of Triton, such as `num_warps`.
+    """Runs a `triton.jit` function over a one-dimensional grid; `options` are Triton's, such as `num_warps`.
 
     Raises:
-        DeviceError: the device has too little of what the kernel needs.
+        DeviceError: the device lacks resources that the kernel needs.
     """
     try:
         kernel[(programs,)](*arguments, **options)

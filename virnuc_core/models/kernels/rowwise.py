@@ -1,7 +1,7 @@
-"""What stands between matrix products, LayerNorm with the residual, GELU and quantization to fp8, and the means at the end.
+"""Kernels between matrix products: residual and LayerNorm, GELU, quantization to fp8, and mean pooling.
 
-Each kernel reads its input once, keeps it in registers and writes what is wanted of it, so all of them run at
-the speed of memory. Arithmetic is fp32.
+Each reads its input once, keeps it in registers and writes the results, so all are bound by memory bandwidth.
+Arithmetic is fp32.
 
 Shapes: T tokens, D width of the hidden states, F width of the feed-forward layer.
 """
@@ -122,20 +122,12 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm of residual + branch + bias, in one pass.
 
-    Args:
-        branch: (T, D), or None.
-        branch_bias: (D,) that the branch still lacks, or None.
-        residual: fp16 or bf16 (T, D), contiguous.
-        gain: (D,), LayerNorm's weight.
-        shift: (D,), LayerNorm's bias.
-        eps: LayerNorm's epsilon.
-        keep_sum: whether the sum is wanted.
-        keep_normed: whether its LayerNorm is wanted in the dtype of `residual`.
-        quantize: whether it is wanted in fp8.
+    `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D) and `branch_bias` (D,), where present; `gain`
+    and `shift` are LayerNorm's weight and bias, (D,). The flags choose the outputs.
 
     Returns:
-        The sum (T, D), the LayerNorm (T, D), the same in fp8 e4m3 (T, D) and its fp32 scales (T, 1); what is
-        not wanted is empty.
+        The sum (T, D), its LayerNorm (T, D), both in the dtype of `residual`, the LayerNorm in fp8 e4m3 (T, D) and its
+        fp32 scales (T, 1); what is not requested is empty.
     """
     num_rows, width = residual.shape
     results = _empty_results(residual, keep_sum, keep_normed, quantize)
@@ -144,7 +136,7 @@ def add_norm(
     rows = max(1, 2048 // columns)
     launch(
         _add_norm_kernel, triton.cdiv(num_rows, rows), branch, branch_bias, residual, gain, shift, total, normed,
-        quantized if quantize else None,  # Triton refuses even the type below compute capability 8.9
+        quantized if quantize else None,  # Triton rejects even the type below compute capability 8.9
         scales,
         num_rows, eps, width, columns, rows, branch is not None, branch_bias is not None, keep_sum,
         keep_normed, quantize,
@@ -180,16 +172,13 @@ def _empty_results(
 
 @torch.library.custom_op("virnuc::gelu_quantize", mutates_args=())
 def gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
-    """GELU, gated GELU or nothing, and then fp8 if wanted, in one pass.
+    """GELU, gated GELU or neither, then fp8 if requested, in one pass.
 
-    Args:
-        x: fp16 or bf16 (T, F), or (T, 2 F) when gated: the gate's half first.
-        bias: (F,) that x still lacks, or None; not with a gate.
-        activation: "none", "gelu" or "gated_gelu".
-        quantize: whether the result is wanted in fp8.
+    `x` is fp16 or bf16 (T, F), or (T, 2 F) with the gate's half first; `bias` (F,), not with a gate, is added to x
+    first; `activation` is "none", "gelu" or "gated_gelu".
 
     Returns:
-        (T, F) in the dtype of x, and nothing; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
+        (T, F) in the dtype of x and an empty tensor; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
     """
     out, scales = _empty_gelu(x, activation, quantize)
     rows, width = out.shape
@@ -238,15 +227,9 @@ def _mean_kernel(
 
 @torch.library.custom_op("virnuc::segment_mean", mutates_args=())
 def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, include_special_tokens: bool) -> Tensor:
-    """See `virnuc_core.models.encoder.mean_pool`; the order of summation depends on a sequence's length only.
+    """`encoder.mean_pool` of contiguous (T, D) with int32 (B + 1,) -> fp32 (B, D).
 
-    Args:
-        hidden_states: (T, D), contiguous.
-        cu_seqlens: int32 (B + 1,).
-        include_special_tokens: whether the first and last token count.
-
-    Returns:
-        fp32 (B, D).
+    The order of summation depends only on the length of a sequence.
     """
     width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1
     out = hidden_states.new_empty((num_sequences, width), dtype=torch.float32)
