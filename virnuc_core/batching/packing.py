@@ -36,14 +36,10 @@ def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArra
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The batches of one column of token sequences.
+    """The batches of one column of token sequences; batch b is rows[bounds[b]:bounds[b + 1]].
 
-    Attributes:
-        rows: int64 (n,), a permutation; batch b is rows[bounds[b]:bounds[b + 1]], longest first, ties in row order.
-        bounds: int64 (num_batches + 1,).
-        batch_tokens: int64 (num_batches,), without padding.
-        batch_slots: int64 (num_batches,), with padding.
-        token_budget: most slots of a batch of more than one sequence.
+    `rows` (n,) is a permutation, longest first within a batch, ties in row order. Per batch, `batch_tokens` is
+    without padding and `batch_slots` with it; `token_budget` limits the slots of a batch of more than one sequence.
     """
 
     rows: npt.NDArray[np.int64]
@@ -104,7 +100,6 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool =
 
 
 def _padded_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
-    """Bounds of padded batches of rows in descending order of length."""
     bounds = [0]
     while bounds[-1] < len(descending):
         count = max(1, token_budget // int(descending[bounds[-1]]))
@@ -117,10 +112,8 @@ def _fill_bins(
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """Fills bins one by one with the longest remaining lengths that fit; consumes its arguments.
 
-    `lengths` are distinct and ascending; `starts` is where each length begins in the order by descending length.
-
-    Returns:
-        Runs of equal length as (start, number of sequences), and the number of runs up to each bin, 0 first.
+    `lengths` are distinct and ascending, `starts` their offsets in the order by descending length. Returns the runs
+    of equal length as (start, number of sequences), and the number of runs up to each bin, 0 first.
     """
     runs: list[tuple[int, int]] = []
     runs_until = [0]

@@ -23,12 +23,7 @@ _MAX_VOCAB_SIZE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """Token ids of n sequences, special tokens included, stored end to end.
-
-    Attributes:
-        input_ids: int32 (T,).
-        offsets: int64 (n + 1,); sequence i is input_ids[offsets[i]:offsets[i + 1]].
-    """
+    """Token ids of n sequences, special tokens included; sequence i is input_ids[offsets[i]:offsets[i + 1]]."""
 
     input_ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]

@@ -1,7 +1,4 @@
-"""Forward passes alone, from batches on the device to mean vectors there, and their floor in the same run.
-
-The floor is the model's own matrix products back to back, on values of realistic magnitude.
-"""
+"""Forward passes alone, and their floor: the model's own matrix products back to back, on values of realistic size."""
 
 import logging
 import statistics
@@ -124,12 +121,7 @@ def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> li
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSet:
-    """Batches of one length distribution, on the device.
-
-    Attributes:
-        batches: token ids int32 (T,) and layout of each.
-        letters: None if only tokens were drawn.
-    """
+    """Batches of one length distribution: token ids int32 (T,) and layouts; random ids have no letters."""
 
     lengths: Lengths
     batches: tuple[tuple[Tensor, PackedLayout], ...]

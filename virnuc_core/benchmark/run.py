@@ -180,7 +180,6 @@ def _make_store(folder: RunFolder, planned: PlannedModel, lengths: Lengths, coun
 def _plan_even_shards(
     config: RunConfig, store: FrameStore, folder: RunFolder, devices: Sequence[str]
 ) -> RunPlan:
-    """A plan that gives every device the same number of equal shards."""
     cost = sum(shard.cost for shard in make_plan(config, store, "embed", tuple(devices)).shards)
     share = cost / (_SHARDS_PER_LANE * len(devices)) * _ROUNDING
     plan = make_plan(config.model_copy(update={"shard_seconds": share}), store, "embed", tuple(devices))

@@ -14,10 +14,7 @@ _DEFAULT_LENGTHS: Final[dict[Family, str]] = {"esm2": "fixed:166", "dnabert_s": 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of sequence lengths.
-
-    `kind` is "fixed" or "lognormal" for residues or bases, "tokens" for tokens, special ones included.
-    """
+    """A distribution of lengths: "fixed" or "lognormal" residues or bases, or "tokens", special tokens included."""
 
     kind: str
     value: int = 0

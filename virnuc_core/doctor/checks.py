@@ -94,7 +94,6 @@ def device_findings() -> Iterator[Finding]:
 
 
 def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
-    """The CUDA build of torch against the driver."""
     built_for = torch.version.cuda
     found = f"torch for CUDA {built_for or 'none (CPU only)'}, driver {driver or 'none'}, {seen} of {num_gpus} GPUs seen"
     advice = ""
@@ -117,7 +116,6 @@ def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
 
 
 def _triton(*, is_needed: bool) -> Finding:
-    """Triton against the version that torch requires."""
     found, wanted = installed_version("triton"), triton_of_torch()
     advice = ""
     if is_needed and not found:
@@ -272,7 +270,6 @@ def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Find
 
 
 def _write_contigs(path: Path) -> None:
-    """Random stop-free DNA of several lengths, the same on every machine."""
     rng = random.Random(0)  # noqa: S311 - synthetic data
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     sense = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
@@ -283,7 +280,6 @@ def _write_contigs(path: Path) -> None:
 
 
 def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
-    """A run with the bundled models, from planning to the contents of the shards."""
     run = RunFolder(folder / f"{engine}-{device.replace(':', '-')}")
     run.root.mkdir()
     store = build_frame_store([folder / "contigs.fa"], run.frames, 500)

@@ -114,8 +114,6 @@ class ModelComparison:
 def compare_model(model: str) -> ModelComparison:
     """Compares mean vectors by virnuc, in every precision of this machine, with those of the original program.
 
-    `model` is `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a bare name or path.
-
     Raises:
         CheckpointError: virnuc or the other program cannot use the checkpoint.
         DeviceError: a device failed.
@@ -197,9 +195,7 @@ def _embed(name: str, family: Family, device: str, engine: Engine, precision: Re
 
 
 def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device: str) -> tuple[str, Float32]:
-    """Mean vectors of the last layer, fp32 (N, D), by the program that the checkpoint is published for.
-
-    The first result is that program with its version.
+    """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D).
 
     Raises:
         CheckpointError: the program cannot load the checkpoint.
@@ -378,7 +374,6 @@ def _input_ids(tokenizer: Esm2Tokenizer | DnabertTokenizer, sequence: str, devic
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses the warnings and progress bars of loading."""
     with contextlib.suppress(ImportError):
         logging: Any = import_module("transformers.utils.logging")
         logging.set_verbosity_error()

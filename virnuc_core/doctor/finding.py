@@ -8,13 +8,7 @@ from virnuc_core.versions import State
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        found: what is there.
-        advice: what to do; empty if nothing.
-        is_device: whether it concerns GPUs or their software.
-    """
+    """The result of one check; `is_device` is set for GPUs and their software."""
 
     topic: str
     name: str

@@ -1,14 +1,15 @@
 """The attention backends: bidirectional, over packed tokens, with rotary angles or ALiBi inside.
 
-Shapes: B sequences, T tokens, N heads, H head dim. Every backend reads the same fused buffer qkv (T, 3, N, H) and a
-`PackedLayout` that is built once per batch and shared by all layers.
-
     triton      our kernels: 16 bit on CUDA devices
     flash-attn  the flash-attn-4 package, where it is installed: 16 bit on CUDA devices
     varlen      torch's own variable-length kernel: 16 bit on CUDA devices, rotary positions only
     sdpa        torch's scaled_dot_product_attention over rectangles of sequences of similar length
     padded      the same over one rectangle per batch: used with VIRNUC_DISABLE_PACKING
     reference   plain fp32 softmax, one sequence at a time: the oracle for the others
+
+Shapes: B sequences, T tokens, N heads, H head dim. Every backend maps a fused buffer (T, 3, N, H) to (T, N * H).
+`cu_seqlens` is int32 (B + 1,) on the device; `table` is the rotary table at the T positions, None with ALiBi; `slopes`
+are the ALiBi slopes, fp32 (N,), None with rotary positions.
 """
 
 import logging
@@ -63,12 +64,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """torch.nn.attention.varlen, which has no ALiBi.
-
-    Attributes:
-        cu_seqlens: int32 (B + 1,), on the device.
-        table: rotary table at the T positions.
-    """
+    """torch.nn.attention.varlen, which has no ALiBi."""
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -87,13 +83,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class FlashAttention:
-    """The kernels of flash-attn-4, which are compiled at their first call for each head dim and dtype.
-
-    Attributes:
-        cu_seqlens: int32 (B + 1,), on the device.
-        table: rotary table at the T positions; None with ALiBi.
-        slopes: fp32 (N,), ALiBi; None with rotary positions.
-    """
+    """The kernels of flash-attn-4, which are compiled at their first call for each head dim and dtype."""
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -117,12 +107,7 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """A batch's sequence bounds and attention, as the layers and the pooling need them.
-
-    Attributes:
-        cu_seqlens: int32 (B + 1,), on the model's device.
-        attention: (T, 3, N, H) -> (T, N * H) for this batch.
-    """
+    """Sequence bounds and attention of one batch on the model's device, built once and shared by all layers."""
 
     cu_seqlens: Tensor
     attention: Callable[[Tensor], Tensor]
@@ -221,7 +206,6 @@ def resolve_attention(
 
 
 def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> None:
-    """Checks that flash-attn-4 is installed, can be imported, and supports a model on `device`."""
     found = installed_version(FLASH_ATTN)
     if found != FLASH_ATTN_VERSION:
         raise UsageError(
@@ -254,7 +238,6 @@ def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> 
 
 @cache
 def _flash_attn() -> Callable[..., Any]:
-    """The entry point of flash-attn-4, which is optional and so imported only if chosen."""
     from flash_attn.cute import flash_attn_varlen_func
 
     # Its compiler warns about an argument of its own, which does not affect the compiled code.
@@ -307,7 +290,6 @@ def _rotary_table_on(head_dim: int, padded: int, num_positions: int, device: tor
 
 
 def _tensors(part: Any) -> list[Tensor]:
-    """All tensors in a layout, recursively."""
     if isinstance(part, Tensor):
         return [part]
     if isinstance(part, tuple):

@@ -30,13 +30,7 @@ class HubCommit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueEntry:
-    """One model known by name.
-
-    Attributes:
-        name: unique within its family.
-        source: on the hub, or a folder of this package.
-        licence: SPDX name; empty if its repository states none.
-    """
+    """One model known by name, unique within its family; `licence` (SPDX) is empty if its repository states none."""
 
     name: str
     spec: ModelSpec

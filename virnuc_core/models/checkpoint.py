@@ -210,8 +210,7 @@ class Checkpoint:
         files: weight files, in reading order; none with random weights.
         revision: commit of the hub repository it was fetched from.
         random_spec: the architecture, with random weights only.
-        layout: naming scheme of the tensors; None with random weights.
-        tensors: by normalised name.
+        layout: naming scheme of the tensors, which go by normalised names; None with random weights.
         arguments: of the model, in a fair-esm file.
     """
 
@@ -231,10 +230,7 @@ class Checkpoint:
     def open(
         cls, path: Path, family: Family | None = None, *, name: str | None = None, revision: str | None = None
     ) -> Self:
-        """Opens a weight file, or the weights in a folder.
-
-        `family` is the required architecture; None recognises it by its content. `name` defaults to that of the path;
-        `revision` is the commit of the hub repository.
+        """Opens a weight file, or the weights in a folder; `family` is the required architecture, None accepts both.
 
         Raises:
             CheckpointError: there are no weights, a file is damaged, or it holds another model.
@@ -478,7 +474,6 @@ class Checkpoint:
 
 
 def _is_valid(name: str, value: object) -> bool:
-    """Whether a configuration value is plausible for one of ours."""
     if name == "token_dropout":
         return isinstance(value, bool | int)
     if name == "layer_norm_eps":

@@ -77,12 +77,10 @@ _STAND_INS: Final = tuple(
 
 
 def load_classifier(path: Path) -> MLPClassifier:
-    """Reads a head in evaluation mode, without running code in the file.
-
-    The file is a pickled whole `__main__.MLPClassifier` as published, a state dict, or safetensors.
+    """Reads a head in evaluation mode: a pickled whole `__main__.MLPClassifier`, a state dict, or safetensors.
 
     Raises:
-        CheckpointError: the file is damaged, holds other objects, or is no such head.
+        CheckpointError: the file is damaged, holds other objects (whose code is not run), or is no such head.
     """
     try:
         state = _read_state(path)
@@ -136,7 +134,6 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _pickled_tensors(module: _PickledModule) -> dict[str, Tensor]:
-    """Parameters and buffers of a pickled head, by dotted name."""
     return {
         f"{name}.{own}": tensor
         for name, layer in vars(module)["_modules"].items()

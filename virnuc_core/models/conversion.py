@@ -34,9 +34,8 @@ class Conversion:
 def convert(source: Path, out: Path) -> Conversion:
     """Writes the same weights as safetensors and verifies them by reading them back; the source is left alone.
 
-    `source` is a fair-esm `.pt`, the folder of a published model, or a head in any published form. A model becomes a
-    folder in transformers' layout (config.json, model.safetensors, for DNABERT-S also tokenizer.json), a head one
-    `.safetensors`.
+    A model becomes a folder in transformers' layout (config.json, model.safetensors, for DNABERT-S also
+    tokenizer.json), a head one `.safetensors` file.
 
     Raises:
         CheckpointError: the source is damaged, or neither a model nor a head.

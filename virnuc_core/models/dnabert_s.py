@@ -67,10 +67,7 @@ class DnabertSLayer(nn.Module):
 
 
 class DnabertS(Encoder):
-    """The DNA language model; layer 0 is the embedding after its LayerNorm.
-
-    `dropout` is the fraction dropped from each residual branch in training mode.
-    """
+    """The DNA language model; layer 0 is the embedding after its LayerNorm."""
 
     pools_special_tokens: ClassVar[bool] = True
 

@@ -17,12 +17,7 @@ _INITIAL_STD = 0.02
 
 
 class Encoder(nn.Module):
-    """A transformer over packed tokens.
-
-    Attributes:
-        layers: all of the same shape.
-        pools_special_tokens: whether the mean of a sequence includes its first and last token.
-    """
+    """A transformer over packed tokens; `pools_special_tokens` says whether means include first and last tokens."""
 
     pools_special_tokens: ClassVar[bool]
     layers: nn.ModuleList
@@ -39,10 +34,8 @@ class Encoder(nn.Module):
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         """Hidden states of one packed batch, (T, D) in the model's dtype.
 
-        Args:
-            input_ids: int32 or int64 (T,), special tokens included.
-            layout: of the batch, from `build_layout`.
-            repr_layer: 0 is the embedding, n the output of layer n, None the last; later layers are not computed.
+        `input_ids` is int32 or int64 (T,), special tokens included. `repr_layer` 0 is the embedding, n the output of
+        layer n, None the last; later layers are not computed.
 
         Raises:
             UsageError: there is no such layer.

@@ -61,10 +61,7 @@ class ESM2Layer(nn.Module):
 
 
 class ESM2(Encoder):
-    """The protein language model; layer 0 is the scaled embedding, the last layer is taken after the final LayerNorm.
-
-    `dropout` is the fraction dropped from each residual branch in training mode.
-    """
+    """The protein language model; layer 0 is the scaled embedding, the last is taken after the final LayerNorm."""
 
     pools_special_tokens: ClassVar[bool] = False
 
@@ -101,11 +98,7 @@ class ESM2(Encoder):
         return cast(Tensor, normed) if last == self.spec.num_layers else hidden_states
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
-        """Token embeddings, (T, D), scaled as in training.
-
-        Training hid 12 % of the tokens behind a zeroed <mask>, so embeddings are scaled by 0.88 over the fraction of
-        their sequence that is not masked.
-        """
+        """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
         embedded: Tensor = self.embed_tokens(input_ids)
         if not self.spec.token_dropout:
             return embedded

@@ -151,12 +151,9 @@ def linear_add_norm(
 ) -> tuple[Tensor, GemmInput]:
     """The end of a branch: its last product, the residual connection, and the next LayerNorm.
 
-    `x` is (T, I), `residual` (T, D). `next_linear` takes the LayerNorm; None if that is a result. With
-    `normed_residual` the next branch is added to the LayerNorm (post-norm), else to the sum (pre-norm). `dropout`
-    must be 0 outside training.
-
-    Returns:
-        What the next branch is added to, (T, D), and the LayerNorm in the form that `next_linear` takes.
+    `x` is (T, I), `residual` (T, D); `next_linear` takes the LayerNorm, None if that is a result. Returns what the
+    next branch is added to, (T, D), which is the LayerNorm with `normed_residual` (post-norm) and else the sum
+    (pre-norm), and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
     """
     if isinstance(layer, Fp8Linear):
         branch = layer.matmul(_quantized(x), None)

@@ -57,13 +57,11 @@ def family_of(model: str) -> tuple[Family, str]:
 def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     """Opens a model by catalogue name, else existing path, else `owner/name` on the hub, fetching it if needed.
 
-    With `random:` before a catalogue name the weights are drawn at random. `family` is the required architecture;
-    None recognises it by its content.
+    `random:` before a catalogue name draws the weights at random; without `family`, the content tells it.
 
     Raises:
         UsageError: without a family, the name is that of two models.
-        CheckpointError: there is no such model, it cannot be fetched, a file is missing or damaged, or it is of the
-            other family.
+        CheckpointError: the model does not exist, cannot be fetched, is damaged, or is of the other family.
     """
     is_random = name_or_path.startswith(RANDOM)
     if entries := find_entries(name_or_path.removeprefix(RANDOM), family):
@@ -285,14 +283,10 @@ def _sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What `verify` found of one model or head.
+    """What `verify` found of one model or head; what is unknown is None or empty.
 
-    Attributes:
-        location: None if it is not on this machine.
-        weights: None if they cannot be read.
-        fingerprint: SHA-256 (hex) that identifies it in plans and runs; empty if not computed.
-        hashes_from: where the expected hashes are from; empty if there are none.
-        problems: why it is not intact.
+    `fingerprint` is the SHA-256 (hex) that identifies it in plans and runs; `hashes_from` names the list of expected
+    hashes.
     """
 
     name: str
@@ -336,10 +330,7 @@ class Verification:
 
 
 def verify(name_or_path: str) -> Verification:
-    """Checks a model or head on this machine: hashes where known, structure, finite numbers. Fetches nothing.
-
-    `name_or_path` is a catalogue name, with or without `esm2:` or `dnabert:`, a bundled head, or a path.
-    """
+    """Checks hashes, structure and numbers of a model or head on this machine, by name or path; fetches nothing."""
     location: Path | None = None
     try:
         location, entry = _find_here(name_or_path)
@@ -349,7 +340,6 @@ def verify(name_or_path: str) -> Verification:
 
 
 def _find_here(name_or_path: str) -> tuple[Path, CatalogueEntry | None]:
-    """Location on this machine, and the catalogue entry if there is one."""
     if name_or_path in BUNDLED_HEADS:
         return BUNDLED_HEADS[name_or_path], None
     family, name = split_family(name_or_path)
@@ -409,15 +399,7 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulled:
-    """One model that is now on this machine.
-
-    Attributes:
-        location: in the hub's cache or in this package.
-        revision: commit of its repository; None for a bundled model.
-        fingerprint: SHA-256 (hex) that identifies it in plans and runs.
-        hashes_from: where the expected hashes are from; empty if there are none.
-        copy: folder of the requested copy.
-    """
+    """One model that is now on this machine; a bundled one has no `revision`. `fingerprint` is SHA-256 (hex)."""
 
     name: str
     family: Family
@@ -434,9 +416,7 @@ class Pulled:
 
 
 def pull(name: str, to: Path | None) -> Pulled:
-    """Fetches a model unless it is here, verifies it, and copies it if requested to a folder of its own in `to`.
-
-    `name` is a catalogue name, with or without `esm2:` or `dnabert:`, or OWNER/NAME on the hub.
+    """Fetches a model by name, with or without family prefix, unless it is here; verifies it, and copies it below `to`.
 
     Raises:
         UsageError: the name is that of two models or a path, or the copy cannot be made there.

@@ -55,8 +55,7 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
     """An uninitialised tensor in pinned host memory.
 
     Raises:
-        DeviceMemoryError: the host cannot pin more memory, which CUDA reports as "out of memory" without saying
-            whose.
+        DeviceMemoryError: the host cannot pin more memory; CUDA's "out of memory" does not say whose it is.
     """
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)

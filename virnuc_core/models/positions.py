@@ -9,10 +9,10 @@ ROTARY_BASE = 10000.0
 
 
 def sequence_index(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
-    """The sequence of each packed token, int64 (T,), 0..B-1.
+    """The sequence of each packed token, int64 (T,), 0..B-1; empty sequences are allowed.
 
-    `cu_seqlens` is (B + 1,), starting at 0; empty sequences are allowed. `num_tokens` is its last entry T, passed to
-    avoid synchronising with the device.
+    `cu_seqlens` is int32 or int64 (B + 1,), starting at 0; `num_tokens`, its last entry, is passed to avoid
+    synchronising.
     """
     sequences = torch.arange(len(cu_seqlens) - 1, device=cu_seqlens.device)
     return sequences.repeat_interleave(cu_seqlens.diff(), output_size=num_tokens)
@@ -25,12 +25,10 @@ def position_ids(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
 
 
 def pair_rows(qkv: Tensor, num_heads: int) -> Tensor:
-    """Makes rotary partners, rows i and i + H / 2 of every query and key head, neighbours.
+    """Makes rotary partners, rows i and i + H / 2 of every query and key head of `qkv` (3 * N * H, ...), neighbours.
 
     Published weights rotate column i of a head with column i + H / 2. Scores do not change when the columns of
     queries and keys are permuted alike, and neighbours can be rotated within a register.
-
-    `qkv` is (3 * N * H, ...), weight or bias, with the rows of queries, keys and values one after another.
     """
     queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
     paired = queries_keys.unflatten(0, (2 * num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -38,10 +36,9 @@ def pair_rows(qkv: Tensor, num_heads: int) -> Tensor:
 
 
 def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
-    """Cosine and sine of the rotary angles at int64 (P,), fp32 (P, H / 2, 2) whatever the model's dtype.
+    """Cosine and sine of the rotary angles at `positions` (P,), fp32 (P, H / 2, 2) whatever the model's dtype.
 
-    A table in half precision would be off by 0.16 rad at position 1022, so it is computed, never cast with the
-    weights.
+    In half precision the angles would be off by 0.16 rad at position 1022, so they are never cast with the weights.
 
     Source: fair-esm 2.0.0, esm/rotary_embedding.py.
     """

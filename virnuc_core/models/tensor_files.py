@@ -106,11 +106,10 @@ def read_pickle(
 ) -> Any:
     """Reads a file of torch.save with the restricted unpickler, on the CPU and memory-mapped.
 
-    `allowed` holds inert classes that stand in for the named globals, beside tensors, containers and numbers;
-    `max_pickle_bytes` limits everything but the tensors.
+    `allowed` are inert stand-ins for named globals; `max_pickle_bytes` limits everything but the tensors.
 
     Raises:
-        CheckpointError: the file is damaged or holds anything else.
+        CheckpointError: the file is damaged or holds anything but `allowed`, tensors, containers and numbers.
     """
     try:
         require_inert(path, (_NAMESPACE, *(name for _, name in allowed)), max_pickle_bytes)
@@ -128,12 +127,9 @@ def read_pickle(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
-    """All tensors of one file, memory-mapped, under the names they have there.
+    """All tensors of a .safetensors or torch file, memory-mapped, under the names they have there.
 
-    Reads .safetensors, and torch files of a state dict or of fair-esm's `{"model": ..., "cfg": ...}`.
-
-    Returns:
-        The tensors, and the model arguments of a fair-esm file (None elsewhere).
+    The second result is the model arguments of a fair-esm file, `{"model": ..., "cfg": ...}`; None for others.
 
     Raises:
         CheckpointError: the file is damaged or holds no state dict.

@@ -29,9 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Validates and merges the shards of a run in one pass, into `out` or else the run's `embeddings.h5`.
-
-    Memory is bounded by the largest shard. Returns the counters summed over all shards.
+    """Validates and merges all shards into `out` (by default the run's `embeddings.h5`); memory is bounded by the largest shard.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
@@ -105,7 +103,7 @@ def file_attributes(plan: RunPlan) -> dict[str, str | int]:
 
 
 class _GrowingDataset:
-    """A dataset that is written in row order, in HDF5 chunks of about 1 MB with checksums; `width` 0 makes it one-dimensional."""
+    """Written in row order, in HDF5 chunks of about 1 MB with checksums; `width` 0 makes it one-dimensional."""
 
     def __init__(self, file: h5py.File, name: str, num_rows: int, width: int, dtype: Any) -> None:
         shape = (num_rows, width) if width else (num_rows,)
@@ -119,7 +117,6 @@ class _GrowingDataset:
 
     @property
     def checksum(self) -> str:
-        """Over dtype, shape and all values."""
         return self._digest.value
 
     def append(self, values: npt.NDArray[Any]) -> None:

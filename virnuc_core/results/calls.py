@@ -29,14 +29,12 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkCalls:
-    """Calls of C chunks.
+    """Calls of C chunks, arrays (C,).
 
     Attributes:
-        is_scored: bool (C,); where False, the other arrays are not meaningful.
-        is_virus: bool (C,).
-        p_virus: float64 (C,), NaN where not scored.
-        best_frame: uint8 (C,), number of the most confident frame, `DNA_ALONE` for a DNA-only score, `NO_FRAME` where not
-            scored.
+        is_scored: where False, the other arrays are not meaningful.
+        p_virus: NaN where not scored.
+        best_frame: number of the most confident frame, `DNA_ALONE` for a DNA-only score, `NO_FRAME` where not scored.
     """
 
     is_scored: Bool
@@ -46,21 +44,18 @@ class ChunkCalls:
 
     @property
     def is_dna_alone(self) -> Bool:
-        """Bool (C,), whether the score is DNA-only."""
+        """Shape (C,): whether the score is DNA-only."""
         return np.equal(self.best_frame, DNA_ALONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContigCalls:
-    """Calls of R contigs.
+    """Calls of R contigs, arrays (R,).
 
     Attributes:
-        chunks: int64 (R,), like all counts.
         dna_alone_chunks: scored chunks with a DNA-only score.
-        viral_chunks: chunks called virus.
-        mean_p: float64 (R,), mean p_virus of the scored chunks, NaN without any.
-        is_virus: bool (R,).
-        tiers: (R,), confidence in each call; None without scored chunks.
+        mean_p: mean p_virus of the scored chunks, NaN without any.
+        tiers: confidence in each call; None without scored chunks.
     """
 
     chunks: Int64
@@ -79,19 +74,15 @@ def call_chunks(
     num_chunks: int,
     threshold: float = DEFAULT_THRESHOLD,
 ) -> ChunkCalls:
-    """Calls each chunk from the scores of its frames.
+    """Calls each chunk virus or other from the scores of its frames, sorted by chunk.
 
     Let M1 and M2 be the highest P(other) and P(virus) over the frames of a chunk. Its p_virus lies midway, in log-odds, between
     the frame with the strongest evidence for a virus and the one with the strongest evidence against: for a single frame it is
     the frame's score, and it is at least 0.5 exactly when M2 >= M1. The most confident frame is the one whose P(virus) is
     farthest from 0.5; the first one wins a tie.
 
-    Args:
-        scores: fp32 (n, 2), P(other) and P(virus) of n frames.
-        chunks: int64 (n,), chunk of each frame, 0..num_chunks-1, ascending.
-        frame_numbers: uint8 (n,), 0..5, or `DNA_ALONE` for a chunk without a stop-free frame.
-        num_chunks: C.
-        threshold: p_virus from which a chunk is called virus.
+    `scores` is (n, 2), P(other) and P(virus) of n frames; `chunks` (n,) and `frame_numbers` (n,) are their chunk, from 0, and
+    frame, 0..5, or `DNA_ALONE` for a chunk without a stop-free frame.
 
     Source: `determine_virus` in VirNucPro's prediction.py, for the call at 0.5.
     """
@@ -125,11 +116,10 @@ def _midway(highest_other: Float64, highest_virus: Float64) -> Float64:
 def call_contigs(
     calls: ChunkCalls, contigs: Int64, num_contigs: int, threshold: float = DEFAULT_THRESHOLD
 ) -> ContigCalls:
-    """Calls each contig virus whose scored chunks have a mean p_virus of at least the threshold.
+    """Calls each contig from the mean p_virus of its scored chunks; `contigs` (C,) is the contig of each chunk, from 0.
 
-    `contigs`, int64 (C,), is the contig of each chunk, 0..num_contigs-1. The tier depends on the number of scored chunks and
-    their agreement. Chunks with a DNA-only score count towards the agreement, but not towards that number. The threshold decides
-    the call, not its tier.
+    The tier depends on the number of scored chunks and their agreement. Chunks with a DNA-only score count towards the agreement,
+    but not towards that number. The threshold decides the call, not its tier.
     """
     scored = np.bincount(contigs[calls.is_scored], minlength=num_contigs)
     viral = np.bincount(contigs[calls.is_virus], minlength=num_contigs)

@@ -1,7 +1,4 @@
-"""Embeddings files: virnuc's own HDF5, files of other programs, and export to other formats.
-
-docs/formats.md describes each format.
-"""
+"""Embeddings files: virnuc's own HDF5, files of other programs, and export to other formats (docs/formats.md)."""
 
 import json
 import logging
@@ -142,10 +139,7 @@ class Embeddings:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of the matrices of vectors: `dna` and `protein` of a predict run, `embeddings` of an embed run.
-
-        Files of other programs may have a single matrix `vectors` for both models.
-        """
+        """Matrices of vectors: `dna`, `protein` (predict), `embeddings` (embed), or `vectors` of both models (other programs)."""
         return tuple(name for name in MATRICES if name in self)
 
     @cached_property
@@ -264,10 +258,9 @@ class Embeddings:
 
 
 class Rows:
-    """A matrix (N, D) in an embeddings file, of one or more datasets side by side; slices are read lazily and verified.
+    """A matrix (N, D) in an embeddings file, of one or more datasets side by side; rows are read when indexed.
 
-    `rows[5]` is one vector; `rows[10:20]`, `rows[[3, 1]]` and `rows[mask]` are matrices; `rows[:]` or `np.asarray(rows)` is
-    the whole matrix.
+    `rows[5]` is a vector; slices, lists of numbers and masks give matrices; `np.asarray(rows)` reads everything.
     """
 
     def __init__(
@@ -310,12 +303,7 @@ def export_embeddings(embeddings: str | Path, to: str | Path, *, vectors: str | 
 
     `.npy` is the matrix of vectors alone; `.npz` also has ids, scores and attributes. Both are written block by block. `.h5ad` is
     an AnnData with the vectors as `X`, ids and scores as `obs` and the attributes as `uns`; it is built in memory and needs the
-    package `anndata`.
-
-    Args:
-        embeddings: any file that `open_embeddings` reads.
-        to: the new file; an existing one is replaced.
-        vectors: `dna` or `protein`, for one model of a predict run; None exports both side by side.
+    package `anndata`. `vectors` is `dna` or `protein`, for one model of a predict run; None exports both side by side.
 
     Raises:
         UsageError: the suffix is unknown, the file has no such vectors, or `anndata` is not installed.
@@ -353,7 +341,6 @@ def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
 
 
 def _write_rows(file: IO[bytes], rows: Rows) -> None:
-    """Writes a matrix in NumPy's format, block by block."""
     descr = np.lib.format.dtype_to_descr(rows.dtype)
     header = {"descr": descr, "fortran_order": False, "shape": rows.shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -385,8 +372,6 @@ def _with_plain_strings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Content(NamedTuple):
-    """What a reader found; the datasets, ids included, are read when sliced."""
-
     file: h5py.File | None
     datasets: dict[str, Any]
     attributes: dict[str, Any]
@@ -401,7 +386,6 @@ def _reading(path: Path, advice: str) -> Iterator[None]:
 
 
 def _reader_of(path: Path) -> Callable[[Path], _Content]:
-    """Chooses the reader by content, not by suffix."""
     if not os.path.exists(path):
         raise InputError(f"embeddings file {path} does not exist: {_EXPECTED}.")
     if path.is_dir():
@@ -443,7 +427,6 @@ def _read_foreign_hdf5(path: Path) -> _Content:
 
 
 def _read_npz(path: Path) -> _Content:
-    """Reads an archive written by `numpy.savez` or `virnuc export`."""
     with zipfile.ZipFile(path) as archive:
         wanted = {*IDS.values(), *_DATASETS, "attributes"}
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -465,11 +448,7 @@ def _read_npz(path: Path) -> _Content:
 
 
 def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """An array of the archive: memory-mapped, or decompressed into memory if it is compressed.
-
-    Raises:
-        ValueError: it holds Python objects, or its size is not as declared.
-    """
+    """An array of the archive, memory-mapped unless compressed; raises ValueError for Python objects or a wrong size."""
     with archive.open(member) as file:
         shape, is_fortran, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
         if dtype.hasobject:
@@ -497,8 +476,7 @@ def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) ->
 def _read_virnucpro(path: Path) -> _Content:
     """Reads features of VirNucPro: one row per frame, DNA before protein.
 
-    Source: `merge_data` in VirNucPro's units.py, which saves {"ids": list of str, "data": tensor}, and "labels" for
-    training.
+    Source: `merge_data` in VirNucPro's units.py, which saves {"ids": list of str, "data": tensor}, and "labels" for training.
     """
     import torch
 

@@ -52,13 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The result of inspecting a path.
-
-    Attributes:
-        facts: (name, value) pairs in display order, as stated by the file itself.
-        findings: the state of each of its files.
-        is_thorough: whether it was also compared with its plan and shards.
-    """
+    """The kind of a file or folder, its (name, value) facts in display order, and the state of each of its files."""
 
     kind: Kind
     path: Path
@@ -103,10 +97,8 @@ class Inspection:
 def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
     """Recognises a file or folder by its content and reads all of it.
 
-    Args:
-        path: a run folder, frame store, shard, embeddings file, model checkpoint or classifier head.
-        thorough: also compare the results of a run with its shards, row by row, and a single shard or embeddings file with the
-            plan of its run.
+    If `thorough`, also compares the results of a run with its shards, row by row, and a single shard or embeddings file with the
+    plan of its run.
 
     Raises:
         InputError: there is nothing at `path`.
@@ -136,10 +128,7 @@ def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
 
 
 def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
-    """Checks every file of a run that has a plan.
-
-    Results are compared with the checksums taken when they were written; if `thorough`, also with the shards, row by row.
-    """
+    """Checks every file of a run, results against their checksums and, if `thorough`, against the shards, row by row."""
     incoming = folder.incoming
     if incoming.previous is not None:
         message = (
@@ -181,7 +170,6 @@ def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
 
 
 def _judge(path: Path, check: Callable[[], object]) -> Finding:
-    """Maps the outcome of a check to the state of a file."""
     try:
         check()
     except (DamagedFileError, CheckpointError) as error:
@@ -216,7 +204,6 @@ def _require_unaltered(store: FrameStore) -> None:
 
 
 def _check_shard(folder: RunFolder, plan: RunPlan, shard: Shard) -> Finding | None:
-    """The state of a shard; None if it is missing."""
     path = folder.shard(shard.index)
     if not path.exists():
         return None
@@ -275,7 +262,6 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
 def _differences(
     folder: RunFolder, plan: RunPlan, store: FrameStore, file: Embeddings, shard: Shard
 ) -> Iterator[str]:
-    """Describes, for each dataset, the first row of a shard that differs in the embeddings file."""
     path = folder.shard(shard.index)
     result = read_shard(path, shard_identity(plan, shard))
     for name, expected in shard_columns(plan, store, shard, result).items():
@@ -329,7 +315,6 @@ def _require_own_plan(path: Path, kind: Kind) -> None:
 
 
 def _leftovers(folder: RunFolder) -> Iterator[Finding]:
-    """Files that do no harm, each with what becomes of it."""
     own = {folder.frames.name, folder.plan.name, *(path.name for path in folder.results)}
     killed = [path for path, name in iter_temporaries(folder.root) if name in own]
     killed += [path for path, _ in iter_temporaries(folder.shards)]

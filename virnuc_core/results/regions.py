@@ -83,14 +83,9 @@ DEFAULT_MODEL: Final = RegionModel()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkScores:
-    """All C chunks of some contigs, by contig and position.
+    """All C chunks of some contigs, sorted by contig number and position, arrays (C,).
 
-    Attributes:
-        contig: int64 (C,), number of the contig, ascending.
-        start: int64 (C,), 0-based.
-        end: int64 (C,), exclusive.
-        p_virus: float64 (C,), NaN where the chunk is not scored.
-        is_dna_alone: bool (C,), whether the score is DNA-only.
+    `start` is 0-based, `end` exclusive; `p_virus` is NaN where the chunk is not scored.
     """
 
     contig: Int64
@@ -131,10 +126,7 @@ class Region:
 def find_regions(
     chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
 ) -> list[Region]:
-    """Viral regions, by contig and position; regions of one contig neither touch nor overlap.
-
-    `chunks` must hold all chunks of its contigs. `threshold` is the p_virus from which a chunk is called virus.
-    """
+    """Viral regions, by contig and position, which neither touch nor overlap; `chunks` must hold all chunks of its contigs."""
     if not len(chunks.contig):
         return []
     likelihood = level_likelihood(chunks.p_virus, model, threshold)
@@ -146,10 +138,7 @@ def find_regions(
 
 
 def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
-    """Runs of viral chunks with at least one score.
-
-    `is_viral`, bool (C,), says which chunks are in a region; `scores`, float64 (C,), are what they add to its score.
-    """
+    """Runs of chunks with `is_viral` (C,) and at least one score; `scores` (C,) add up to that of the region."""
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     begins = np.flatnonzero(is_viral & (is_first | ~np.roll(is_viral, 1)))
     ends = np.flatnonzero(is_viral & (np.roll(is_first, -1) | ~np.roll(is_viral, -1))) + 1
@@ -204,12 +193,8 @@ def posterior(chunks: ChunkScores, likelihood: Float64, model: RegionModel) -> F
 def _expected(likelihood: Float64, change: Float64, counts: Int64) -> Float64:
     """float64 (C, number of levels): probability of each level at each chunk, given only the chunks before it.
 
-    Contigs are independent, so they advance side by side, the longest first, one chunk per step.
-
-    Args:
-        likelihood: float64 (C, number of levels).
-        change: float64 (C,), probability of a change point before each chunk; 1 for the first of a contig.
-        counts: int64 (R,), chunks of each contig.
+    Contigs are independent, so they advance side by side, the longest first, one chunk per step. `change` (C,) is the probability
+    of a change point before each chunk, 1 for the first of a contig; `counts` (R,) are the chunks of each contig.
     """
     expected = np.empty_like(likelihood)
     order = np.argsort(-counts, kind="stable")
@@ -267,10 +252,7 @@ class RegionFiles:
         lengths: Sequence[int],
         sequence_of: Callable[[int], bytes],
     ) -> None:
-        """Writes the regions of the next contigs, by contig and position.
-
-        Names, lengths in bp, and bases are looked up by contig number.
-        """
+        """Writes the regions of the next contigs; names, lengths in bp, and bases are looked up by contig number."""
         rows = []
         for contig, own in groupby(regions, key=attrgetter("contig")):
             sequence = sequence_of(contig)
@@ -316,8 +298,5 @@ def _bed_line(contig: str, number: int, region: Region) -> str:
 
 
 def _gff3_name(name: str) -> str:
-    """Escapes what the first column of GFF3 does not allow as `%XX`, byte by byte in UTF-8.
-
-    Source: the specification of GFF3 1.26.
-    """
+    """Percent-encodes, in UTF-8, what the first column does not allow. Source: the specification of GFF3 1.26."""
     return quote(name, safe=_GFF3_PLAIN).replace("~", "%7E")

@@ -19,13 +19,8 @@ _BLOCK_ROWS: Final = 2048
 def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | None = None) -> int:
     """Writes a table like `prediction_results.txt` from an embeddings file, block by block; returns its number of rows.
 
-    Scores of float16 vectors differ slightly from those of the run, which are computed before rounding.
-
-    Args:
-        embeddings: the `embeddings.h5` of a predict run, or another format that `Embeddings` reads.
-        head: name of a bundled head, or path of one.
-        out: the table.
-        dna_head: head for chunks without a stop-free frame; None leaves them out.
+    Heads are names of bundled ones or paths; without `dna_head`, chunks without a stop-free frame are left out. Scores of float16
+    vectors differ slightly from those of the run, which are computed before rounding.
 
     Raises:
         CheckpointError: a head cannot be used, or a torch file holds more than tensors and names.
@@ -61,7 +56,6 @@ def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | Non
 
 
 def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:
-    """One dataset per model, or a single one for both."""
     missing = [name for name in VECTORS.values() if name not in file]
     if missing and FEATURES in file:
         return (FEATURES,)

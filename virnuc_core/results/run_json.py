@@ -45,8 +45,7 @@ class RunReport:
         work: summed over all shards, including those reused from earlier attempts.
         lanes: those of this attempt; empty if no shard had to be computed.
         seconds: wall time of each stage of this attempt.
-        links: other places that show this run.
-        settings_from: see `asked_with.settings_from`.
+        links: other places that show this run, by name.
     """
 
     plan: RunPlan

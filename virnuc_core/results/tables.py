@@ -97,9 +97,7 @@ def write_tables(
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
 ) -> TableCounts:
-    """Writes the tables of a predict run; each is complete or absent.
-
-    `threshold` is the p_virus from which chunks and contigs are called virus.
+    """Writes the tables of a predict run, each complete or absent; `threshold` is the p_virus from which the call is virus.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -160,8 +158,6 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
 
 
 class _Tables:
-    """All tables while they are written; `counts` has contigs by call, and other counts by the names of `TableCounts`."""
-
     def __init__(
         self, folder: RunFolder, store: FrameStore, threshold: float, writer: ResultWriter, stack: ExitStack
     ) -> None:
@@ -248,7 +244,6 @@ def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls
 
 
 def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table:
-    """Rows of contigs.tsv for the contigs from row `first` of the store."""
     rows = slice(first, first + len(calls.chunks))
     is_scored = calls.scored_chunks > 0
     columns = (
@@ -272,9 +267,7 @@ def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_
 
 
 def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[bytes]:
-    """Lines of prediction_results_highestscore.csv, unsorted, one per chunk with a stop-free frame.
-
-    The call is that at 0.5, whatever the run's own threshold.
+    """Unsorted lines, one per chunk with a stop-free frame; called at 0.5, whatever the run's own threshold.
 
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """

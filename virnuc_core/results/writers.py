@@ -73,7 +73,7 @@ class ResultWriter:
 
 
 class ResultComparison(ResultWriter):
-    """Compares instead of writing, in bounded memory; existing files that differ are in `differing`.
+    """Compares instead of writing, in bounded memory, and collects existing files that differ.
 
     Compressed files are compared by content, since the output of zlib and pyarrow depends on their version.
     """
@@ -134,7 +134,6 @@ class ResultComparison(ResultWriter):
 
 
 def _read(file: gzip.GzipFile | io.BufferedReader, size: int) -> bytes | None:
-    """The next bytes of a file; None if it cannot be decompressed."""
     try:
         return file.read(size)
     except (gzip.BadGzipFile, EOFError, zlib.error):
@@ -180,7 +179,6 @@ class _RowGroups:
             self._waiting = self._waiting.slice(ROW_GROUP_ROWS)
 
     def finish(self) -> None:
-        """Writes the last, incomplete group."""
         if len(self._waiting):
             self._write(self._waiting)
 
@@ -190,10 +188,7 @@ class _RowGroups:
 
 
 class SortedLines:
-    """Sorts more lines than fit in memory by their first column: sorted runs on disk, merged when read.
-
-    At most `in_memory` lines are held; `spilled` is an empty file for the runs.
-    """
+    """Sorts lines by their first column, `in_memory` at a time: sorted runs in the empty file `spilled`, merged when read."""
 
     def __init__(self, spilled: IO[bytes], in_memory: int = _SORTED_IN_MEMORY) -> None:
         self._spilled = spilled

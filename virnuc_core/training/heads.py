@@ -61,13 +61,7 @@ class PartCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledFrames:
-    """A weighted sample of the frames of a part.
-
-    Attributes:
-        rows: int64 (n,), rows of the frame store, ascending.
-        is_viral: bool (n,).
-        weights: float64 (n,), sampling probabilities.
-    """
+    """A weighted sample of the frames of a part: ascending rows of the frame store and sampling probabilities, arrays (n,)."""
 
     rows: Int64
     is_viral: npt.NDArray[np.bool_]
@@ -119,13 +113,7 @@ class RecordSplit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedHead:
-    """A head that was written to `path`.
-
-    Attributes:
-        fingerprint: SHA-256 of the file.
-        calls: its calls of the test records, by level (chunks, contigs).
-        work: the work of all shards together.
-    """
+    """A head written to `path`; `fingerprint` is the file's SHA-256, `calls` are those of the test records, by level."""
 
     path: Path
     fingerprint: str
@@ -161,10 +149,7 @@ def known_calls(
     rows: npt.NDArray[np.int64],
     table: RecordTable,
 ) -> KnownCalls:
-    """Calls of n chunks or contigs with their true classes.
-
-    `p_virus` (n,) is NaN where there is no score; `rows` (n,) are the rows of their records in the table.
-    """
+    """Calls of n chunks or contigs with their true classes; `rows` (n,) are the rows of their records in the table."""
     return KnownCalls(
         is_viral=table.is_viral[rows],
         is_called=np.asarray(is_called, np.bool_),
@@ -268,7 +253,6 @@ def _test_calls(
 
 
 def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
-    """Metadata in the file of the head."""
     return {
         "virnuc_version": plan.virnuc_version,
         "chunk_length": plan.chunk_length,
@@ -301,10 +285,7 @@ def sample_frames(
     max_frames: int,
     rng: np.random.Generator,
 ) -> SampledFrames:
-    """Frames of one part with their weights, at most about `max_frames`.
-
-    `records` (F,) is the row of the record of each frame; `in_part` (R,) selects the part; for the exponent see `sample_weights`.
-    """
+    """Samples about `max_frames` frames of the records in `in_part` (R,); `records` (F,) is the row of each frame's record."""
     rows = np.flatnonzero(in_part[records])
     own = records[rows]
     weights = sample_weights(table.is_viral[own], table.groups[own], sampling_exponent)
@@ -315,10 +296,7 @@ def sample_frames(
 def read_features(
     folder: RunFolder, plan: RunPlan, wanted: list[Int64]
 ) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
-    """Reads the vectors of several sets of ascending rows, int64 (n,), in one pass over all shards.
-
-    Returns:
-        fp32 (n, D) of each set, and the work of all shards together.
+    """Reads fp32 vectors (n, D) of several sets of ascending rows (n,), and sums the counters, in one pass over all shards.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
@@ -336,7 +314,7 @@ def read_features(
 
 
 def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> npt.NDArray[np.float32]:
-    """P(other) and P(virus) of frames, fp32 (n, 2), computed shard by shard; `rows`, int64 (n,), must ascend.
+    """P(other) and P(virus), fp32 (n, 2), of frames with ascending `rows` (n,), computed shard by shard.
 
     Raises:
         CheckpointError: the head cannot be used.
@@ -356,10 +334,7 @@ def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> n
 def count_parts(
     table: RecordTable, part: npt.NDArray[np.int8], records: Int64, is_usable: npt.NDArray[np.bool_]
 ) -> tuple[PartCounts, ...]:
-    """Records, groups and frames by part and class, of usable records.
-
-    `part` (R,) indexes `PARTS`, `records` (F,) is the row of the record of each frame, `is_usable` is (R,).
-    """
+    """Counts usable records; `part` and `is_usable` are (R,), `records` (F,) is the row of the record of each frame."""
     counts = []
     for number, name in enumerate(PARTS):
         for class_number, class_name in enumerate(table.class_names):

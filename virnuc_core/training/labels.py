@@ -85,10 +85,10 @@ class RecordTable:
     """The R records of all sources, in order, including unusable ones.
 
     Attributes:
-        classes: int64 (R,), index into class_names.
+        classes: (R,), index into class_names.
         class_names: the viral class first.
-        lengths: int64 (R,), bp.
-        groups: int64 (R,): related records have the same number; all differ unless grouping was requested.
+        lengths: (R,), bp.
+        groups: (R,): related records have the same number; all differ unless grouping was requested.
     """
 
     names: tuple[str, ...]

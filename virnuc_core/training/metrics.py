@@ -19,15 +19,13 @@ RELIABILITY_BINS: Final = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownCalls:
-    """Calls of n chunks or contigs whose true class is known.
+    """Calls of n chunks or contigs whose true class is known, arrays (n,).
 
     Attributes:
-        is_viral: bool (n,).
-        is_called: bool (n,), whether called virus; not meaningful where p_virus is NaN.
-        p_virus: float64 (n,), NaN where there is no score.
-        classes: int64 (n,), index into class_names.
-        class_names: may be finer than viral and other.
-        lengths: int64 (n,), bp of the record.
+        is_called: whether called virus; not meaningful where p_virus is NaN.
+        p_virus: NaN where there is no score.
+        classes: index into class_names, which may be finer than viral and other.
+        lengths: bp of the record.
     """
 
     is_viral: Bool
@@ -39,7 +37,7 @@ class KnownCalls:
 
     @property
     def is_scored(self) -> Bool:
-        """Bool (n,)."""
+        """Shape (n,)."""
         return ~np.isnan(self.p_virus)
 
     def take(self, rows: Bool) -> "KnownCalls":

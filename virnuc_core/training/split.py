@@ -48,13 +48,10 @@ _log = logging.getLogger(__name__)
 def split_records(
     is_viral: Bool, groups: Int64, is_usable: Bool, holdout_fraction: float, seed: int
 ) -> npt.NDArray[np.int8]:
-    """Assigns whole groups to the parts; `is_viral`, `groups` and `is_usable` are (R,).
+    """Assigns whole groups of the R records to parts: int8 (R,), index into `PARTS`.
 
     `holdout_fraction` (below 0.5) of the groups of each class go to validation and as many to the test, at least one to each.
     Groups with both classes are used for training: a virus in the genome of its host is uninformative in a test.
-
-    Returns:
-        int8 (R,), index into `PARTS`.
 
     Raises:
         InputError: a class has too few usable groups.
@@ -97,11 +94,7 @@ def sample_weights(is_viral: Bool, groups: Int64, sampling_exponent: float) -> F
 
 
 def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tuple[Int64, Float64]:
-    """Keeps about `max_frames` frames, such that weighted sampling from them is unchanged in expectation.
-
-    Returns:
-        The kept rows, ascending, and their new weights; both old and new weights sum to 1.
-    """
+    """Ascending rows of about `max_frames` frames, and new weights that keep weighted sampling the same in expectation."""
     if len(weights) <= max_frames:
         return np.arange(len(weights)), weights
     kept_share = np.minimum(1.0, max_frames * weights)
@@ -207,10 +200,7 @@ def _mixed(words: UInt64) -> UInt64:
 
 
 def _related(shorter: Int64, longer: Int64, sizes: Int64) -> tuple[Int64, Int64]:
-    """Distinct pairs (n,), (n,) that share enough k-mers, of P pairs of shorter and longer record, one per shared k-mer.
-
-    `sizes`, int64 (R,), counts the sampled k-mers of each record.
-    """
+    """Distinct pairs (n,), (n,) with enough shared k-mers, given one pair per shared k-mer and `sizes` (R,) in k-mers."""
     pairs, counts = np.unique(shorter * len(sizes) + longer, return_counts=True)
     shorter, longer = np.divmod(pairs, max(len(sizes), 1))
     is_related = counts >= MIN_SHARED_KMERS * sizes[shorter]
@@ -221,12 +211,8 @@ def _links_between(record: Int64, hashes: UInt64, groups: Int64) -> Iterator[tup
     """Pairs (n,), (n,) of related records in different groups.
 
     All pairs that share a k-mer are counted, up to `_MAX_PAIRS`; beyond that only those that share one of the smallest hashes,
-    which are a random sample.
-
-    Args:
-        record: int64 (N,), record of each sampled k-mer, numbered by decreasing length.
-        hashes: uint64 (N,), the k-mers, ascending.
-        groups: int64 (R,), group of each record.
+    which are a random sample. `record` and the ascending `hashes` are (N,), of sampled k-mers of records numbered by decreasing
+    length; `groups` is (R,).
     """
     record = record[np.lexsort((groups[record], hashes))]
     # A k-mer is paired with the same k-mer in the records of all later groups.

@@ -52,13 +52,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledVectors:
-    """n frames whose class is known.
-
-    Attributes:
-        features: fp32 (n, D), the DNA vector before the protein vector.
-        is_viral: bool (n,).
-        weights: float64 (n,), sampling probabilities.
-    """
+    """n frames whose class is known: features (n, D), DNA before protein, and sampling probabilities (n,)."""
 
     features: npt.NDArray[np.float32]
     is_viral: npt.NDArray[np.bool_]
@@ -69,9 +63,7 @@ class LabelledVectors:
 class Epoch:
     """One epoch of one ensemble member; members are numbered from 0, epochs from 1.
 
-    Attributes:
-        train_loss: mean cross-entropy of the training frames, with dropout.
-        validation_loss: weighted mean cross-entropy of the validation frames; None without any.
+    The losses are mean cross-entropies: of training frames with dropout, and of validation frames weighted (None without any).
     """
 
     member: int
@@ -82,10 +74,9 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedHead:
-    """A calibrated head and its history.
+    """A calibrated head, in evaluation mode, that takes features as the models give them.
 
     Attributes:
-        classifier: in evaluation mode; takes features as the models give them.
         temperature: already applied to the classifier's logits.
         best_epochs: the epoch that each member's weights come from.
     """
@@ -175,7 +166,7 @@ def _reproducible() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """Standardised features (n, D), classes int64 (n,), and sampling probabilities float64 (n,)."""
+    """Standardised features (n, D), classes (n,), and sampling probabilities (n,)."""
 
     features: Tensor
     targets: Tensor
@@ -218,7 +209,6 @@ def _run_epoch(
     epoch: int,
     settings: TrainerSettings,
 ) -> float:
-    """One pass over the sampled rows; returns the mean loss."""
     head.train()
     # Batch norm needs more than one frame.
     batches = [rows for rows in sampled.split(settings.batch_frames) if len(rows) > 1]

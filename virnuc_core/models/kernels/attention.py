@@ -295,12 +295,9 @@ def packed_attention(
 ) -> Tensor:
     """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
-    Args:
-        qkv: fp16 or bf16, contiguous; H even, at most 128.
-        short_tiles: int32 (tiles, 3), from `plan_tiles`.
-        long_tiles: the same for the longer sequences.
-        cos_sin: fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; None with ALiBi.
-        slopes: fp32 (N,), ALiBi; None with rotary positions.
+    `qkv` is fp16 or bf16, contiguous, H even and at most 128; the tiles are those of `plan_tiles`. With rotary
+    positions, `cos_sin` is fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; with ALiBi,
+    `slopes` is fp32 (N,). The other one is None.
 
     Raises:
         DeviceError: the device lacks resources that a kernel needs.

@@ -1,7 +1,6 @@
 """Kernels between matrix products: residual and LayerNorm, GELU, quantization to fp8, and mean pooling.
 
-Each reads its input once, keeps it in registers and writes the results, so all are bound by memory bandwidth.
-Arithmetic is fp32.
+Each reads its input once and keeps it in registers, so all are bound by memory bandwidth. Arithmetic is fp32.
 
 Shapes: T tokens, D width of the hidden states, F width of the feed-forward layer.
 """
@@ -123,11 +122,8 @@ def add_norm(
     """LayerNorm of residual + branch + bias, in one pass.
 
     `residual` is fp16 or bf16 (T, D), contiguous; `branch` is (T, D) and `branch_bias` (D,), where present; `gain`
-    and `shift` are LayerNorm's weight and bias, (D,). The flags choose the outputs.
-
-    Returns:
-        The sum (T, D), its LayerNorm (T, D), both in the dtype of `residual`, the LayerNorm in fp8 e4m3 (T, D) and its
-        fp32 scales (T, 1); what is not requested is empty.
+    and `shift` are LayerNorm's weight and bias, (D,). Returns the sum and its LayerNorm in the dtype of `residual`,
+    the LayerNorm in fp8 e4m3, all (T, D), and its fp32 scales (T, 1); what the flags do not request is empty.
     """
     num_rows, width = residual.shape
     results = _empty_results(residual, keep_sum, keep_normed, quantize)
@@ -172,13 +168,10 @@ def _empty_results(
 
 @torch.library.custom_op("virnuc::gelu_quantize", mutates_args=())
 def gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
-    """GELU, gated GELU or neither, then fp8 if requested, in one pass.
+    """GELU, gated GELU or neither ("gelu", "gated_gelu", "none"), then fp8 if requested, in one pass.
 
     `x` is fp16 or bf16 (T, F), or (T, 2 F) with the gate's half first; `bias` (F,), not with a gate, is added to x
-    first; `activation` is "none", "gelu" or "gated_gelu".
-
-    Returns:
-        (T, F) in the dtype of x and an empty tensor; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
+    first. Returns (T, F) in the dtype of x and an empty tensor; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
     """
     out, scales = _empty_gelu(x, activation, quantize)
     rows, width = out.shape
@@ -227,10 +220,7 @@ def _mean_kernel(
 
 @torch.library.custom_op("virnuc::segment_mean", mutates_args=())
 def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, include_special_tokens: bool) -> Tensor:
-    """`encoder.mean_pool` of contiguous (T, D) with int32 (B + 1,) -> fp32 (B, D).
-
-    The order of summation depends only on the length of a sequence.
-    """
+    """`encoder.mean_pool`, contiguous (T, D) -> fp32 (B, D), in an order that depends only on the sequence's length."""
     width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1
     out = hidden_states.new_empty((num_sequences, width), dtype=torch.float32)
     launch(

@@ -273,7 +273,6 @@ def _damaged(path: Path, why: object) -> DamagedFileError:
 
 
 def _headline(counts: _Counts, hosts: int) -> str:
-    """The run in one sentence."""
     contigs = "contig" if counts.records == 1 else "contigs"
     verb = "is" if counts.contigs_virus == 1 else "are"
     parts = [f"{counts.contigs_virus:,} of {counts.records:,} {contigs} {verb} called viral"]
@@ -381,7 +380,6 @@ class Totals:
 def _count(
     contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
 ) -> Iterator[Row]:
-    """Passes contigs through, and adds them up in total and by class."""
     for contig in contigs:
         totals.add(contig)
         if labels is not None:
@@ -474,7 +472,6 @@ def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:
 
 
 def _read_rejected(path: Path, limits: Limits) -> Row:
-    """Number of rejected records, their reasons, and the first records."""
     reasons: Counter[str] = Counter()
     first: list[list[str]] = []
     try:

@@ -27,7 +27,7 @@ def write_report_page(
 ) -> None:
     """Writes report.html from the tables of a run, atomically; `labels` (class by contig name) adds metrics by class.
 
-    The content security policy lets a browser run this one script, apply this one style sheet, and fetch nothing.
+    The content security policy lets a browser run only this script, apply only this style sheet, and fetch nothing.
 
     Raises:
         DamagedFileError: a table or the document is not as virnuc writes it.
