@@ -144,13 +144,13 @@ def test_memory_that_cannot_be_pinned_is_of_the_host(monkeypatch: pytest.MonkeyP
     assert not isinstance(caught.value, RuntimeError)  # for which a batch would be halved
 
 
-@pytest.mark.parametrize("place", ["cpu", "this host"])
-def test_what_there_was_no_memory_for_is_named(place: str) -> None:
-    device = "cpu" if place == "cpu" else "cuda:0"
-    message = f"{place} has not enough memory for the vectors"
-    with pytest.raises(DeviceMemoryError, match=message), raise_on_oom("the vectors", device):
-        if place == "cpu":
-            raise torch.OutOfMemoryError("out of memory")
-        torch.empty(2**60)
-    with pytest.raises(RuntimeError, match="other"), raise_on_oom("the vectors", device):
+def test_what_there_was_no_memory_for_is_named() -> None:
+    for error, where, place in (
+        (torch.OutOfMemoryError("out of memory"), "cpu", "cpu"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "cuda:0", "this host"),
+    ):
+        message = f"{place} has not enough memory for the vectors"
+        with pytest.raises(DeviceMemoryError, match=message), raise_on_oom("the vectors", where):
+            raise error
+    with pytest.raises(RuntimeError, match="other"), raise_on_oom("the vectors", "cpu"):
         raise RuntimeError("other")

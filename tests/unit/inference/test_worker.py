@@ -43,8 +43,10 @@ def shard_names(run: MadeRun) -> list[str]:
     return sorted(path.name for path in run.folder.shards.iterdir() if path.is_file())
 
 
-def test_events_follow_the_files(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config())
+def test_events_follow_the_files_and_poor_packing_is_warned_of(
+    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = plan_run(tmp_path, contigs, made_models.config(token_budget=63))
     events: list[LaneEvent] = []
 
     def emit(event: LaneEvent) -> None:
@@ -52,21 +54,14 @@ def test_events_follow_the_files(tmp_path: Path, contigs: Path, made_models: Mad
             assert run.folder.shard(event.shard).exists()
         events.append(event)
 
-    run_shards(run.folder, (2, 0), "cpu", 3, emit)
+    with caplog.at_level(logging.WARNING):
+        run_shards(run.folder, (2, 0), "cpu", 3, emit)
     loaded, *done = events
     assert isinstance(loaded, ModelsLoaded)
     assert loaded.seconds > 0
     assert [event.shard for event in done if isinstance(event, ShardDone)] == [2, 0]
     assert {event.lane for event in events} == {3}
-    assert sorted(path.name for path in run.folder.shards.iterdir()) == ["shard_00000.h5", "shard_00002.h5"]
-
-
-def test_poor_packing_is_warned_of(
-    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config(token_budget=63))
-    with caplog.at_level(logging.WARNING):
-        run_shards(run.folder, (0,), "cpu", 0, lambda event: None)
+    assert shard_names(run) == ["shard_00000.h5", "shard_00002.h5"]
     assert "dnabert (dnabert_s): packing efficiency is" in caplog.text
 
 
