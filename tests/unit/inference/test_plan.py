@@ -1,4 +1,4 @@
-"""The plan of a run: written once, read back, compared, and what can be reused of one for another."""
+"""The plan of a run: written once, read back, compared, and its reuse for another."""
 
 import json
 from dataclasses import replace
@@ -81,7 +81,7 @@ def with_esm2(**changes: object) -> RunPlan:
     return replace(PLAN, models=(PLAN.models[0], model("esm2", **changes)))
 
 
-# Another plan, what the message must say of it, and the models whose vectors can be reused.
+# Another plan, the message about it, and the models whose vectors can be reused.
 OTHERS: dict[str, tuple[RunPlan, str, set[str]]] = {
     "input": (
         replace(PLAN, input_digest="f" * 64),

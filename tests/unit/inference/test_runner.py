@@ -1,4 +1,4 @@
-"""One device's work on shards: against the reference engine, when memory runs out, when numbers overflow, and scores."""
+"""One device's work on shards: agreement with the reference engine, out-of-memory, overflow, and scores."""
 
 import logging
 import weakref
@@ -125,7 +125,7 @@ def test_one_model_alone(tmp_path: Path, contigs: Path, made_models: MadeModels)
 
 
 class FakeDevice(Encoder):
-    """A model on a device that holds `max_tokens`, that overflows for sequences of some lengths, and records what it does."""
+    """A device that holds `max_tokens`, overflows for sequences of some lengths, and records its batches."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class FakeDevice(Encoder):
         self.tried: list[int] = []
 
     def to(self, device: torch.device | str) -> "FakeDevice":
-        """A device of this kind has an index: cpu is the host and cpu:0 the device."""
+        """cpu is the host, cpu:0 the device."""
         self.events.append(f"{self.name} to {device}")
         return self
 
@@ -178,7 +178,7 @@ def embed_proteins(run: MadeRun, model: ModelRunner, streams: Streams, num_shard
 
 
 def embed_within(run: MadeRun, max_tokens: int) -> tuple[ShardResult, list[int]]:
-    """Every protein, on a device with memory for so many tokens, and the sizes tried on the way."""
+    """Every protein, on a device with memory for `max_tokens`; also returns the batch sizes tried."""
     planned, model = protein_model(run)
     device = FakeDevice(model, max_tokens=max_tokens)
     streams = Streams("cpu")
@@ -219,7 +219,7 @@ def test_a_device_that_is_full_before_the_work_begins_may_be_tried_again(finishe
 
 @pytest.fixture
 def own_run(tmp_path: Path) -> tuple[MadeModels, MadeRun]:
-    """Models that a test may change after the run on them was planned."""
+    """A planned run on models that a test may change afterwards."""
     models = make_models(tmp_path)
     return models, plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
 
@@ -254,7 +254,7 @@ def run_with_bias(folder: Path, value: float) -> MadeRun:
 def test_what_overflows_in_fp16_is_computed_again_in_fp32(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = run_with_bias(tmp_path, 1e6)  # more than fp16 can hold; the LayerNorm after it makes it small again
+    run = run_with_bias(tmp_path, 1e6)  # overflows fp16; the following LayerNorm makes it small again
     expected = run_all(run)
     dnabert, esm2 = run.plan.models
     result = run_all(run, models=(replace(dnabert, precision="fp16"), esm2))

@@ -17,7 +17,7 @@ from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint,
 
 
 def trained(in_features: int = 7, hidden_width: int = 512) -> MLPClassifier:
-    """A head whose running statistics are not those of a fresh one."""
+    """A head whose running statistics differ from the initial ones."""
     torch.manual_seed(0)
     classifier = MLPClassifier(in_features, hidden_width)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Weights in fp8 e4m3: values and scales of rows, on the CPU; products are tried in tests/gpu."""
+"""fp8 e4m3 weights: values and row scales on the CPU; tests/gpu covers the products."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ def test_rows_are_within_the_rounding_of_e4m3() -> None:
     matrix *= 10.0 ** torch.arange(-3, 4)[:, None]
     values, scale = quantize_rows(matrix)
     restored = values.float() * scale
-    # Three bits of mantissa; what is small in its row is rounded to steps of 2^-9.
+    # Three mantissa bits; values small in their row are rounded to steps of 2^-9.
     assert ((restored - matrix).abs() <= (matrix.abs() / 16).clamp(min=2**-10 * scale)).all()
 
 

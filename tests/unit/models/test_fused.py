@@ -1,4 +1,4 @@
-"""The fused CPU path against plain torch, which runs where gradients are recorded."""
+"""The fused CPU path against plain torch, which runs when gradients are recorded."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Calls of chunks and contigs, against the rules written out one by one."""
+"""Calls of chunks and contigs, against the rules applied one by one."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def call(frames: list[list[tuple[int, float]]], threshold: float = 0.5) -> Chunk
 
 
 def contig(p_virus: list[float], dna_alone: int = 0, threshold: float = 0.5) -> ContigCalls:
-    """Calls one contig from the scores of its chunks, the first of which are DNA-only."""
+    """Calls one contig; its first `dna_alone` scores are DNA-only."""
     frames = [[(DNA_ALONE if i < dna_alone else 0, p)] for i, p in enumerate(p_virus)]
     return call_contigs(call(frames, threshold), np.zeros(len(p_virus), np.int64), 1, threshold)
 

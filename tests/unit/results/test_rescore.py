@@ -1,4 +1,4 @@
-"""Stored vectors scored again."""
+"""Re-scoring stored vectors."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def merged(tmp_path: Path) -> Path:
-    """The golden features in VirNucPro's file."""
+    """The golden features in VirNucPro's format."""
     with np.load(CLASSIFIER / "golden.npz") as golden:
         data = torch.from_numpy(golden["features"])
     path = tmp_path / "output_1_merged.pt"

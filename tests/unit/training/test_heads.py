@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels) -> Ma
 
 
 def made_table(run: MadeRun) -> RecordTable:
-    """Every other record is viral, and three records in a row are a group."""
+    """Every other record is viral, and three consecutive records are a group."""
     rows = np.arange(int(run.store.record_number.max()))
     return RecordTable(
         names=tuple(map(str, rows)),

@@ -87,7 +87,7 @@ def test_few_samples_find_kin_too() -> None:
 
 
 def three_records() -> tuple[str, str, str]:
-    """A fragment, a record that has 31 % of its k-mers, and a longer one that has half of these."""
+    """A fragment, a record with 31 % of its k-mers, and a longer one with half of these."""
     shared = dna(3_100, 8)
     return shared + dna(6_900, 10), shared + dna(10_000, 11), shared[:1_550] + dna(20_000, 12)
 
@@ -99,7 +99,7 @@ def test_every_pair_counts_and_not_only_that_with_the_longest() -> None:
 
 @st.composite
 def related_records(draw: st.DrawFn) -> list[str]:
-    """Records put together from a few segments, so that they share many shares of each other."""
+    """Records composed of a few segments, so that they overlap in many proportions."""
     lengths = draw(st.lists(st.integers(25, 400), min_size=1, max_size=6))
     segments = [dna(length, seed) for seed, length in enumerate(lengths)]
     parts = st.lists(st.sampled_from(segments), min_size=1, max_size=5).map("".join)

@@ -1,4 +1,4 @@
-"""The fit of a head and its calibration."""
+"""Training and calibration of a head."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ SETTINGS = TrainerSettings(epochs=8, patience=3, members=1)
 
 
 def made_vectors(count: int, seed: int, gap: float = 8.0) -> LabelledVectors:
-    """Vectors in which the third feature tells the classes apart."""
+    """Vectors whose third feature separates the classes."""
     rng = np.random.default_rng(seed)
     is_viral = rng.random(count) < 0.5
     features = rng.normal(3, 5, (count, 8)).astype(np.float32)
@@ -60,7 +60,7 @@ def test_without_validation_all_epochs_are_run() -> None:
 
 
 def test_frames_are_sampled_by_their_weights() -> None:
-    # The same vectors are viral and other, but the viral ones are sampled 9 times as often.
+    # Identical vectors in both classes, but viral ones are sampled 9 times as often.
     features = np.random.default_rng(6).normal(size=(2000, 4)).astype(np.float32)
     is_viral = np.arange(2000) % 2 == 0
     weights = np.where(is_viral, 0.9, 0.1) / 1000
@@ -78,7 +78,7 @@ def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
     assert both.classifier.hidden_layer.out_features == 2 * first.classifier.hidden_layer.out_features
     x = torch.from_numpy(validation.features)
     of_both, of_first = (margins_of(one.classifier, x) * one.temperature for one in (both, first))
-    # The samples of a member follow from its number, so the second member is another one than a first with its seed.
+    # A member's samples depend on its index, so member 1 differs from a member 0 with the same seed.
     assert second.history[0] != both.history[len(first.history)]
     assert np.corrcoef(of_both, of_first)[0, 1] > 0.9
     assert {epoch.member for epoch in both.history} == {0, 1}
