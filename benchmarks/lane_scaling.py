@@ -73,23 +73,23 @@ Steps = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A run cut into lanes, on a pool of GPUs that fail.
+    """A run divided into lanes, on a pool of GPUs that fail.
 
     Attributes:
         num_shards, shard: shards of the run, and work in one.
-        lane: work that a lane should have; lanes hold whole shards, as equally many as possible.
+        lane: target work of a lane; lanes hold whole shards, as evenly as possible.
         start, reload: of a lane until its first shard, and the part of it that a new device process costs.
-        spread: standard deviation of the speed of a lane, relative.
+        spread: relative standard deviation of the speed of a lane.
         whole_rounds: more lanes than `lane` asks for, so that every GPU gets the same number.
-        num_gpus, gpus_per_host: GPUs, each with a worker, and how many a host takes with it.
-        worker_poll, parent_poll: how often a worker asks for work, and the parent for lanes that have ended.
-        submit: what the parent takes to submit a lane.
-        server_rate: requests that the server answers in a second.
-        requests_per_lane, requests_per_poll: requests of a lane, and of a worker each time it asks.
+        num_gpus, gpus_per_host: GPUs, one worker each, and how many fail with a host.
+        worker_poll, parent_poll: polling intervals of a worker, and of the parent for ended lanes.
+        submit: the parent's time to submit a lane.
+        server_rate: requests per second that the server answers.
+        requests_per_lane, requests_per_poll: requests of a lane, and of a worker's poll.
         process_mtbf, run_mtbf, gpu_mtbf, host_mtbf: mean time between failures of a GPU's device process, its flow run,
             the GPU itself and a host.
-        repair: how long a GPU or a host is out.
-        host_noticed: until missing heartbeats say that the lanes of a lost host are dead.
+        repair: downtime of a GPU or a host.
+        host_noticed: until missing heartbeats show that the lanes of a lost host are dead.
     """
 
     num_shards: int
