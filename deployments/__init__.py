@@ -1,1 +1,1 @@
-"""How the flows reach a Prefect server: deployments and work pools."""
+"""Deployments, work pools and workers of the flows on a Prefect server."""

@@ -1,4 +1,4 @@
-"""Prefect's process workers, all of a host in one process: one for each device, and one for whole runs."""
+"""Prefect process workers, one per device and one for whole runs, all in one process."""
 
 import asyncio
 import fcntl
@@ -24,16 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class GpuProcessWorker(ProcessWorker, ABC):  # ABC: does not replace Prefect's own worker of type "process"
-    """Takes one run at a time, which sees one device only.
+    """Takes one run at a time and shows it only its own device.
 
-    A run holds a lock on its device until its process ends. After a worker was killed, the next one takes no run
-    for the device before the last one there has ended.
-
-    Args:
-        pool: the work pool.
-        name: of the worker.
-        environment: variables for the runs.
-        lock: the lock file of the device.
+    A run holds `lock` until its process ends, so a restarted worker takes no run while an earlier one still uses the
+    device.
     """
 
     _of_this_host: ClassVar[set[UUID]] = set()
@@ -46,25 +40,25 @@ class GpuProcessWorker(ProcessWorker, ABC):  # ABC: does not replace Prefect's o
         self._lock = lock
 
     async def get_and_submit_flow_runs(self) -> "list[FlowRun]":
-        """Asks the server for a run, unless the device is in use."""
+        """Polls the server for a run unless the device is in use."""
         return [] if _is_locked(self._lock) else await super().get_and_submit_flow_runs()
 
     async def run(
         self, flow_run: "FlowRun", configuration: ProcessJobConfiguration, task_status: Any = None
     ) -> ProcessWorkerResult:
-        """Runs a flow run on the device; its command is that of prefect.yaml, which takes the lock."""
+        """Runs a flow run on the device with the command of prefect.yaml, which takes the lock."""
         configuration.env |= self._environment
         configuration.command = f"{configuration.command} {shlex.quote(str(self._lock))}"
         return await super().run(flow_run, configuration, task_status)
 
 
 async def run_workers(factories: Sequence[Callable[[], ProcessWorker]]) -> None:
-    """Runs workers until it is cancelled, which ends their runs as well."""
+    """Runs workers until cancelled; their runs end with them."""
     await asyncio.gather(*map(_keep_running, factories))
 
 
 async def _keep_running(make_worker: Callable[[], ProcessWorker]) -> None:
-    """A worker of Prefect's gives up when the server is away for minutes."""
+    """Restarts the worker: Prefect's exits when the server is unreachable for minutes."""
     while True:
         worker = make_worker()
         await asyncio.to_thread(crash_orphaned_runs, worker.name)

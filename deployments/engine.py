@@ -1,7 +1,7 @@
 """Prefect's engine for one flow run, in a process that survives its worker and holds a lock on its device.
 
-A worker reads the output of its runs: once it is killed, the next line that Prefect printed would end the run. The
-lock (a file, the only argument) is held until the process ends, so that no other run gets the device before.
+The worker reads the run's output; once it is killed, a broken pipe would end the run at its next line. The lock (a
+file, the only argument) is held until the process ends, so no other run gets the device earlier.
 """
 
 import fcntl
@@ -15,7 +15,6 @@ class _Unbreakable(io.FileIO):
     """An open file that ignores a broken pipe."""
 
     def write(self, data: Any) -> int:
-        """Writes, or does nothing."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -23,7 +22,7 @@ class _Unbreakable(io.FileIO):
 
 
 def unbreakable(stream: TextIO) -> TextIO:
-    """Another stream to the same file, which ignores a broken pipe."""
+    """Duplicates a stream; the copy ignores a broken pipe."""
     file = _Unbreakable(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors="replace", line_buffering=True)
 

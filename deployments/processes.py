@@ -1,4 +1,4 @@
-"""Programs that are kept running until this process is told to stop, and that never outlive it."""
+"""Programs that are restarted until this process is told to stop, and that never outlive it."""
 
 import asyncio
 import fcntl
@@ -16,9 +16,9 @@ from typing import Final
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError
 
-# Before a program that ended is started again; the last one repeats.
+# Before a restart; the last one repeats.
 RESTART_DELAYS_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# A program that has run for this long gets the first delay again.
+# After this uptime, the delays start over.
 HEALTHY_SECONDS: Final = 60.0
 # Prefect's workers give the runs that they stop 30 s to end.
 GRACE_SECONDS: Final = 45.0
@@ -41,15 +41,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What to keep running.
+    """A program to keep running.
 
     Attributes:
         name: for messages.
-        command: the program and its arguments.
-        environment: variables on top of those of this process.
-        log: file for its output, appended to.
+        environment: added to that of this process.
+        log: its output is appended here.
         max_restarts: in a row, each soon after the last; None for no limit.
-        keep_children: whether what it has started goes on when it dies.
+        keep_children: whether its children survive when it dies.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Program:
 
 
 async def keep_running(program: Program) -> None:
-    """Starts a program again whenever it ends; being cancelled ends it and all that it has started.
+    """Restarts a program whenever it ends; cancelling ends it and its children.
 
     Raises:
         VirnucError: it has died too often.
@@ -91,7 +90,7 @@ async def keep_running(program: Program) -> None:
 
 
 class _ProcessGroup:
-    """A program and all that it starts, in a session of its own: Ctrl-C is for this process, which ends them in order."""
+    """A program and its children in their own session: Ctrl-C reaches only this process, which ends them in order."""
 
     def __init__(self, program: Program) -> None:
         with open(program.log, "ab") as output:
@@ -115,13 +114,12 @@ class _ProcessGroup:
         _log.info("%s: started as process %d", program.name, self._main.pid)
 
     async def wait(self) -> int:
-        """The exit code of the program."""
         while (code := self._main.poll()) is None:
             await asyncio.sleep(_POLL_SECONDS)
         return code
 
     def send(self, number: int) -> bool:
-        """Sends a signal to the whole group; False when nothing of it is left."""
+        """Returns False when the group has no process left."""
         try:
             os.killpg(self._main.pid, number)
         except ProcessLookupError:
@@ -129,7 +127,6 @@ class _ProcessGroup:
         return True
 
     def exists(self) -> bool:
-        """Whether the program, or anything that it has started, is still there."""
         if self._main.poll() is not None:
             with suppress(ChildProcessError):
                 # Orphans become children of the first process of a container, which may be this one.
@@ -137,7 +134,7 @@ class _ProcessGroup:
         return self.send(0)
 
     async def end(self) -> None:
-        """SIGTERM for the program, then for its children; SIGKILL after the grace period, or when cancelled."""
+        """Sends SIGTERM to the program, then to its children; SIGKILL after the grace period or when cancelled."""
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 self._main.terminate()
@@ -153,14 +150,13 @@ class _ProcessGroup:
             self.close()
 
     def close(self) -> None:
-        """Ends the watch, once there is nothing left to watch."""
         self._watch.kill()
         self._watch.communicate()
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets SIGTERM, and SIGINT also where a shell has turned it off, raise KeyboardInterrupt in the block."""
+    """Makes SIGTERM raise KeyboardInterrupt in the block, and SIGINT even where a shell has disabled it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -173,10 +169,10 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def only_one(lock: Path, complaint: str) -> Iterator[None]:
-    """Keeps every other process out of the block.
+    """Holds an exclusive lock during the block.
 
     Raises:
-        UsageError: another one is in it; `complaint` says what that means.
+        UsageError: another process holds it; the message is `complaint`.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w") as file:

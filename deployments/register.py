@@ -1,8 +1,8 @@
-"""Registers work pools, deployments and automations at a Prefect server; may be run again at any time.
+"""Registers work pools, deployments and automations at a Prefect server; idempotent.
 
-`virnuc deploy`, which `python -m deployments.register` starts. prefect.yaml and automations.yaml say what there is.
-Unlike `prefect deploy --all`, it keeps what a person has set at the server since (parameters, a schedule that was
-paused or moved, the limit of a pool), unless that is asked for here.
+`virnuc deploy`, which `python -m deployments.register` starts. The definitions are in prefect.yaml and
+automations.yaml. Unlike `prefect deploy --all`, it keeps changes made on the server (parameters, a paused or changed
+schedule, the limit of a pool) unless they are overridden here.
 """
 
 import os
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
 AUTOMATIONS_FILE: Final = Path(__file__).with_name("automations.yaml")
 NIGHTLY: Final = "predict/nightly"
-# What `virnuc deploy` can set of the settings of the nightly batch.
+# Settings of the nightly run that `virnuc deploy` can set.
 MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NightlyChoice:
-    """What is asked for of the nightly batch; None leaves what is there.
+    """Requested changes to the nightly run; None keeps the current value.
 
     Attributes:
-        cron: when it starts, in five fields.
-        timezone: IANA name of the time zone that `cron` is in.
+        cron: five fields.
+        timezone: IANA name of the time zone of `cron`.
         inbox: folder or glob of sequence files.
-        out: folder for the results.
-        models: settings of `MODEL_SETTINGS`, checked; any of them replaces all that the deployment had.
+        models: validated settings of `MODEL_SETTINGS`; any of them replaces all that the deployment had.
     """
 
     cron: str | None = None
@@ -52,7 +51,7 @@ class NightlyChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registered:
-    """One object at the server, created or updated."""
+    """An object on the server, created or updated."""
 
     kind: str
     name: str
@@ -61,20 +60,16 @@ class Registered:
 
     @property
     def line(self) -> str:
-        """The same for a person."""
+        """One line of text for the terminal."""
         note = f" ({self.note})" if self.note else ""
         return f"{'made' if self.is_new else 'updated'} {self.kind} {self.name}{note}"
 
 
 def register(nightly: NightlyChoice, wait_timeout: float = 0.0) -> list[Registered]:
-    """Creates or updates everything at the server of Prefect's settings.
-
-    Args:
-        nightly: what is asked for of the nightly batch.
-        wait_timeout: seconds to wait for a server that does not answer yet.
+    """Creates or updates everything on the server of Prefect's settings; waits up to `wait_timeout` seconds for it.
 
     Raises:
-        UsageError: no server is named, it does not answer, or the schedule cannot be used.
+        UsageError: no server is configured, it does not answer, or the schedule is invalid.
         VirnucError: the server refuses something.
     """
     from prefect.client.orchestration import get_client
@@ -201,9 +196,9 @@ def _schedule(
     *,
     has_folders: bool,
 ) -> "tuple[DeploymentScheduleCreate, str]":
-    """The schedule as asked for here, else as it is at the server, else as in prefect.yaml; and in words.
+    """The schedule requested here, else the one on the server, else that of prefect.yaml; and its description.
 
-    A nightly run without folders could only fail, so the schedule is inactive until there are some.
+    A nightly run without folders could only fail, so its schedule stays inactive until they are set.
     """
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule

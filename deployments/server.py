@@ -1,4 +1,4 @@
-"""The Prefect server of the user's settings, and what it has."""
+"""The Prefect server of the user's settings."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GPU_POOL: Final = "virnuc-gpu"
 RUNS_POOL: Final = "virnuc-runs"
-# Of the GPU pool, served before its lanes: a run that waits to be planned should not wait for the lanes of others.
+# Planning goes before lanes in the GPU pool, so that a new run does not wait for the lanes of others.
 PLAN_QUEUE: Final = "plans"
 
 # Description and concurrency limit over all hosts. A GPU worker takes one lane at a time, so their pool needs no
@@ -32,7 +32,7 @@ def server_url() -> str:
     """The address of the server in Prefect's settings.
 
     Raises:
-        UsageError: none is set; a temporary server ends with the command and has no use for workers.
+        UsageError: none is set; a temporary server ends with the command, so workers cannot use it.
     """
     from prefect.settings import PREFECT_API_URL
 
@@ -52,14 +52,14 @@ def server_failure() -> Exception | None:
 
 
 def missing_pools() -> list[str]:
-    """The work pools that the server does not have yet."""
+    """Work pools that the server does not have yet."""
     with _client() as client:
         existing = {pool.name for pool in client.read_work_pools()}
     return [name for name in POOLS if name not in existing]
 
 
 def workers_since(moment: datetime) -> set[str]:
-    """Names of the workers that have sent a heartbeat since then."""
+    """Names of the workers with a heartbeat since `moment`."""
     with _client() as client:
         workers = [worker for pool in POOLS for worker in client.read_workers_for_work_pool(pool)]
     heartbeats = {worker.name: worker.last_heartbeat_time for worker in workers}
@@ -67,10 +67,10 @@ def workers_since(moment: datetime) -> set[str]:
 
 
 def crash_orphaned_runs(worker: str) -> None:
-    """Marks runs of a worker of this host, which is not running, as Crashed if their process has ended as well.
+    """Marks runs of a stopped worker of this host as Crashed if their process has ended too.
 
-    A worker that is stopped kills its runs without telling the server; only the missing heartbeat would, minutes
-    later. Runs that are still alive without their worker are left alone.
+    A stopped worker kills its runs without telling the server, which would notice the missing heartbeat only minutes
+    later. Runs that are still alive are left alone.
     """
     import httpx
     from prefect.client.schemas.objects import StateType
@@ -95,7 +95,6 @@ def _client() -> "SyncPrefectClient":
 
 
 def _unfinished_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
-    """The runs that a worker of virnuc's pools has started."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 
     started = FlowRunFilter.model_validate(

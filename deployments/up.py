@@ -1,4 +1,4 @@
-"""Everything on this machine, on loopback, with one command: Prefect's server, MLflow, deployments and workers."""
+"""`virnuc up`: Prefect server, MLflow, deployments and workers on this machine, on loopback."""
 
 import asyncio
 import os
@@ -23,23 +23,16 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
 
 HOST: Final = "127.0.0.1"
-# The first start makes a database, on a machine that may be slow or busy.
+# The first start creates a database, possibly on a slow or busy machine.
 _START_TIMEOUT_SECONDS: Final = 180.0
-# Of a server, in a row; then the end of its log is of more use than another try.
+# Restarts of a server in a row; after that, the end of its log helps more than another try.
 _MAX_RESTARTS: Final = 3
 _POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """What to start, and where.
-
-    Attributes:
-        port: of the Prefect server.
-        mlflow_port: of the MLflow server.
-        workers: the workers.
-        folder: for logs.
-    """
+    """What to start; `folder` is for logs."""
 
     port: int
     mlflow_port: int
@@ -48,22 +41,22 @@ class Stack:
 
     @property
     def prefect_address(self) -> str:
-        """Where a browser finds Prefect."""
+        """URL of the Prefect UI."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def mlflow_address(self) -> str:
-        """Where a browser finds MLflow."""
+        """URL of the MLflow UI."""
         return f"http://{HOST}:{self.mlflow_port}"
 
 
 def run_stack(stack: Stack) -> None:
-    """Starts everything, prints where it is, and keeps it running until SIGINT or SIGTERM.
+    """Starts everything, prints the addresses, and keeps it running until SIGINT or SIGTERM.
 
     Raises:
         KeyboardInterrupt: the signal; everything has ended.
-        UsageError: a port is in use, or this home folder has a stack already.
-        VirnucError: a server does not start, or died too often; the end of its log says why.
+        UsageError: a port is in use, or this home folder already has a running stack.
+        VirnucError: a server does not start or died too often; the message has the end of its log.
     """
     complaint = (
         f"`virnuc up` runs already with the home folder {stack.folder.parent}: use that one, or set VIRNUC_HOME to "
@@ -89,7 +82,7 @@ def run_stack(stack: Stack) -> None:
 
 
 async def _run_programs(stack: Stack) -> None:
-    """Runs until it is cancelled; the worker ends before the servers."""
+    """Runs until cancelled; the worker ends before the servers."""
     started = datetime.now(UTC)
     names = worker_names(stack.workers)
     async with TaskGroup() as servers:
@@ -106,7 +99,7 @@ async def _run_programs(stack: Stack) -> None:
 
 
 async def _register() -> None:
-    """In a process of its own: the imports take seconds, while the server starts, and memory for as long as it lives."""
+    """In a process of its own: the imports take seconds while the server starts, and memory for as long as it lives."""
     with get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
         registered = process.apply_async(
             register, (NightlyChoice(),), {"wait_timeout": _START_TIMEOUT_SECONDS}
@@ -128,7 +121,7 @@ def _prefect_server(stack: Stack) -> Program:
 
 
 def _mlflow_server(stack: Stack) -> Program:
-    """MLflow over the same store that runs use when no server is named, so that all runs are in one place."""
+    """MLflow over the store that runs use without a server, so that all runs are in one place."""
     home = env().home.resolve()
     address = ("--host", HOST, "--port", str(stack.mlflow_port), "--workers", "1")
     store = ("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}")
@@ -145,7 +138,7 @@ def _mlflow_server(stack: Stack) -> Program:
 
 
 def _worker(stack: Stack) -> Program:
-    """`virnuc worker`; what it runs goes on when it dies."""
+    """`virnuc worker`; its runs survive when it dies."""
     choice = stack.workers
     workers = () if choice.workers is None else ("--workers", str(choice.workers))
     options = ("--devices", choice.devices, *workers, "--runs", str(choice.runs))
@@ -159,7 +152,7 @@ def _worker(stack: Stack) -> Program:
 
 
 def _require_free(option: str, port: int) -> None:
-    """Finds out at once what the server would say in its log.
+    """Reports a port in use now; otherwise only the server's log would.
 
     Raises:
         UsageError: the port cannot be used.

@@ -1,4 +1,4 @@
-"""The workers of this host: one for each GPU, and one for whole runs."""
+"""The workers of this host: one per GPU, and one for whole runs."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from virnuc_core.env_config import available_threads, child_environment, env
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 
-# Prefect's own 10 s would be idle time of a GPU before each lane.
+# Prefect's default of 10 s would leave a GPU idle before each lane.
 QUERY_SECONDS: Final = 2
 
 _log = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerChoice:
-    """What a host works on.
+    """What this host's workers serve.
 
     Attributes:
-        devices: "auto" for every GPU, or the CPU where there is none; "cpu"; or indices of GPUs such as "0,1".
-        workers: workers on the CPU; None is 1.
-        runs: whole runs to look after at once, 0 for none.
+        devices: "auto" for every GPU, or the CPU without any; "cpu"; or GPU indices such as "0,1".
+        workers: on the CPU; None is 1.
+        runs: number of concurrent whole runs, 0 for none.
     """
 
     devices: str = "auto"
@@ -48,12 +48,12 @@ class WorkerChoice:
 
 
 def work(choice: WorkerChoice) -> None:
-    """Runs the workers of this host until SIGINT or SIGTERM, which end their runs as well.
+    """Runs the workers of this host until SIGINT or SIGTERM; their runs end with them.
 
     Raises:
         KeyboardInterrupt: the signal.
-        UsageError: no server is named, it has no work pools yet, or the choice makes no sense.
-        DeviceError: a GPU is asked for that is not there.
+        UsageError: no server is configured, it has no work pools yet, or the choice is invalid.
+        DeviceError: a requested GPU does not exist.
     """
     devices = device_environments(choice)
     names = worker_names(choice)
@@ -94,18 +94,18 @@ def worker_names(choice: WorkerChoice) -> list[str]:
     """Names of the workers, the one for whole runs last.
 
     Raises:
-        UsageError: the choice makes no sense.
-        DeviceError: a GPU is asked for that is not there.
+        UsageError: the choice is invalid.
+        DeviceError: a requested GPU does not exist.
     """
     return [*device_environments(choice), *([f"{_host()}-runs"] if choice.runs else [])]
 
 
 def device_environments(choice: WorkerChoice) -> dict[str, dict[str, str]]:
-    """The variables that make a run see one device, and its share of the CPU threads, by the device's worker.
+    """Per worker name, the variables that show a run one device and give it its share of the CPU threads.
 
     Raises:
-        UsageError: the choice makes no sense.
-        DeviceError: a GPU is asked for that is not there.
+        UsageError: the choice is invalid.
+        DeviceError: a requested GPU does not exist.
     """
     slots = _device_slots(choice)
     threads = str(max(1, available_threads() // len(slots)))
@@ -116,7 +116,7 @@ def device_environments(choice: WorkerChoice) -> dict[str, dict[str, str]]:
 
 
 def worker_environment() -> Mapping[str, str]:
-    """What workers and their runs need beside the environment of this process."""
+    """Environment variables that workers and their runs need on top of this process's."""
     inherited = child_environment()
     return {
         "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}",
@@ -127,10 +127,10 @@ def worker_environment() -> Mapping[str, str]:
 
 @contextmanager
 def reserving_names(names: Sequence[str]) -> Iterator[None]:
-    """Keeps other workers of the same names off this host: the server could not tell their runs apart.
+    """Reserves the names on this host: the server could not tell the runs of equally named workers apart.
 
     Raises:
-        UsageError: there is one.
+        UsageError: a name is taken.
     """
     with ExitStack() as locks:
         for name in names:
@@ -151,7 +151,7 @@ def _host() -> str:
 
 
 def _device_slots(choice: WorkerChoice) -> dict[str, str]:
-    """What CUDA may see for each device, by a short name of the device."""
+    """CUDA_VISIBLE_DEVICES for each device, by the device's short name."""
     if choice.runs < 0 or (choice.workers is not None and choice.workers < 1):
         raise UsageError("--workers is a number from 1 on, and --runs one from 0 on.")
     gpus = [] if choice.devices == "cpu" else _visible_gpus()
@@ -178,6 +178,6 @@ def _device_slots(choice: WorkerChoice) -> dict[str, str]:
 
 
 def _visible_gpus() -> Sequence[str]:
-    """What CUDA_VISIBLE_DEVICES allows, or every GPU that nvidia-smi lists."""
+    """The GPUs in CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
     visible = env().cuda_visible_devices
     return [row[0] for row in query_gpus(["index"], units=False)] if visible is None else visible

@@ -1,4 +1,4 @@
-"""What every flow over models does: its stages as Prefect tasks, its lanes, and its run in MLflow."""
+"""What all flows over models share: stages as Prefect tasks, lanes, and the MLflow run."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,15 +17,11 @@ from virnuc_core.settings import LaneSettings, RunConfig, Settings
 
 
 class TrackedLanes:
-    """Lanes of a flow, each with a run of its own in MLflow.
-
-    Args:
-        devices: as asked for.
-        settings: where the lanes run.
+    """Lanes of a flow, each with an MLflow run of its own.
 
     Raises:
         UsageError: the devices cannot be used in this mode, or there is no pool to use.
-        DeviceError: a GPU is asked for that is not there.
+        DeviceError: a requested GPU does not exist.
     """
 
     tracked: TrackedRun
@@ -35,7 +31,7 @@ class TrackedLanes:
         self.params: Mapping[str, Value] = {**settings.params, **self._lanes.settings}
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan where the lanes run."""
+        """Makes the plan on the hardware that will compute it."""
         return self._lanes.plan(folder, config, kind)
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -57,18 +53,12 @@ def compute_run(
     lanes: TrackedLanes,
     publish_run: Callable[[Run, TrackedRun], None] = _publish,
 ) -> RunReport:
-    """Runs the stages of a run; from the plan on, there is a run in MLflow that records them.
+    """Runs the stages of a run; from the plan on, an MLflow run called `name` records them.
 
-    Args:
-        run: the run, with these lanes.
-        stages: the last is the publishing, and `embed` is one of them.
-        name: of the run in MLflow.
-        settings: as asked for.
-        lanes: where the run is computed.
-        publish_run: what the publishing is in this flow.
+    The last stage is replaced by `publish_run`; `embed` must be one of the others.
 
     Raises:
-        VirnucError: what is wrong, where, and what to do.
+        VirnucError: from a stage.
     """
     planned = stages.index(pipeline.embed)
     tell = lambda stage: current_progress().stage(stage)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Sequence files in, one mean vector a sequence out."""
+"""The embed flow: one mean vector per sequence."""
 
 from pathlib import Path
 

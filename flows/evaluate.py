@@ -1,4 +1,4 @@
-"""Labelled sequences and a head in, how good its calls are out."""
+"""The evaluate flow: metrics of a head on labelled sequences."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lanes: each computes some of a run's shards on one device. They run side by side in this process, or in a pool."""
+"""Lanes: each computes some of a run's shards on one device, in parallel in this process or in a pool."""
 
 import logging
 import os
@@ -90,18 +90,14 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
 
 
 class LocalLanes:
-    """One lane a device of this machine: subflows in threads, each with a process of its own on its device.
-
-    Args:
-        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
-    """
+    """One lane per device of this machine: subflows in threads, each with a process of its own for its device."""
 
     def __init__(self, devices: tuple[str, ...]) -> None:
         self._devices = devices
 
     @property
     def settings(self) -> Mapping[str, Value]:
-        """The mode and the devices."""
+        """Mode and devices."""
         return {"mode": "local", "devices": ",".join(self._devices)}
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
@@ -109,10 +105,10 @@ class LocalLanes:
         return plan(folder, config, kind, self._devices)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Divides the pending shards among the lanes and waits for all of them, also when one fails.
+        """Assigns the pending shards to lanes and waits for all of them, even when one fails.
 
         Raises:
-            VirnucError: what stopped the first of the lanes that failed.
+            VirnucError: what stopped the first lane that failed.
         """
         pending = find_pending(folder)
         assignments = assign_shards(read_plan(folder.plan), pending, len(self._devices))
@@ -152,16 +148,11 @@ Lanes: TypeAlias = LocalLanes | PoolLanes
 
 
 def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> Lanes:
-    """Finds the devices or the pool that a run will use, before any work is done for it.
-
-    Args:
-        mode: lanes in this process, or in the work pool.
-        devices: as asked for.
-        lane_minutes: estimated work of a lane in the pool, in minutes.
+    """Finds the devices or the pool for a run before any work is done; `lane_minutes` applies to a pool.
 
     Raises:
         UsageError: the devices cannot be used in this mode, or there is no pool to use.
-        DeviceError: a GPU is asked for that is not there.
+        DeviceError: a requested GPU does not exist.
     """
     for warning in ignored_variables():
         _log.warning("%s", warning)
@@ -169,12 +160,9 @@ def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) 
 
 
 def run_lanes(lanes: Lanes, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> list[LaneReport]:
-    """Computes the missing shards of a planned run; gives what each lane did.
+    """Computes the missing shards of a planned run and returns a report per lane.
 
-    Args:
-        lanes: where to compute.
-        folder: the run's folder, with its plan and frame store.
-        observers: get the entries of the lanes' journals, beside the progress of the run.
+    The observers get the entries of the lanes' journals, in addition to the progress display.
 
     Raises:
         VirnucError: what stopped a lane.
@@ -193,10 +181,10 @@ def run_lanes(lanes: Lanes, folder: RunFolder, observers: Sequence[LaneObserver]
 
 
 def _own_device(choice: str) -> str:
-    """The device that a lane or a plan is for.
+    """The device of a lane or a plan.
 
     Raises:
-        DeviceLostError: it is for a GPU, and this process sees none.
+        DeviceLostError: it is a GPU, and this process sees none.
     """
     if choice not in ("auto", "cuda"):
         return choice

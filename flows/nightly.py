@@ -1,4 +1,4 @@
-"""Every night: each new sequence file of an inbox becomes a run of `predict`."""
+"""The nightly flow: each new sequence file of an inbox becomes a predict run."""
 
 import logging
 from datetime import date
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def nightly_name() -> str:
-    """The inbox, of a glob its last two parts, and the day: "nightly inbox 2026-01-31"."""
+    """Inbox (last two parts of a glob) and day: "nightly inbox 2026-01-31"."""
     inbox = Path(flow_run.parameters["inbox"])
     shown = inbox.name if inbox.is_dir() else "/".join(inbox.parts[-2:])
     return f"nightly {shown} {date.today()}"
@@ -100,8 +100,6 @@ def nightly(
 
 
 def _predicting(settings: PredictSettings, mode: LaneMode, lane_minutes: float) -> PredictFile:
-    """Runs of predict with the settings of the nightly run."""
-
     def predict_file(path: Path, out: Path) -> PredictResult:
         # The state, and not the result: an error ends this run alone.
         state: State[Any] = predict(

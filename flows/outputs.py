@@ -1,4 +1,4 @@
-"""Checks of the paths that a flow reads and writes, before any work is done."""
+"""Checks of input and output paths before any work is done."""
 
 import os
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from virnuc_core.run_folder import RunFolder
 
 
 def absolute_path(name: str) -> str:
-    """The name of a model or a head as a process in another folder finds it: absolute if it is a path."""
+    """Makes the path of a model or head absolute, for processes in other folders; names stay as they are."""
     path = os.path.expanduser(name)
-    is_name = name in BUNDLED_HEADS or find_entries(name, None)  # which go before a path of that name
+    is_name = name in BUNDLED_HEADS or find_entries(name, None)  # names take precedence over paths
     return name if is_name or not os.path.exists(path) else os.path.abspath(path)
 
 
 def require_no_input(out: Path, inputs: Iterable[str]) -> None:
-    """Keeps an output from replacing what it is made from, by whatever path either is named.
+    """Keeps an output from replacing one of its inputs, under any path to it.
 
     Raises:
         UsageError: `out` is one of the inputs.
@@ -29,20 +29,20 @@ def require_no_input(out: Path, inputs: Iterable[str]) -> None:
 
 
 def require_head_name(out: Path) -> None:
-    """Makes sure that readers of heads will know by its name what the file is.
+    """Requires the file suffix by which heads are recognized.
 
     Raises:
-        UsageError: they would not.
+        UsageError: the suffix is another one.
     """
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out} must end in .safetensors: that is how a head is stored.")
 
 
 def require_run(root: Path) -> None:
-    """Makes sure that a folder holds a planned run, or one that is being moved.
+    """Requires a planned run, or one that is being reprocessed.
 
     Raises:
-        InputError: it does not.
+        InputError: the folder holds neither.
     """
     folder = RunFolder(root)
     if not folder.plan.exists() and folder.incoming.previous is None:
@@ -52,12 +52,12 @@ def require_run(root: Path) -> None:
 
 
 def require_absolute(*paths: str) -> None:
-    """Refuses relative paths to a run of a deployment: it works in whatever folder its worker was started in.
+    """Refuses relative paths in a run of a deployment: it runs in its worker's folder.
 
     Raises:
         UsageError: a path is relative.
     """
-    from prefect.runtime import deployment  # not before Prefect's settings are made
+    from prefect.runtime import deployment  # only after Prefect's settings are made
 
     relative = [path for path in paths if not Path(path).is_absolute()]
     if relative and deployment.id:

@@ -1,7 +1,7 @@
-"""Lanes in a work pool: runs of a deployment, done by workers on any machine that sees the run's folder.
+"""Lanes in a work pool: runs of a deployment, computed by workers on any machine that sees the run's folder.
 
-The server knows who does what and how it ended; all else goes through the run's folder. So a run that is retried
-finds the lanes of the attempt before it, waits for those at work, and submits the rest.
+The server knows the state of each lane; everything else goes through the run's folder. A retried run reattaches to the
+lanes of the previous attempt that are still running and submits the rest.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from virnuc_core.settings import RunConfig
 WORK_POOL: Final = "virnuc-gpu"
 LANE_DEPLOYMENT: Final = "embed-lane/gpu"
 PLAN_DEPLOYMENT: Final = "plan-run/gpu"
-# Before what has failed is submitted again; a host or a file system may need that long to come back.
+# Before a resubmission; a host or a file system may need that long to recover.
 RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
 
 _SECONDS_BETWEEN_POLLS: Final = 2.0
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lane:
-    """Its number in the run, its shards, and how often it failed without finishing one."""
+    """Its number in the run, its shards, and its failures in a row without a finished shard."""
 
     number: int
     shards: tuple[int, ...]
@@ -69,14 +69,12 @@ class _Lane:
 
 
 class PoolLanes:
-    """As many lanes as there is work for, each about as long as asked for, taken from a queue by the workers.
+    """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
-    Args:
-        devices: "auto" or "cpu", as each worker sees it.
-        lane_minutes: estimated work of a lane, in minutes.
+    Devices are "auto" or "cpu", as each worker sees them.
 
     Raises:
-        UsageError: indices of GPUs are given, or there is no server with virnuc's deployments.
+        UsageError: GPU indices are given, or there is no server with virnuc's deployments.
     """
 
     def __init__(self, devices: tuple[str, ...], lane_minutes: float) -> None:
@@ -87,16 +85,16 @@ class PoolLanes:
             )
         _require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
         self._device = devices[0]
-        self._lane_device = devices[0]  # once the run is planned, the kind of device that it is planned for
+        self._lane_device = devices[0]  # the planned kind of device, once there is a plan
         self._lane_seconds = 60 * lane_minutes
 
     @property
     def settings(self) -> Mapping[str, Value]:
-        """The mode and the devices."""
+        """Mode and devices."""
         return {"mode": "pool", "devices": self._device}
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Has the plan made by a worker, since what fits and what is fast depends on its hardware.
+        """Has a worker make the plan, since memory and speed depend on its hardware.
 
         Raises:
             VirnucError: what stopped the planning.
@@ -109,7 +107,7 @@ class PoolLanes:
         }
         delay = 0.0
         with PoolRuns(WORK_POOL) as runs:
-            # Lanes that wait would be done first; they are submitted again when there is a plan.
+            # Queued lanes would run first; they are resubmitted once there is a plan.
             runs.stop(run.id for run in runs.find_unfinished(_run_tag(folder)) if not _is_at_work(run))
             for failures in count():
                 run_id = runs.submit(PLAN_DEPLOYMENT, f"plan {folder.root.name}", parameters, delay=delay)
@@ -130,10 +128,10 @@ class PoolLanes:
         return read_plan(folder.plan)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Submits lanes until no shard is missing; a lane that fails is submitted again with its missing shards.
+        """Submits lanes until no shard is missing; a failed lane is resubmitted with its missing shards.
 
         Raises:
-            VirnucError: what stopped a lane for good; the other lanes are cancelled, and what is finished is kept.
+            VirnucError: what stopped a lane for good; the other lanes are cancelled, and finished shards are kept.
         """
         plan = read_plan(folder.plan)
         with PoolRuns(WORK_POOL) as runs:
@@ -175,12 +173,9 @@ class PoolLanes:
 
 
 class PoolRuns:
-    """The flow runs that are followed; when the block is left by an error, they are cancelled.
+    """Flow runs that are polled; when the block is left by an error, they are cancelled.
 
-    A server that does not answer is waited for: the runs in the pool go on without it.
-
-    Args:
-        pool: the work pool that all of them are in, for messages.
+    An unreachable server is waited for: the runs in the pool continue without it.
     """
 
     def __init__(self, pool: str) -> None:
@@ -209,7 +204,7 @@ class PoolRuns:
         tags: Sequence[str] = (),
         delay: float = 0,
     ) -> UUID:
-        """Submits a run, which is shown as a child of the run that submits it; `delay` in seconds."""
+        """Submits a run as a child of the current one; `delay` in seconds."""
         run = run_deployment(
             deployment,
             parameters=dict(parameters),
@@ -223,7 +218,7 @@ class PoolRuns:
         return run_id
 
     def count_workers(self) -> int:
-        """Workers of the pool that are online."""
+        """Online workers of the pool."""
         online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
         workers = _read_pages(
             lambda offset: self._client.read_workers_for_work_pool(
@@ -233,7 +228,7 @@ class PoolRuns:
         return len(workers)
 
     def find_unfinished(self, tag: str) -> list[FlowRun]:
-        """The unfinished runs with this tag, whoever submitted them."""
+        """Unfinished runs with this tag, whoever submitted them."""
         wanted = FlowRunFilter.model_validate(
             {"tags": {"all_": [tag]}, "state": {"type": {"any_": _UNFINISHED}}}
         )
@@ -244,11 +239,11 @@ class PoolRuns:
         )
 
     def follow(self, run_ids: Iterable[UUID]) -> None:
-        """Follows runs that somebody else submitted."""
+        """Also polls runs submitted by an earlier attempt."""
         self._unfinished.update(run_ids)
 
     def stop(self, run_ids: Iterable[UUID]) -> None:
-        """Cancels runs of others, and waits until they have ended, or for a minute."""
+        """Cancels runs and waits up to a minute for them to end."""
         others = set(run_ids)
         self.follow(others)
         self._cancel(others)
@@ -260,7 +255,7 @@ class PoolRuns:
         self._unfinished -= others
 
     def poll_final_states(self) -> dict[UUID, State[Any]]:
-        """Waits for a moment; gives the final states of the runs that have ended since the last call."""
+        """Sleeps for one interval; returns the final states of runs that have ended since the last call."""
         time.sleep(_SECONDS_BETWEEN_POLLS)
         is_notice_due = time.monotonic() >= self._next_notice
         if is_notice_due:
@@ -278,13 +273,13 @@ class PoolRuns:
         return ended
 
     def _cancel(self, run_ids: Iterable[UUID]) -> None:
-        """Those at work take a while to stop, and what they have finished stays."""
+        """Running lanes take a while to stop and keep their finished shards."""
         for run_id in list(run_ids):
             with suppress(httpx.HTTPError, ObjectNotFound):
                 self._client.set_flow_run_state(run_id, Cancelling())
 
     def _read_states(self) -> dict[UUID, State[Any]]:
-        """The state of every run that is followed; one that was deleted counts as cancelled."""
+        """The state of every run; a deleted one counts as cancelled."""
         ids = sorted(self._unfinished)
         states: dict[UUID, State[Any]] = {
             run_id: Cancelled(message="somebody deleted the run") for run_id in ids
@@ -297,7 +292,7 @@ class PoolRuns:
         return states
 
     def _log_status(self, states: Iterable[State[Any]]) -> None:
-        """Logs how many runs are at work and how many wait, and a warning when no worker is online."""
+        """Also warns when no worker is online."""
         counts = Counter(state.name or state.type.value for state in states if not state.is_final())
         if counts:
             counted = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
@@ -316,7 +311,7 @@ def require_lasting_server() -> str:
     """The address of the server in the user's settings.
 
     Raises:
-        UsageError: there is none.
+        UsageError: none is set.
     """
     url: str | None = PREFECT_API_URL.value()
     if not url:
@@ -328,15 +323,10 @@ def require_lasting_server() -> str:
 
 
 def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
-    """How many lanes to divide work into.
+    """Number of lanes for `seconds` of estimated work at about `lane_seconds` each.
 
-    A multiple of the workers, so that none idles while others do the last lanes; but no lane of less than a tenth of
-    what is asked for, most of which would be its start.
-
-    Args:
-        seconds: estimated work.
-        lane_seconds: about how long a lane is to work.
-        num_workers: workers that are online.
+    A multiple of the workers, so that none idles during the last lanes, but no lane shorter than a tenth of
+    `lane_seconds`, most of which would be its startup.
     """
     num_lanes = max(1, math.ceil(seconds / lane_seconds))
     rounded = math.ceil(num_lanes / max(1, num_workers)) * num_workers
@@ -347,7 +337,7 @@ def _require_deployments(names: Iterable[str]) -> None:
     """Makes sure that runs can be submitted.
 
     Raises:
-        UsageError: there is no lasting server, or it does not have these deployments.
+        UsageError: there is no permanent server, or it lacks these deployments.
         VirnucError: the server does not answer.
     """
     url = require_lasting_server()
@@ -366,10 +356,9 @@ def _require_deployments(names: Iterable[str]) -> None:
 
 
 def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: LaneWatch) -> dict[UUID, _Lane]:
-    """The lanes of an earlier attempt that are at work on this plan; its other lanes are stopped.
+    """The lanes of an earlier attempt that are running for this plan; its other lanes are stopped.
 
-    An idempotency key cannot do this: it would also give back lanes that have crashed, and the shards that are left
-    are divided anew.
+    Idempotency keys do not work here: they would also return crashed lanes, and the remaining shards are reassigned.
     """
     lanes: dict[UUID, _Lane] = {}
     others: list[UUID] = []
@@ -392,16 +381,10 @@ def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: Lan
 
 
 def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[Any], failures: int) -> float:
-    """Seconds to wait before what has failed is submitted again.
-
-    Args:
-        what: has failed.
-        failure: what its journal says, if it does.
-        state: what the server says.
-        failures: how often in a row it had failed before.
+    """Seconds before a resubmission, after `failures` earlier failures in a row; `failure` is from the journal.
 
     Raises:
-        VirnucError: its own error, when that is permanent or came too often.
+        VirnucError: the failure itself, when it is permanent or came too often.
     """
     # Without an entry in the journal, a process was killed (Crashed), or did not get as far as our code (Failed).
     can_help = failure.retryable if failure else not state.is_failed()
@@ -419,7 +402,7 @@ def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[An
 
 
 def _read_pages(read: Callable[[int], Sequence[Item]]) -> list[Item]:
-    """All items of a request that gives a page of them, from an offset on."""
+    """All items of a paginated request, which takes an offset."""
     found: list[Item] = []
     while True:
         page = read(len(found))
@@ -429,22 +412,22 @@ def _read_pages(read: Callable[[int], Sequence[Item]]) -> list[Item]:
 
 
 def _for_worker(config: RunConfig) -> RunConfig:
-    """The same for a process that has another working folder and another environment."""
+    """The config for a process with another working folder and environment."""
     names = ("esm_model", "dnabert_model", "head", "dna_head")
     paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
     return config.model_copy(update={**paths, "switches": env().switches})
 
 
 def _is_at_work(run: FlowRun) -> bool:
-    """Whether a worker has taken a run, and nobody has cancelled it."""
+    """Whether a worker has taken the run and nobody has cancelled it."""
     return run.state is not None and (run.state.is_pending() or run.state.is_running())
 
 
 def _run_tag(folder: RunFolder) -> str:
-    """Says which folder a lane works for."""
+    """Identifies the folder that a lane works for."""
     return f"virnuc-run:{hashlib.sha256(str(folder.root.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _plan_tag(plan: RunPlan) -> str:
-    """Says which plan a lane works on: `--force` puts another one into the same folder."""
+    """Identifies the plan of a lane: `--force` replaces the plan in the same folder."""
     return f"virnuc-plan:{plan.fingerprint[:12]}"

@@ -1,4 +1,4 @@
-"""Sequence files in, viral calls out."""
+"""The predict flow: viral calls for sequence files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A finished or unfinished run in, the same run with other models, head or settings out."""
+"""The reprocess flow: an existing run with other models, another head or other settings."""
 
 from pathlib import Path
 

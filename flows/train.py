@@ -1,4 +1,4 @@
-"""Labelled sequences in, a classifier head for the vectors of two models out."""
+"""The train flow: a classifier head from labelled sequences."""
 
 from pathlib import Path
 

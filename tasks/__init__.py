@@ -1,1 +1,1 @@
-"""Stages of a run as Prefect tasks, and the doors to Prefect's artifacts and to MLflow."""
+"""Stages of a run as Prefect tasks, and the interfaces to Prefect artifacts and MLflow."""

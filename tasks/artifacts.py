@@ -1,4 +1,4 @@
-"""What a flow run shows on its page in Prefect: artifacts, tags and log lines. None of them ever fails a run."""
+"""Artifacts, tags and log lines on a flow run's page in Prefect; all best effort."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 LOGGERS: Final = ("virnuc_core", "tasks", "flows")
-# More updates of a progress bar cost the server more than they tell a person.
+# More frequent updates load the server for no visible gain.
 SECONDS_BETWEEN_UPDATES: Final = 5.0
 SECONDS_BETWEEN_TRIALS: Final = 60.0
 
@@ -30,24 +30,24 @@ _log = logging.getLogger(__name__)
 
 
 def attach_api_log_handler() -> None:
-    """Sends what virnuc logs, from INFO on, to the page of its flow run; may be called again.
+    """Sends virnuc's log lines from INFO on to the flow run's page; idempotent.
 
-    A terminal shows no more than before, since the handlers there have levels of their own.
+    The terminal is not affected, since its handlers have levels of their own.
     """
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
-        # A worker's run has one already, by PREFECT_LOGGING_EXTRA_LOGGERS.
+        # PREFECT_LOGGING_EXTRA_LOGGERS has attached one in a worker's run.
         if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
             handler = APILogHandler()
-            # Prefect would warn of every line that belongs to no run.
+            # Prefect would warn about every line outside a run.
             handler.addFilter(lambda record: bool(FlowRunContext.get() or TaskRunContext.get()))
             logger.addHandler(handler)
 
 
 class ProgressArtifact:
-    """A progress bar on the page of the run that creates it; the key has lower case letters, digits and dashes."""
+    """A progress bar on the page of the current run; the key consists of lower-case letters, digits and dashes."""
 
     def __init__(self, key: str, description: str) -> None:
         self._key = key
@@ -58,10 +58,10 @@ class ProgressArtifact:
         self.update(0.0)
 
     def update(self, percent: float) -> None:
-        """Sets the bar to `percent` (0 to 100), unless it was set, or the server has failed, just now."""
+        """Sets the bar to `percent` (0 to 100), unless it was just set or the server has just failed."""
         if time.monotonic() < self._next_update and (percent < 100 or self._id is None):
             return
-        # Prefect would retry for a minute, and whoever updates the bar has work to do.
+        # Prefect would retry for a minute and block the caller.
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             level = logging.WARNING if self._works else logging.DEBUG
             self._works = _best_effort(lambda: self._send(percent), level)
@@ -77,7 +77,7 @@ class ProgressArtifact:
 
 
 def show_table(key: str, rows: Sequence[Mapping[str, object]], description: str | None = None) -> None:
-    """Shows a table, one row a mapping, all with the same keys."""
+    """Shows a table; all rows have the same keys."""
     _best_effort(lambda: create_table_artifact([dict(row) for row in rows], key, description))
 
 
@@ -87,19 +87,19 @@ def show_markdown(key: str, markdown: str, description: str | None = None) -> No
 
 
 def show_link(key: str, link: str, text: str) -> None:
-    """Shows a link to another page."""
+    """Shows a link."""
     _best_effort(lambda: create_link_artifact(link, text, key, text))
 
 
 def add_run_tag(tag: str) -> None:
-    """Adds a tag to the flow run."""
+    """Adds a tag to the current flow run."""
     if flow_run.id is not None and tag not in flow_run.tags:
         tags = [*flow_run.tags, tag]
         _best_effort(lambda: get_client(sync_client=True).update_flow_run(UUID(flow_run.id), tags=tags))
 
 
 def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bool:
-    """Whether it worked; a failure of the server is logged at `level`, and is no reason to stop."""
+    """Returns whether it worked; a server failure is only logged."""
     try:
         send()
     except (HTTPError, PrefectException, OSError) as error:

@@ -1,4 +1,4 @@
-"""The calls of a predict run beside the classes that its records are known to have."""
+"""Metrics of a predict run's calls against the known classes of its records."""
 
 import csv
 import json
@@ -34,12 +34,11 @@ PAGE_NAME: Final = "evaluation.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """The end of an evaluation.
+    """Result of an evaluation.
 
     Attributes:
-        out: folder of the figures; the predict run is in `run` there.
-        run: the predict run.
-        levels: figures of chunks, of contigs, and of chunks scored by their DNA alone if there are any.
+        out: folder of the metrics; the predict run is in `run` there.
+        levels: metrics of chunks, of contigs, and of chunks with a DNA-only score if there are any.
     """
 
     out: str
@@ -48,7 +47,7 @@ class EvaluationReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The content of evaluation.json."""
+        """Content of evaluation.json."""
         plan = self.run.plan
         head = plan.head
         return {
@@ -82,12 +81,12 @@ class EvaluationReport:
 
     @property
     def page(self) -> str:
-        """All of it as Markdown."""
+        """The whole report as Markdown."""
         return "\n".join([*self.heading, *figures_lines(self.levels)]).rstrip() + "\n"
 
     @property
     def summary(self) -> str:
-        """A few lines for a person."""
+        """A few lines for the terminal."""
         lines = [
             f"{level}: AUROC {number(figures.auroc)}, AUPRC {number(figures.auprc)}, F1 {number(figures.f1)}, "
             f"accuracy {number(figures.accuracy)} ({figures.scored} of {figures.count} with a score)"
@@ -98,10 +97,10 @@ class EvaluationReport:
 
 @resumable_task
 def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: TrackedRun) -> EvaluationReport:
-    """Measures the calls of the run in `out / RUN_NAME`, and writes what comes out beside it.
+    """Computes metrics of the run in `out / RUN_NAME` and writes them beside it.
 
     Raises:
-        MismatchError: the run is of other records.
+        MismatchError: the run has other records.
     """
     calls = calls_of_run(RunFolder(out / RUN_NAME), table)
     levels = {level: measure(known) for level, known in calls.items()}
@@ -120,10 +119,10 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
 
 
 def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
-    """The calls in the tables of a run, of chunks and of contigs; chunks scored by their DNA alone are by themselves.
+    """Calls of a run by level: chunks, contigs, and separately chunks with a DNA-only score.
 
     Raises:
-        MismatchError: the run is of other records.
+        MismatchError: the run has other records.
     """
     record: dict[str, int] = {}
     contigs: list[tuple[int, str, str]] = []

@@ -1,4 +1,4 @@
-"""Lanes as their run sees them: their journals, progress, MLflow runs and GPU samples."""
+"""Lanes from the run's side: journals, progress, MLflow runs and GPU samples."""
 
 import logging
 import socket
@@ -30,7 +30,7 @@ from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.run_folder import RunFolder
 
-# Sets metrics over time apart from the final ones, which runs are compared by.
+# Separates metrics over time from the final ones, by which runs are compared.
 PROGRESS: Final = "progress/"
 _JOURNALS: Final = "lane-*.jsonl"
 _GPU_FIELDS: Final = ("index", "uuid", "utilization.gpu", "memory.used")
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneProgress:
-    """How far one lane is; rows are frames or sequences, done and to do in this run."""
+    """Progress of one lane; rows are frames or sequences, in this run only."""
 
     lane: int
     device: str
@@ -50,24 +50,24 @@ class LaneProgress:
 
 
 class Progress(Protocol):
-    """Something that shows how far a run is."""
+    """A display of a run's progress."""
 
     def stage(self, name: str) -> None:
         """A stage begins."""
 
     def lane(self, progress: LaneProgress) -> None:
-        """A lane has begun, or has finished a shard."""
+        """A lane has started or has finished a shard."""
 
 
 class LoggedProgress:
     """Progress as log lines, for runs without a terminal."""
 
     def stage(self, name: str) -> None:
-        """Logs the name."""
+        """Logs the stage."""
         _log.info("stage: %s", name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Logs the count."""
+        """Logs the row count."""
         _log.info(
             "lane %d on %s: %d of %d rows",
             progress.lane,
@@ -77,18 +77,18 @@ class LoggedProgress:
         )
 
 
-# A context variable and not a parameter: the parameters of a flow are recorded, and this is not one of them.
+# A context variable, since Prefect records every parameter of a flow.
 _progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress())  # noqa: B039 (immutable)
 
 
 def current_progress() -> Progress:
-    """What shows the progress of runs here."""
+    """The progress display of this context."""
     return _progress.get()
 
 
 @contextmanager
 def use_progress(progress: Progress) -> Iterator[None]:
-    """Shows the progress of the runs inside the block with `progress`."""
+    """Shows the progress of runs inside the block with `progress`."""
     token = _progress.set(progress)
     try:
         yield
@@ -97,17 +97,17 @@ def use_progress(progress: Progress) -> Iterator[None]:
 
 
 class LaneObserver(Protocol):
-    """Something that shows or records what lanes do."""
+    """Displays or records what lanes do."""
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """The next entry of the journal with this name."""
+        """The next entry of the journal `name`."""
 
     def end_poll(self) -> None:
-        """There are no more entries for now."""
+        """No more entries for now."""
 
 
 class LaneRows:
-    """An observer that shows the progress of lanes; the plan says how many rows a shard has."""
+    """Passes the progress of lanes on; the plan has the rows of each shard."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._rows = [shard.end - shard.begin for shard in plan.shards]
@@ -139,12 +139,7 @@ class LaneRows:
 
 
 class LaneWatch:
-    """Reads the journals of a run's lanes, on whatever host, as they grow; those of earlier runs are skipped.
-
-    Args:
-        folder: the run's folder.
-        observers: who gets the entries, in this order.
-    """
+    """Tails the journals of a run's lanes, on whatever host they run; existing entries of earlier runs are skipped."""
 
     def __init__(self, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> None:
         self._folder = folder
@@ -155,11 +150,11 @@ class LaneWatch:
             self._tail(path).skip()
 
     def adopt(self, name: str) -> None:
-        """Reads the journal of an earlier run's lane from its beginning, because the lane works for this run now."""
+        """Reads an earlier run's journal from its start: its lane now works for this run."""
         self._tails[name] = JournalTail(self._folder.lane_journal(name))
 
     def poll(self) -> None:
-        """Gives the observers what is new."""
+        """Passes new entries to the observers, in their order."""
         for path in sorted(self._folder.lanes.glob(_JOURNALS)):
             entries = self._entries.setdefault(path.stem, [])
             if entries and isinstance(entries[-1].event, LaneFinished):
@@ -174,14 +169,14 @@ class LaneWatch:
             observer.end_poll()
 
     def failure(self, name: str) -> LaneFailed | None:
-        """What stopped a lane for good, if its journal says so."""
+        """The journal's record of what stopped a lane for good, if any."""
         entries = self._entries.get(name)
         event = entries[-1].event if entries else None
         return event if isinstance(event, LaneFailed) else None
 
     @property
     def reports(self) -> list[LaneReport]:
-        """The work of every lane that has started, by its number."""
+        """The work of every started lane, by number."""
         started = [
             entries
             for entries in self._entries.values()
@@ -194,13 +189,9 @@ class LaneWatch:
 
 
 class LaneTracking:
-    """An observer that records lanes in MLflow, each in a child run of its own, and their sum in the run itself.
+    """Records each lane in an MLflow child run, and their sum in the run itself, every `every` seconds.
 
-    Leaving its block ends the child runs of lanes that did not end themselves.
-
-    Args:
-        run: the run that the lanes work for.
-        every: seconds between writes.
+    Leaving the block ends the child runs of lanes that did not end themselves.
     """
 
     def __init__(self, run: TrackedRun, every: float = 5.0) -> None:
@@ -227,7 +218,7 @@ class LaneTracking:
             self._run.log_figure("throughput", throughput_figure(curves))
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """Opens a run for a new lane; all else is written later."""
+        """Opens a child run for a new lane; everything else is written later."""
         if name not in self._lanes and isinstance(entry.event, LaneStarted):
             self._lanes[name] = _TrackedLane(self._run, name, entry.time, entry.event)
         if name not in self._lanes:
@@ -239,13 +230,13 @@ class LaneTracking:
             self._gpu_samples.append(entry.event)
 
     def end_poll(self) -> None:
-        """Writes what is new, unless that was done just now."""
+        """Writes new values, unless that was just done."""
         if time.monotonic() >= self._next_write:
             self._write()
             self._next_write = time.monotonic() + self._every
 
     def _write(self) -> None:
-        """Sends one request for each run that has news."""
+        """One request per run with new values."""
         if self._points:
             self._run.log_points(self._points)
             self._points = []
@@ -266,7 +257,6 @@ class _TrackedLane:
     """One lane and its run in MLflow.
 
     Attributes:
-        title: for people.
         speeds: amounts per second, by metric; empty while it does not compute.
         curve: times, and sequences per second.
     """
@@ -301,7 +291,7 @@ class _TrackedLane:
             return
         self.speeds = {}
         if isinstance(event, ModelsLoaded):
-            # A lane that was started again keeps its first hardware: a param has one value.
+            # A restarted lane keeps its first hardware: an MLflow param has one value.
             if not any(isinstance(known.event, ModelsLoaded) for known in self._entries[:-1]):
                 self._run.log_params({"device_name": event.device_name})
         elif isinstance(event, LaneFailed):
@@ -310,7 +300,7 @@ class _TrackedLane:
             self._status = "FINISHED"
 
     def write(self) -> None:
-        """Writes what is new, and ends its run if it has finished."""
+        """Writes new values, and ends the run if the lane has finished."""
         if self._points:
             self._run.log_points(self._points)
             self._points = []
@@ -318,7 +308,6 @@ class _TrackedLane:
             self.end()
 
     def end(self) -> None:
-        """Ends its run with its final metrics."""
         if not self._is_open:
             return
         self._is_open = False
@@ -338,7 +327,7 @@ class _TrackedLane:
 
 
 def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:
-    """Mean utilization (0 to 1) and peak memory in GB; nothing without samples."""
+    """Mean utilization (0 to 1) and peak memory in GB; empty without samples."""
     if not samples:
         return {}
     return {
@@ -353,7 +342,7 @@ def _efficiency(work: ShardCounters) -> dict[str, float]:
 
 
 def _points(metrics: Mapping[str, float], step: int, moment: float) -> list[MetricPoint]:
-    """Metrics of one moment; the steps of a run are its finished shards."""
+    """Metrics of one moment; the step is the number of finished shards."""
     return [
         MetricPoint(key=f"{PROGRESS}{key}", value=value, step=step, time=moment)
         for key, value in metrics.items()
@@ -364,15 +353,10 @@ def _points(metrics: Mapping[str, float], step: int, moment: float) -> list[Metr
 def sampling_gpu(
     device: str, lane: int, write: Callable[[GpuSample], None], every: float = 10.0
 ) -> Iterator[None]:
-    """Samples the GPU of a lane during the block; does nothing on the CPU or where nvidia-smi gives no numbers.
+    """Samples a lane's GPU every `every` seconds; does nothing on the CPU or without readings from nvidia-smi.
 
-    MLflow's system metrics would show every GPU of the host, and need MLflow where the lane runs.
-
-    Args:
-        device: "cpu" or "cuda:N", as this process sees it.
-        lane: number of the lane.
-        write: is given every sample, in a thread of its own.
-        every: seconds between samples.
+    `write` is called in a separate thread. MLflow's system metrics would show every GPU of the host, and need MLflow
+    where the lane runs.
     """
     if device == "cpu":
         yield
@@ -398,9 +382,9 @@ def sampling_gpu(
 
 
 def _sample_gpu(gpu: str, lane: int) -> GpuSample | None:
-    """One sample; None for a GPU that is not there or gives no numbers, such as a MIG instance."""
+    """None for a GPU that does not exist or has no readings, such as a MIG instance."""
     for index, uuid, utilization, memory in query_gpus(_GPU_FIELDS, units=False):
-        # A UUID may be given by its beginning.
+        # A UUID may be abbreviated to a prefix.
         is_it = gpu == index if gpu.isdecimal() else uuid.startswith(gpu)
         if is_it and utilization.isdecimal() and memory.isdecimal():
             return GpuSample(lane=lane, utilization=int(utilization) / 100, memory_bytes=int(memory) * _MIB)

@@ -1,4 +1,4 @@
-"""A nightly run: the files of an inbox, identified by their SHA-256 and not by their names, each computed once."""
+"""Nightly run: files of an inbox, identified by SHA-256 instead of name, each computed once."""
 
 import fcntl
 import glob
@@ -19,7 +19,7 @@ from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest
 
-# Other programs and people leave all kinds of files in such folders; the reader itself goes by content.
+# An inbox holds other files too; the reader itself goes by content.
 SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
 COMPRESSIONS: Final = frozenset({".gz", ".bgz", ".zst", ".xz", ".bz2"})
 REJECTED: Final = "rejected"
@@ -27,7 +27,7 @@ LOCK_NAME: Final = ".virnuc-nightly.lock"
 DIGESTS_NAME: Final = ".virnuc-digests.json"
 
 _RESULTS_NAME: Final = re.compile(r".+-([0-9a-f]{12})")
-# With the hash and its dash a name of this many letters, of four bytes each, still fits in 255 bytes.
+# This many characters of four bytes, a dash and the hash still fit in the 255 bytes of a file name.
 _MAX_STEM: Final = 60
 _SECONDS_BETWEEN_SAVES: Final = 10.0
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSnapshot:
-    """A file as it was at one moment: its size in bytes, and the time of its last change in nanoseconds since 1970."""
+    """A file at one moment: size in bytes, and modification time in nanoseconds since 1970."""
 
     path: Path
     size: int
@@ -49,7 +49,7 @@ class FileSnapshot:
         return cls(path=path, size=found.st_size, mtime_ns=found.st_mtime_ns)
 
     def reason_to_wait(self, settle_seconds: float) -> str | None:
-        """Why the file may still be incomplete; None when nobody has written to it for `settle_seconds`."""
+        """Why the file may still be incomplete; None when it has not changed for `settle_seconds`."""
         try:
             if FileSnapshot.of(self.path) != self:
                 return "it changed during this nightly run"
@@ -62,7 +62,7 @@ class FileSnapshot:
 
 
 def sample_name(path: Path) -> str | None:
-    """The name of a sequence file without the suffixes of its format; None for every other kind of file."""
+    """The name of a sequence file without its format suffixes; None for other files."""
     stem = Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path
     if path.name.startswith(".") or stem.suffix.lower() not in SUFFIXES:
         return None
@@ -70,15 +70,14 @@ def sample_name(path: Path) -> str | None:
 
 
 def results_name(path: Path, sha256: str) -> str:
-    """The name of the folder of results: the sample for people, the hash for the next nightly run."""
+    """Name of the results folder: the sample for people, the hash for the next nightly run."""
     return f"{(sample_name(path) or path.name)[:_MAX_STEM]}-{sha256[:12]}"
 
 
 def iter_inbox(inbox: str) -> Iterator[FileSnapshot]:
-    """Yields the sequence files of an inbox; hidden and other files, folders and rejected files are left out.
+    """Yields the sequence files of an inbox; skips hidden files, other files, folders and rejected files.
 
-    Args:
-        inbox: a folder, of which only the files directly in it count, or a glob; `**` goes into subfolders.
+    A folder is not searched recursively; in a glob, `**` is.
 
     Raises:
         UsageError: there is no such folder.
@@ -98,22 +97,22 @@ def iter_inbox(inbox: str) -> Iterator[FileSnapshot]:
 
 
 def quarantine_file(path: Path, sha256: str, reason: str) -> Path:
-    """Moves a file into the folder `rejected` beside it, with its reason in NAME.reason.txt; gives its new path.
+    """Moves a file to `rejected` beside it, with its reason in NAME.reason.txt; returns its new path.
 
-    A file of the same name that is already there stays.
+    A file of the same name there is kept.
     """
     folder = path.parent / REJECTED
     folder.mkdir(exist_ok=True)
     target = folder / path.name
     if target.exists():
         target = folder / f"{sha256[:12]}-{path.name}"
-    # The reason first: a file that was moved has one, whenever the process stops.
+    # The reason first, so that a moved file has one whenever the process stops.
     write_text(target.with_name(f"{target.name}.reason.txt"), f"{reason}\n")
     return path.replace(target)
 
 
 class DigestCache:
-    """SHA-256 of files, so that each is read once and not by every nightly run; saved as its block ends.
+    """SHA-256 digests of files, so that nightly runs read each file once; saved at the end of the block.
 
     The JSON file `path` may be deleted at any time.
     """
@@ -128,10 +127,10 @@ class DigestCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._save(self._used)  # digests of files that are gone are forgotten
+        self._save(self._used)  # drops digests of deleted files
 
     def sha256(self, file: FileSnapshot) -> str:
-        """Hex digest of the bytes of a file.
+        """Hex digest of a file.
 
         Raises:
             InputError: it cannot be read.
@@ -141,7 +140,7 @@ class DigestCache:
         if entry is None or entry[:2] != (file.size, file.mtime_ns):
             entry = (file.size, file.mtime_ns, input_digest(file.path).sha256)
             if file.reason_to_wait(0.0):
-                return entry[2]  # of a file that is being written: belongs to no size and time
+                return entry[2]  # being written: the digest matches no snapshot
         self._used[name] = entry
         if time.monotonic() - self._saved_at > _SECONDS_BETWEEN_SAVES:
             self._save({**self._known, **self._used})
@@ -159,7 +158,7 @@ class DigestCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictResult:
-    """How the run over one file ended: its error, or None, and its page, or ""."""
+    """Result of the run over one file: its error or None, and its page or ""."""
 
     error: BaseException | None
     link: str
@@ -171,17 +170,17 @@ PredictFile = Callable[[Path, Path], PredictResult]
 
 @contextmanager
 def lock_results(out: Path) -> Iterator[bool]:
-    """Creates the folder of results where needed; gives False when another nightly run is using it.
+    """Creates the results folder if needed; yields False when another nightly run uses it.
 
     Raises:
-        UsageError: it is not a folder or cannot be written.
+        UsageError: it is not a folder or not writable.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK_NAME).open("w")
     except OSError as error:
         raise UsageError(f"out {out} cannot be written: {error.strerror}. Choose another folder.") from error
-    # The lock ends with the process, however that ends.
+    # The lock ends with the process, even if that is killed.
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,13 +191,11 @@ def lock_results(out: Path) -> Iterator[bool]:
 
 
 class NightlyBatch:
-    """The files of one nightly run, and the results of earlier ones.
+    """The files of one nightly run, and earlier results.
 
     Args:
-        out: the folder of the folders of results.
-        digests: the files' SHA-256.
-        predict_file: how a file is computed.
-        settle_seconds: how long nobody must have written to a file.
+        out: folder of the results folders.
+        settle_seconds: minimum time since the last change of a file.
     """
 
     def __init__(
@@ -212,7 +209,7 @@ class NightlyBatch:
         self._outcomes: dict[str, FileOutcome] = {}  # of this run, by SHA-256
 
     def process(self, files: Iterable[FileSnapshot]) -> list[FileOutcome]:
-        """Computes what is new, one file after the other; what happens to one does not stop the others."""
+        """Computes new files one after another; a failure does not stop the others."""
         outcomes = []
         for file in files:
             outcome = self._process_file(file)
@@ -266,7 +263,7 @@ class NightlyBatch:
         return replace(outcome, seconds=seconds, link=result.link)
 
     def _finished(self, file: FileSnapshot, sha256: str, status: FileStatus) -> FileOutcome | None:
-        """The results for these bytes, under whatever name they came, if there are any."""
+        """Existing results for these bytes, under any name."""
         results = self._results.get(sha256[:12])
         counts = None if results is None else _read_counts(RunFolder(results).report, sha256)
         if counts is None:
@@ -277,10 +274,10 @@ class NightlyBatch:
         )
 
     def _unfinished(self, file: FileSnapshot, sha256: str, error: BaseException) -> FileOutcome:
-        """A file that is still being written is not bad, and neither is one on a disk that cannot be read."""
+        """Rejects bad files only: one that is still being written, or on an unreadable disk, is kept for next time."""
         if waiting := self._waiting(file):
             return waiting
-        # The reader's errors have those of the disk as their cause.
+        # Disk errors are the cause of the reader's errors.
         cause = error.__cause__
         is_disk_error = isinstance(cause, OSError) and cause.errno is not None
         if isinstance(error, InputError) and not is_disk_error:
@@ -300,7 +297,7 @@ class NightlyBatch:
 
 
 def _results_by_hash(out: Path) -> dict[str, Path]:
-    """The folders of results by the hash in their names; a finished one wins over others of that hash."""
+    """Results folders by the hash in their names; a finished one wins over others of the same hash."""
     found: dict[str, Path] = {}
     for folder in sorted(out.iterdir()):
         match = _RESULTS_NAME.fullmatch(folder.name)
@@ -310,7 +307,7 @@ def _results_by_hash(out: Path) -> dict[str, Path]:
 
 
 def _read_counts(report: Path, sha256: str) -> tuple[int, int] | None:
-    """Contigs, and those called virus, of a finished run over these very bytes; None when there is none."""
+    """Contigs and viral contigs of a finished run over exactly these bytes; None without one."""
     try:
         document = json.loads(report.read_bytes())
         if [file["sha256"] for file in document["inputs"]] != [sha256]:
@@ -338,7 +335,7 @@ def _read_digests(path: Path) -> dict[str, tuple[int, int, str]]:
 
 
 def _is_utf8(path: Path) -> bool:
-    """Whether a path can be the parameter of a run."""
+    """Whether a path can be a flow parameter."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The end of a run: its report on the disk, in Prefect and in MLflow; and how the three find each other."""
+"""Publishes a finished run on disk, in Prefect and in MLflow, with links between the three."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from virnuc_core.specs import InputFile
 
 @resumable_task
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
-    """Writes report.html and run.json first, so that the run is whole on the disk whatever becomes of its records elsewhere."""
+    """Writes report.html and run.json first, so that the run is complete on disk whatever fails elsewhere."""
     page = prefect_tags(folder.root).get("prefect.flow_run_url")
     links = {**report.links, **({"prefect_flow_run_url": page} if page else {})}
     write_report(folder.report, replace(report, links=links))
@@ -29,13 +29,7 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:
-    """Ties a run in MLflow to its input files and to the flow run, as soon as there is one.
-
-    Args:
-        tracked: the run.
-        files: its input files.
-        paths: where they lie, in the same order.
-    """
+    """Links an MLflow run to its input files and flow run; `paths` are in the order of `files`."""
     tracked.log_inputs(files, paths)
     links = tracked.links
     if "mlflow_run_id" in links:
@@ -69,13 +63,13 @@ def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -
 
 
 def _places(folder: RunFolder) -> dict[str, str]:
-    """Where the reports of a run lie: the one to look at, where there is one, and run.json."""
+    """Paths of the HTML report, if any, and run.json."""
     page = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
     return {**page, "figures": str(folder.report.resolve())}
 
 
 def prefect_tags(out: Path) -> dict[str, str]:
-    """What an MLflow run says about the flow run that it belongs to."""
+    """Tags of an MLflow run that identify its flow run."""
     tags = {
         "prefect.flow_run_id": flow_run.id,
         "prefect.flow_run_name": flow_run.name,
@@ -87,12 +81,7 @@ def prefect_tags(out: Path) -> dict[str, str]:
 
 
 def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
-    """Every resolved setting of a run, flat, so that runs can be compared column by column.
-
-    Args:
-        plan: what decides the numbers.
-        asked: what else was asked for.
-    """
+    """Every resolved setting of a run, flat for comparison by column; `asked` adds other requested settings."""
     params: dict[str, Value] = {
         "kind": plan.kind,
         "inputs": ",".join(file.name for file in plan.inputs),

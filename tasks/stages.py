@@ -1,4 +1,4 @@
-"""The stages of a run as Prefect tasks, and what every one of them is to Prefect."""
+"""The stages of a run as Prefect tasks."""
 
 import socket
 import threading
@@ -28,15 +28,15 @@ R = TypeVar("R")
 
 RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, 60.0]
 
-# Set while this process is being stopped: nothing is tried again then.
+# Set while this process is being stopped: no retries then.
 stopping: Final = threading.Event()
 
 
 def resumable_task(function: Callable[P, R]) -> Task[P, R]:
-    """Makes a task of a function that finds on the disk what is already done.
+    """Makes a task of a function that finds finished work on disk.
 
-    So nothing is cached or persisted: a retry calls it again, and it resumes. Only errors that may go away are retried.
-    Errors of the operating system become `StorageError`.
+    Nothing is cached or persisted: a retry calls it again, and it resumes. Only transient errors are retried. OSError
+    becomes `StorageError`.
     """
 
     @wraps(function)
@@ -55,12 +55,12 @@ def resumable_task(function: Callable[P, R]) -> Task[P, R]:
 
 
 def retry_if_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether a task that has failed is to be retried."""
+    """Whether a failed task is retried."""
     error = state.result(raise_on_failure=False)
     return not stopping.is_set() and isinstance(error, BaseException) and is_retryable(error)
 
 
-# Planning and computing are not here: they are tasks and runs of the lanes.
+# Without planning and computing, which are tasks and runs of the lanes.
 _TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
     stage: resumable_task(stage)
     for stage in (
@@ -71,13 +71,13 @@ _TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
 
 
 def as_tasks(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
-    """Stages of a run, those that can be as Prefect tasks."""
+    """Replaces stages by Prefect tasks where there is one."""
     return [_TASKS.get(stage, stage) for stage in stages]
 
 
 @resumable_task
 def plan(folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...]) -> RunPlan:
-    """Writes the plan, or makes sure that the one in the folder is of the same run.
+    """Writes the plan, or checks that the one in the folder is of the same run.
 
     Raises:
         VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
@@ -87,11 +87,9 @@ def plan(folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, .
 
 @resumable_task
 def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """The shards that are missing or damaged; the latter are set aside.
+    """Returns the shards that are missing or damaged; quarantines the damaged ones.
 
-    Args:
-        folder: the run's folder.
-        taken: shards that are being computed, to be left out; what killed lanes have left of others is removed.
+    Shards in `taken` are being computed and left out; temporary files of other, killed lanes are removed.
     """
     stopping.clear()
     pending = tuple(shard for shard in pending_shards(folder, read_plan(folder.plan)) if shard not in taken)
@@ -103,12 +101,12 @@ def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, .
 def compute_shards(
     folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
 ) -> None:
-    """Computes shards in a process of their own; called again, it leaves out those that are there by then.
+    """Computes shards in a separate process; called again, it skips finished ones.
 
     Raises:
         LaneError: the process died.
-        VirnucError: what the process raised.
-        OSError: what it met when it read or wrote files.
+        VirnucError: raised in the process.
+        OSError: raised in the process by file access.
     """
     left = missing_shards(folder, shards)
     if not left:
@@ -130,6 +128,6 @@ def compute_shards(
 
 
 def end_lane_processes() -> None:
-    """Ends every lane of this process, and has none of them retried."""
+    """Stops every lane of this process, without retries."""
     stopping.set()
     launcher.end_lane_processes()

@@ -1,4 +1,4 @@
-"""Whether MLflow's store can be reached and written, said in a line."""
+"""Whether MLflow's store is reachable and writable."""
 
 import os
 import tempfile
@@ -13,14 +13,14 @@ _ANSWER_WITHIN_S: Final = 5.0
 
 
 def check_store() -> str:
-    """Opens the configured store as a run does, which makes virnuc's experiment where it is missing.
+    """Opens the configured store as a run does, creating the experiment if missing.
 
     Returns:
-        Why it cannot be used; empty when it can.
+        Why it cannot be used; "" when it can.
     """
     uri = env().tracking_uri
     if uri is not None and uri.startswith(("http://", "https://")):
-        # MLflow's own client would try again for minutes.
+        # MLflow's client would retry for minutes.
         try:
             httpx.get(f"{uri.rstrip('/')}/health", timeout=_ANSWER_WITHIN_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -29,7 +29,7 @@ def check_store() -> str:
         home = env().home
         try:
             home.mkdir(parents=True, exist_ok=True)
-            # SQLite makes files beside its database.
+            # SQLite creates files beside its database.
             with tempfile.TemporaryFile(dir=home):
                 pass
         except OSError as error:

@@ -1,7 +1,7 @@
-"""The only module that imports MLflow: one run in the experiment `virnuc` for each flow run, and one inside it for each lane.
+"""The only module that imports MLflow: one run per flow run in the experiment `virnuc`, with one child run per lane.
 
-Tracking is best effort: when the store cannot be reached or written, one warning says so, the run goes on, and the
-store is left alone for a while before it is tried again.
+Tracking is best effort: when the store fails, one warning is logged, the run continues, and a circuit breaker pauses
+further requests for a while.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT: Final = "virnuc"
 SECONDS_BETWEEN_TRIALS: Final = 60.0
-# A larger file is left out of the store: it stays in the run's folder, whose path is a tag.
+# Larger files stay in the run's folder only, whose path is a tag.
 MAX_ARTIFACT_BYTES: Final = 20_000_000
 # Runs with metrics to compare, and not conversations: MLflow has other pages for those.
 _EXPERIMENT_KIND: Final = "custom_model_development"
@@ -54,7 +54,7 @@ class MetricPoint:
 
 
 class TrackingStore:
-    """The experiment in MLflow's store, with a circuit breaker; shared by a run and the runs in it."""
+    """The experiment in MLflow's store, with a circuit breaker; shared by a run and its child runs."""
 
     def __init__(self) -> None:
         self._connection: tuple[MlflowClient, str] | None = None
@@ -75,7 +75,7 @@ class TrackingStore:
 
     @contextmanager
     def best_effort(self) -> Iterator[None]:
-        """Turns failures of the store into one warning."""
+        """Turns store failures into one warning."""
         try:
             yield
         except _store_failures() as error:
@@ -90,11 +90,7 @@ class TrackingStore:
 
 
 class TrackedRun:
-    """One run in MLflow, or none where the store failed when it was to be opened.
-
-    Attributes:
-        run_id: MLflow's id; None for none.
-    """
+    """One MLflow run; `run_id` is None where the store failed when it was opened."""
 
     def __init__(self, store: TrackingStore, run_id: str | None) -> None:
         self._store = store
@@ -127,7 +123,7 @@ class TrackedRun:
     def child(
         self, name: str, params: Mapping[str, Value], tags: Mapping[str, str], start_time: float | None = None
     ) -> "TrackedRun":
-        """Starts a run inside this one; `start_time` in Unix seconds."""
+        """Starts a child run; `start_time` in Unix seconds."""
         if self.run_id is None:
             return TrackedRun(self._store, None)
         tags = {**tags, "mlflow.parentRunId": self.run_id}
@@ -135,13 +131,13 @@ class TrackedRun:
 
     @property
     def links(self) -> dict[str, str]:
-        """The id of this run in MLflow and, where there is a server, its page; empty for none."""
+        """This run's MLflow id and, with a server, its page; empty without a run."""
         if self.run_id is None:
             return {}
         links = {"mlflow_run_id": self.run_id}
         server = urlsplit(env().tracking_uri or "")
         if server.scheme in ("http", "https"):
-            # A link is shown to everybody, and an address may hold a password.
+            # Links are public, and an address may hold a password.
             address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
             links["mlflow_run_url"] = (
                 f"{address}/#/experiments/{self._store.connection[1]}/runs/{self.run_id}"
@@ -149,7 +145,7 @@ class TrackedRun:
         return links
 
     def log_params(self, params: Mapping[str, Value]) -> None:
-        """Records settings, each of them once."""
+        """Records settings; MLflow accepts each once."""
 
         def write(client: "MlflowClient", run_id: str) -> None:
             from mlflow.entities import Param
@@ -159,14 +155,14 @@ class TrackedRun:
         self._try(write)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0, at: float | None = None) -> None:
-        """Records metrics at one step and moment (Unix seconds, now by default)."""
+        """Records metrics at one step; `at` in Unix seconds, now by default."""
         moment = at or time.time()
         self.log_points(
             [MetricPoint(key=key, value=value, step=step, time=moment) for key, value in metrics.items()]
         )
 
     def log_points(self, points: Sequence[MetricPoint]) -> None:
-        """Records metrics of several moments with as few requests as possible."""
+        """Records metrics of several moments in as few requests as possible."""
 
         def write(client: "MlflowClient", run_id: str) -> None:
             from mlflow.entities import Metric
@@ -178,7 +174,7 @@ class TrackedRun:
         self._try(write)
 
     def log_inputs(self, files: Sequence[InputFile], paths: Sequence[str]) -> None:
-        """Records input files as datasets, identified by their content; `paths` are where they are."""
+        """Records input files as datasets, identified by their content."""
 
         def write(client: "MlflowClient", run_id: str) -> None:
             from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -199,7 +195,7 @@ class TrackedRun:
         self._try(write)
 
     def log_files(self, paths: Sequence[Path]) -> None:
-        """Copies files into the store, except those that are too large for it."""
+        """Copies files into the store, except those above its size limit."""
 
         def write(client: "MlflowClient", run_id: str) -> None:
             for path in paths:
@@ -211,18 +207,18 @@ class TrackedRun:
         self._try(write)
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
-        """Records a table, `NAME.tsv`; missing values are empty."""
+        """Records `NAME.tsv`; missing values are empty."""
         columns = list(dict.fromkeys(chain.from_iterable(rows)))
         lines = [columns, *([_tsv_cell(row.get(column)) for column in columns] for row in rows)]
         text = "".join("\t".join(line) + "\n" for line in lines)
         self._try(lambda client, run_id: client.log_text(run_id, text, f"{name}.tsv"))
 
     def log_figure(self, name: str, figure: "Figure") -> None:
-        """Records a plot, `NAME.png`."""
+        """Records `NAME.png`."""
         self._try(lambda client, run_id: client.log_figure(run_id, figure, f"{name}.png"))
 
     def register_model(self, name: str, path: Path, tags: Mapping[str, str], description: str) -> None:
-        """Makes a file the next version of a model in the registry; tags and description (Markdown) are the version's."""
+        """Registers a file as the next version of a model; tags and description (Markdown) are the version's."""
 
         def write(client: "MlflowClient", run_id: str) -> None:
             from mlflow.exceptions import MlflowException
@@ -240,44 +236,38 @@ class TrackedRun:
         self._try(write)
 
     def describe(self, markdown: str) -> None:
-        """Sets the text on the page of the run."""
+        """Sets the text on the run's page."""
         self._try(lambda client, run_id: client.set_tag(run_id, "mlflow.note.content", markdown))
 
     def finish(self, status: Status, at: float | None = None) -> None:
-        """Ends the run, at a moment in Unix seconds or now."""
-        # Also with an open circuit: a run that is never ended looks alive for ever.
+        """Ends the run; `at` in Unix seconds, now by default."""
+        # Even with an open circuit: a run that is never ended looks alive forever.
         if self.run_id is not None:
             with self._store.best_effort():
                 client, _ = self._store.connection
                 client.set_terminated(self.run_id, status, int((at or time.time()) * 1000))
 
     def _try(self, write: Callable[["MlflowClient", str], object]) -> None:
-        """Writes unless there is no run, or the circuit is open."""
+        """Writes unless there is no run or the circuit is open."""
         if self.run_id is not None and not self._store.circuit_open:
             with self._store.best_effort():
                 write(self._store.connection[0], self.run_id)
 
 
-# The run that new ones are opened in; a subflow finds it too, since it runs in the context of its parent.
+# The parent of new runs; a subflow inherits it with the context.
 _enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
 
 
 @contextmanager
 def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
-    """Opens an MLflow run with its settings, and ends it as the block ends; inside another one, as its child.
-
-    Args:
-        name: in the list of runs.
-        params: settings; None is recorded as such.
-        tags: where else to find this run.
-    """
+    """Opens an MLflow run for the block, as a child inside another one."""
     outer = _enclosing.get()
     if outer is not None and outer.run_id is not None:
         run = outer.child(name, params, tags)
     else:
         run = TrackedRun.open(TrackingStore(), name, params, tags)
     token = _enclosing.set(run)
-    status: Status = "KILLED"  # Ctrl-C, or Prefect's signal to stop
+    status: Status = "KILLED"  # Ctrl-C, or Prefect's stop signal
     try:
         yield run
         status = "FINISHED"
@@ -290,9 +280,9 @@ def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str])
 
 
 def open_store_early() -> None:
-    """Does what takes seconds before a run needs it: imports MLflow, and creates or opens virnuc's own store.
+    """Warms up before a run: imports MLflow, and creates or opens virnuc's own store.
 
-    What goes wrong here goes wrong again when a run is opened, and is reported then.
+    Errors are ignored here; they recur and are reported when a run is opened.
     """
     with suppress(*_store_failures()):
         if env().tracking_uri is None:
@@ -309,7 +299,7 @@ def open_store() -> str:
 
 
 def _store_failures() -> tuple[type[Exception], ...]:
-    """What can be raised when the store, and not virnuc, is at fault."""
+    """Exceptions that mean that the store, not virnuc, is at fault."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -318,9 +308,8 @@ def _store_failures() -> tuple[type[Exception], ...]:
 
 
 def _connect() -> tuple["MlflowClient", str]:
-    """A client of the configured store, and the id of the experiment there."""
-    # MLflow reads them when it is used. Without: telemetry, which also delays the end of the process; minutes of
-    # waiting in every run when a server is down; the address of each run on stdout.
+    # Read by MLflow on use. They prevent telemetry, which also delays process exit; minutes of
+    # waiting per run when a server is down; and the address of each run on stdout.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -333,7 +322,7 @@ def _connect() -> tuple["MlflowClient", str]:
         return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
     home = env().home
     home.mkdir(parents=True, exist_ok=True)
-    # Of several first users of a new database all but one fail, so they take turns.
+    # Concurrent creation of a new database fails for all but one process.
     with open(home / ".mlflow.lock", "w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
@@ -349,7 +338,7 @@ def _with_experiment(client: "MlflowClient", artifacts: str | None) -> tuple["Ml
             tags = {"mlflow.experimentKind": _EXPERIMENT_KIND}
             return client, client.create_experiment(EXPERIMENT, artifact_location=artifacts, tags=tags)
         except MlflowException:
-            # Another first user of this server may have been faster.
+            # Another process may have created it meanwhile.
             experiment = client.get_experiment_by_name(EXPERIMENT)
             if experiment is None:
                 raise
@@ -367,6 +356,6 @@ def _tsv_cell(value: Value) -> str:
 def _user_and_source() -> dict[str, str]:
     """The columns "User" and "Source" of MLflow's list of runs."""
     user = {}
-    with suppress(KeyError, OSError):  # a container may run under a number without a name
+    with suppress(KeyError, OSError):  # a container's user id may have no name
         user["mlflow.user"] = getpass.getuser()
     return {**user, "mlflow.source.name": f"virnuc {__version__}", "mlflow.source.type": "LOCAL"}

@@ -1,4 +1,4 @@
-"""The end of a training: the head's card, its plots, and its version in MLflow's registry."""
+"""End of a training run: model card, plots, and registration in MLflow."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -19,13 +19,7 @@ from virnuc_core.training.heads import FittedHead, HeadSettings, Labelled, Recor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingReport:
-    """The end of a training.
-
-    Attributes:
-        run: the run that gave the vectors.
-        head: what came of them.
-        card: the head's card, Markdown.
-    """
+    """Result of a training run; `run` computed the vectors."""
 
     run: RunReport
     head: FittedHead
@@ -33,7 +27,7 @@ class TrainingReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The document for `--json`."""
         return {
             **self.run.document,
             "head": str(self.head.path),
@@ -45,7 +39,7 @@ class TrainingReport:
 
     @property
     def summary(self) -> str:
-        """A few lines for a person."""
+        """A few lines for the terminal."""
         lines = [
             f"test records, {level}: AUROC {number(figures.auroc)}, AUPRC {number(figures.auprc)}, F1 {number(figures.f1)}, "
             f"accuracy {number(figures.accuracy)} ({figures.scored} of {figures.count} with a score)"
@@ -55,12 +49,12 @@ class TrainingReport:
 
 
 def card_of(head: Path) -> Path:
-    """Where the card of a head lies."""
+    """Path of a head's card."""
     return head.with_suffix(".md")
 
 
 def head_card_of(run: RunReport, labelled: Labelled, split: RecordSplit, settings: HeadSettings) -> HeadCard:
-    """What the card of the head of a training run says besides figures."""
+    """Contents of the card of a training run's head, besides metrics."""
     return HeadCard(
         name=Path(run.out).name,
         plan=run.plan,
@@ -80,7 +74,7 @@ def head_card_of(run: RunReport, labelled: Labelled, split: RecordSplit, setting
 def publish_head(
     folder: RunFolder, card: HeadCard, head: FittedHead, run: RunReport, tracked: TrackedRun
 ) -> TrainingReport:
-    """Writes the head's card, and shows head and figures in Prefect and MLflow; the head becomes a model there."""
+    """Writes the head's card, shows head and metrics in Prefect and MLflow, and registers the model there."""
     for figure, name in ((roc_figure(head.calls), "roc"), (reliability_figure(head.levels), "reliability")):
         save_png(figure, folder.training / f"{name}.png")
     text = head_card(card, head.trained, head.levels)

@@ -63,18 +63,18 @@ _WORKERS: Final = (
 
 
 class CommandLine(CommandGroup):
-    """All commands; the settings files are read once it is known which of them it is to be."""
+    """All commands; settings files are read only once the command is known."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command, and takes its defaults from the settings files; help needs none of them."""
+        """Finds the command and loads its defaults from the settings files, except for help."""
         name, found, rest = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
             try:
                 use_settings_files(ctx, ctx.params["config"])
             except UsageError:
-                if name != "doctor":  # which reports it among the rest
+                if name != "doctor":  # which reports it as a finding
                     raise
         return name, found, rest
 
@@ -239,7 +239,6 @@ def evaluate(out: str, settings: PredictSettings, lanes: LaneSettings, force: bo
 
 
 def _paths(files: Mapping[str, Any]) -> list[str]:
-    """Every labelled file that is given."""
     labels = files["labels"]
     return [path for name in _LABELLED[:-1] for path in files[name]] + ([labels] if labels else [])
 
@@ -279,7 +278,6 @@ def report(run: str, labels: str | None) -> Answer:
 
 
 def _read_report(root: Path, path: Path) -> dict[str, Any]:
-    """The content of a predict run's run.json."""
     from virnuc_core.files import parse_object
 
     if not path.exists():
@@ -338,7 +336,6 @@ def frames(inputs: tuple[str, ...], out: str, settings: FramesSettings) -> Answe
 
 
 def _drop_empty_table(path: Path) -> None:
-    """Deletes a table that has only its header."""
     if path.exists():
         with path.open("rb") as lines:
             is_empty = sum(1 for _ in islice(lines, 2)) < 2
@@ -490,7 +487,7 @@ def deploy(
     from virnuc_cli.preflight import require_models
 
     given = {name: value for name, value in models.items() if value is not None}
-    if given:  # what cannot be used at night is refused now
+    if given:  # fails now instead of at night
         require_models(predict_config(read_settings(PredictSettings, given)))
     named = ("esm_model", "dnabert_model", "head", "dna_head")
     paths = {name: absolute_path(given[name]) for name in named if name in given}

@@ -1,9 +1,9 @@
 """Where the value of a setting comes from: flag, environment variable, settings file, preset or default.
 
-A settings file is TOML. It has a section for each command, `[predict]` or `[models.pull]`, whose keys are the command's
-flags without dashes before them; `[defaults]` is for every command that has such a flag, and `[environment]` for
-environment variables. `virnuc.toml` in the working folder goes before the user's own file, key by key; `--config` reads
-that file alone.
+A settings file is TOML. It has a section per command, `[predict]` or `[models.pull]`, whose keys are the command's
+flags without leading dashes; `[defaults]` applies to every command with such a flag, and `[environment]` sets
+environment variables. `virnuc.toml` in the working folder overrides the user's own file, key by key; `--config` reads
+only the given file.
 """
 
 import copy
@@ -26,7 +26,7 @@ from virnuc_core.settings import PRESETS
 LOCAL_FILE: Final = "virnuc.toml"
 DEFAULTS: Final = "defaults"
 ENVIRONMENT: Final = "environment"
-# Where Prefect's server is, which virnuc itself does not read.
+# Prefect's server address, which virnuc itself does not read.
 ENVIRONMENT_NAMES: Final = (*(variable.name for variable in VARIABLES), "PREFECT_API_URL")
 _MOST_BYTES: Final = 1 << 20
 
@@ -35,7 +35,7 @@ CommandPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
-    """One value of a settings file, and the file and section that it stands in."""
+    """One value of a settings file, with its file and section."""
 
     value: Any
     origin: str
@@ -43,12 +43,12 @@ class FileValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSettings:
-    """What the settings files say, the nearest first.
+    """Merged settings files.
 
     Attributes:
-        files: those that were read.
-        commands: values by command and by the name that click gives the option.
-        environment: values by variable, as text, without those that the environment itself has set.
+        files: nearest first.
+        commands: values by command and by click's name of the option.
+        environment: values by variable, without those that are set in the environment.
     """
 
     files: tuple[Path, ...]
@@ -68,7 +68,7 @@ class FileSettings:
 
 
 def iter_commands(group: click.Group, path: CommandPath = ()) -> Iterator[tuple[CommandPath, click.Command]]:
-    """Every command with its words, those of groups included."""
+    """Every command with its full path of words."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from iter_commands(command, (*path, name))
@@ -86,14 +86,14 @@ def settings_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def use_settings_files(ctx: click.Context, config: str | None) -> None:
-    """Makes what the settings files say the defaults of all commands, until the context closes.
+    """Makes the values of the settings files the defaults of all commands until the context closes.
 
     Args:
-        ctx: of the group of all commands; its `obj` becomes the `FileSettings`.
-        config: the one file to read; None looks for `virnuc.toml` here and for the user's own file.
+        ctx: of the top-level group; its `obj` becomes the `FileSettings`.
+        config: the only file to read; None looks for `virnuc.toml` here and for the user's own file.
 
     Raises:
-        UsageError: a file cannot be read, or says something that no command knows; names file, section and key.
+        UsageError: a file cannot be read or has an unknown section or key; names file, section and key.
     """
     assert isinstance(ctx.command, click.Group)
     settings = read_settings_files(find_settings_files(config), ctx.command)
@@ -108,10 +108,10 @@ def use_settings_files(ctx: click.Context, config: str | None) -> None:
 
 
 def find_settings_files(config: str | None) -> tuple[Path, ...]:
-    """The files to read, the nearest first.
+    """The files to read, nearest first.
 
     Raises:
-        UsageError: the one that was asked for is not there.
+        UsageError: the requested one does not exist.
     """
     if config is None:
         return tuple(
@@ -124,10 +124,10 @@ def find_settings_files(config: str | None) -> tuple[Path, ...]:
 
 
 def read_settings_files(files: Sequence[Path], group: click.Group) -> FileSettings:
-    """Reads and checks files; where two say something of the same key of a command, the first wins.
+    """Reads and validates files; for the same key of a command, the first file wins.
 
     Raises:
-        UsageError: a file cannot be read, or says something that no command knows; names file, section and key.
+        UsageError: a file cannot be read or has an unknown section or key; names file, section and key.
     """
     commands = dict(iter_commands(group))
     given: dict[CommandPath, dict[str, FileValue]] = {path: {} for path in commands}
@@ -180,7 +180,7 @@ class _File:
     document: Mapping[str, Any]
 
     def require_sections(self, commands: Mapping[CommandPath, click.Command]) -> None:
-        """Refuses sections and keys that are no command's, and what stands in no section."""
+        """Refuses unknown sections and keys, and keys outside a section."""
         groups = {path[:depth] for path in commands for depth in range(1, len(path))}
         for name in (DEFAULTS, ENVIRONMENT):
             self._table((name,))
@@ -195,7 +195,7 @@ class _File:
         self._require_keys((DEFAULTS,), shared)
 
     def values(self, path: CommandPath, command: click.Command) -> Iterator[tuple[str, FileValue]]:
-        """The checked values for one command: those of its section, and then the shared ones."""
+        """The validated values for one command: its section first, then the shared ones."""
         for section in (path, (DEFAULTS,)):
             options = settings_of(command)
             for key, value in self._table(section).items():
@@ -207,7 +207,7 @@ class _File:
         """The variables, as text.
 
         Raises:
-            UsageError: the file was not named but found: a folder of somebody else's data must not say where code
+            UsageError: the file was found, not named: a folder of someone else's data must not decide where code
                 is kept or where runs are reported.
         """
         if self.path == Path(LOCAL_FILE) and self._table((ENVIRONMENT,)):
@@ -241,7 +241,6 @@ class _File:
         return table
 
     def _require_words(self, section: CommandPath, known: Iterable[str]) -> None:
-        """Refuses other names of commands than those known."""
         names = sorted(known)
         for name, value in self._table(section).items():
             if name in names:
@@ -271,7 +270,6 @@ class _File:
     def _checked(
         self, section: CommandPath, key: str, option: click.Option, value: object, command: CommandPath
     ) -> Any:
-        """The value as click takes it."""
         try:
             if option.multiple or option.nargs != 1:
                 return [
@@ -294,8 +292,8 @@ def _checked_one(option: click.Option, value: object) -> Any:
     """One value of an option.
 
     Raises:
-        TypeError: it is of another TOML type.
-        click.BadParameter: the option does not take it.
+        TypeError: it has another TOML type.
+        click.BadParameter: the option does not accept it.
     """
     if option.is_flag:
         if not isinstance(value, bool):
@@ -310,7 +308,7 @@ def _checked_one(option: click.Option, value: object) -> Any:
 
 
 def _wanted(option: click.Option) -> tuple[str, tuple[type, ...]]:
-    """What an option takes, in words and as types of TOML values."""
+    """What an option accepts, as text and as types of TOML values."""
     if isinstance(option.type, click.types.IntParamType):
         return "a whole number", (int,)
     if isinstance(option.type, click.types.FloatParamType):
@@ -319,13 +317,12 @@ def _wanted(option: click.Option) -> tuple[str, tuple[type, ...]]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """A question after the name that may have been meant; empty when none is near."""
+    """A question about the closest known name; empty without one."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean {close[0]}?" if close else ""
 
 
 def _toml(value: object) -> str:
-    """A value as it is quoted in a message."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -337,13 +334,12 @@ _PASSWORD: Final = re.compile(r"//[^/@]*@")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """One setting as a command would have it.
+    """A setting as a command would use it.
 
     Attributes:
-        setting: its key in a settings file, or the name of a variable.
-        value: what holds; None leaves the choice to the run.
-        source: the kind of place that it came from.
-        where: that place: flag, variable, file and section, or preset; empty for a default.
+        setting: its key in a settings file, or a variable's name.
+        value: None leaves the choice to the run.
+        where: flag, variable, file and section, or preset; empty for a default.
     """
 
     setting: str
@@ -353,7 +349,7 @@ class Origin:
 
     @property
     def line(self) -> tuple[str, str, str]:
-        """Setting, value and source for a person."""
+        """Setting, value and source as text."""
         if isinstance(self.value, bool):
             value = str(self.value).lower()
         elif isinstance(self.value, list | tuple):
@@ -365,22 +361,17 @@ class Origin:
 
 
 def variable_of(path: CommandPath, option: click.Option) -> str:
-    """The environment variable that sets an option, as click makes its name."""
+    """The environment variable of an option, named as click does."""
     return "_".join(["VIRNUC", *path, option.name or ""]).upper().replace("-", "_")
 
 
 def without_password(text: str) -> str:
-    """An address, or a message with addresses, without the users and passwords in them."""
+    """Removes users and passwords from URLs in a text."""
     return _PASSWORD.sub("//***@", text)
 
 
 def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
-    """Where a command's option has its value from.
-
-    Args:
-        ctx: of the command, its arguments read.
-        option: one of its options.
-    """
+    """Source of an option's value; the arguments in `ctx` must be parsed."""
     path = _path_of(ctx)
     name = option.name or ""
     source = ctx.get_parameter_source(name)
@@ -395,7 +386,7 @@ def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
 
 
 def given_origins(ctx: click.Context) -> dict[str, str]:
-    """Where the settings of a command were given, without those that hold by default."""
+    """Sources of a command's settings, without defaults."""
     found = {key: origin_of(ctx, option) for key, option in settings_of(ctx.command).items()}
     return {
         key: where if source == "file" else f"{source} {where}"
@@ -405,15 +396,15 @@ def given_origins(ctx: click.Context) -> dict[str, str]:
 
 
 def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[str]) -> Iterator[Origin]:
-    """Every setting of a command, as it would be with these arguments.
+    """Every setting of a command as it would be with these arguments.
 
     Args:
-        root: context of the group of all commands.
+        root: context of the top-level group.
         path: words of the command.
-        arguments: flags after them; what the command needs to run may be missing.
+        arguments: flags after them; required arguments may be missing.
 
     Raises:
-        click.ClickException: a flag, variable or file has a value that cannot be used.
+        click.ClickException: a flag, variable or file has an invalid value.
     """
     parent, command = root, root.command
     for depth, name in enumerate(path, start=1):
@@ -441,7 +432,7 @@ def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[
 
 
 def environment_origins(settings: FileSettings) -> Iterator[Origin]:
-    """Every variable that virnuc reads; passwords in addresses are left out."""
+    """Every variable that virnuc reads; passwords in URLs are removed."""
     defaults = {variable.name: variable.default.replace("`", "") for variable in VARIABLES}
     for name in ENVIRONMENT_NAMES:
         value = value_of(name)
@@ -456,7 +447,7 @@ def environment_origins(settings: FileSettings) -> Iterator[Origin]:
 
 
 def in_words(error: click.ClickException) -> str:
-    """What click says of a wrong value, with the variable or file that it stands in."""
+    """Click's message about an invalid value, with the variable or file that sets it."""
     message = error.format_message()
     if isinstance(error, click.NoSuchOption) and error.option_name == "--config":
         return "--config stands before the command: virnuc --config FILE COMMAND ..."
@@ -468,10 +459,10 @@ def in_words(error: click.ClickException) -> str:
 
 
 def split_command(group: click.Group, words: Sequence[str]) -> tuple[CommandPath, tuple[str, ...]]:
-    """The words that name a command, and the rest.
+    """Splits words into those of a command and the rest.
 
     Raises:
-        UsageError: they name none.
+        UsageError: they name no command.
     """
     path: CommandPath = ()
     command: click.Command = group

@@ -1,4 +1,4 @@
-"""`virnuc doctor`: what is wrong with this machine or installation, and what to do."""
+"""`virnuc doctor`: finds problems of this machine or installation, and how to fix them."""
 
 import difflib
 import logging
@@ -25,13 +25,7 @@ _PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API
 
 
 def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
-    """Everything, in the order in which one thing rests on another.
-
-    Args:
-        root: the group of all commands, for their settings.
-        config: settings file that was asked for.
-        quick: without the run on each device.
-    """
+    """All findings, dependencies first; `quick` skips the run on each device."""
     from virnuc_core.doctor import checks  # imports torch
 
     parts: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -57,7 +51,7 @@ def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Itera
 
 
 def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding]:
-    """The settings files, and variables that look like virnuc's and are not."""
+    """Findings on settings files, and on misspelled variables."""
     try:
         files = read_settings_files(find_settings_files(config), root).files
         found = ", ".join(map(str, files)) or "no settings file"
@@ -87,7 +81,7 @@ def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding
 
 
 def prefect_findings() -> Iterator[Finding]:
-    """Whether Prefect can be imported, and its server reached and of the same version."""
+    """Whether Prefect can be imported, and its server is reachable and of the same version."""
     import httpx  # slow, and --help needs none of it
 
     try:
@@ -128,7 +122,7 @@ def prefect_findings() -> Iterator[Finding]:
 
 
 def store_findings() -> Iterator[Finding]:
-    """Whether MLflow's store can be reached and written."""
+    """Whether MLflow's store is reachable and writable."""
     from tasks.store_check import check_store  # imports httpx
 
     where = without_password(env().tracking_uri or f"SQLite in {env().home}")
@@ -148,7 +142,7 @@ def store_findings() -> Iterator[Finding]:
 
 @contextmanager
 def _only_in_findings() -> Iterator[None]:
-    """What parts of virnuc log meanwhile is in the findings too."""
+    """Silences log lines whose content the findings repeat."""
     handler = logging.NullHandler()
     loggers = [logging.getLogger(name) for name in ("virnuc_core", "tasks", "flows")]
     for logger in loggers:

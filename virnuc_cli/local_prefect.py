@@ -1,4 +1,4 @@
-"""Prefect for a run from the command line: a temporary server, and nothing of it on the terminal."""
+"""Prefect for a run from the command line: a temporary server, with no output on the terminal."""
 
 import logging
 import os
@@ -23,14 +23,14 @@ _SERVER_SECONDS = 120
 
 
 def prepare_local_prefect() -> None:
-    """Sets what Prefect reads when it is first imported; whatever the user has set wins.
+    """Sets the variables that Prefect reads on first import; the user's own take precedence.
 
-    The runs of a temporary server are kept in a database in PREFECT_HOME. Without a home of its own, virnuc
-    would share `~/.prefect` with every other project of the user: a Prefect of another version there migrates
-    that database, and neither can read it afterwards. A server named in the user's profile is still used.
+    A temporary server keeps its runs in a database in PREFECT_HOME. Sharing `~/.prefect` with other projects would let a
+    Prefect of another version migrate that database, after which neither can read it. A server in the user's profile is
+    still used.
 
     Raises:
-        UsageError: the home folder cannot be written.
+        UsageError: the home folder is not writable.
     """
     log_version_warnings("orchestration")
     home = env().home.resolve() / "prefect"
@@ -44,9 +44,9 @@ def prepare_local_prefect() -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(_SERVER_SECONDS),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "virnuc_core,tasks,flows",
-        # Lines logged before and after a flow have no run to go to, and Prefect would warn of each.
+        # Prefect would warn about every line that is logged outside a run.
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        # Errors reach the user once, from the command line itself; the server's database keeps the rest.
+        # The command line itself reports errors; the server's database keeps the rest.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     }
@@ -62,7 +62,7 @@ def local_prefect(*, lasting: bool = False) -> Iterator[None]:
         lasting: the run leaves work to others, so a temporary server will not do.
 
     Raises:
-        UsageError: virnuc's home folder cannot be written, or only a temporary server is there and will not do.
+        UsageError: virnuc's home folder is not writable, or a permanent server is needed and none is configured.
         VirnucError: the temporary server does not start.
     """
     prepare_local_prefect()
@@ -79,7 +79,7 @@ def local_prefect(*, lasting: bool = False) -> Iterator[None]:
     from prefect.client.orchestration import get_client
     from prefect.server.api.server import SubprocessASGIServer
 
-    # A server that ends with the run has nobody to tell that the run has stopped, and ending the heartbeat
+    # A temporary server needs no heartbeat, whose end
     # takes a second for each flow and lane.
     no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
     with no_heartbeat, ThreadPoolExecutor(1, initializer=_block_interrupts) as background:
@@ -95,17 +95,17 @@ def local_prefect(*, lasting: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _ending_with_this_process(start: Future[Any], server: "SubprocessASGIServer") -> Iterator[None]:
-    """Ends the server's process also when this one is killed in the block and cannot do it itself.
+    """Ends the server even when this process is killed in the block.
 
-    A shell waits at a pipe that nothing is written to: it closes when this process ends, however that ends.
+    A shell waits on a pipe that is never written to and closes when this process ends, however it ends.
     """
     while server.server_process is None and not start.done():
         time.sleep(0.01)
-    if server.server_process is None:  # it does not start, and `start` says why
+    if server.server_process is None:  # it has failed; `start` has the error
         yield
         return
     command = ["/bin/sh", "-c", 'read -r _; kill "$1"', "sh", str(server.server_process.pid)]
-    # In a session of its own, since Ctrl-C and hang-ups are for this process alone to act on.
+    # In its own session: only this process handles Ctrl-C and hang-ups.
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
         try:
             yield
@@ -114,12 +114,12 @@ def _ending_with_this_process(start: Future[Any], server: "SubprocessASGIServer"
 
 
 def _block_interrupts() -> None:
-    """Keeps Ctrl-C from the server, which inherits this: a run that is being stopped still reports to it."""
+    """Shields the server, which inherits the signal mask, from Ctrl-C: a stopping run still reports to it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _import_what_runs_need() -> None:
-    """Takes about as long as the server does to start, and on another core."""
+    """Takes about as long as the server's start, on another core."""
     import flows.embed
     import flows.predict  # noqa: F401
     from tasks.tracking import open_store_early
@@ -138,13 +138,13 @@ def _make_folder(path: Path) -> None:
 
 @contextmanager
 def logging_programs() -> Iterator[None]:
-    """Logs on stderr which programs start and end; Ctrl-C is how the block ends."""
+    """Logs on stderr which programs start and end; Ctrl-C is the normal end of the block."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("virnuc: %(message)s"))
     logger = logging.getLogger("deployments")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # to Prefect's handler, which would print the line again
+    logger.propagate = False  # Prefect's handler would print the line again
     try:
         with suppress(KeyboardInterrupt):
             yield

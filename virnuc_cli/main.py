@@ -1,11 +1,11 @@
 """The command line `virnuc`.
 
 Exit codes: 0 done, 1 unexpected, 2 usage or configuration, 3 input, 4 a run folder or a checkpoint does not
-match or is damaged, 5 device, memory or lane, 6 a disk or a folder, 130 interrupted. An error is one message on stderr; `--debug`
-adds the traceback. Results go to stdout, progress and warnings to stderr. With `--json`, stdout holds exactly one JSON
-object, for errors too.
+match or is damaged, 5 device, memory or lane, 6 a disk or a folder, 130 interrupted. An error is one message on stderr;
+`--debug` adds the traceback. Results go to stdout, progress and warnings to stderr. With `--json`, stdout holds exactly
+one JSON object, also for errors.
 
-Nothing heavy is imported before a command needs it, so that `virnuc --help` answers at once.
+Slow imports wait until a command needs them, so that `virnuc --help` is fast.
 """
 
 import json
@@ -32,7 +32,7 @@ PACKAGES: Final = ("virnuc_cli", "deployments", "flows", "tasks", "virnuc_core")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code; `argv` is without the program's name."""
+    """Runs one command line and returns its exit code; `argv` excludes the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _require_file_names(arguments)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(
             "interrupted; finished shards are kept, and the same command continues", INTERRUPTED, arguments
         )
-    except Exception as error:  # noqa: BLE001 - the outermost border: a person gets one line and a code
+    except Exception as error:  # noqa: BLE001 - the outermost handler: one line and an exit code
         message = (
             f"unexpected {type(error).__name__}: {error}. Run it with --debug and report what that shows."
         )
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def require_one_folder() -> None:
-    """Makes sure that the packages found are virnuc's own, since `tasks` and `flows` are common names; imports none of them.
+    """Checks that the packages are virnuc's own, since `tasks` and `flows` are common names; imports none of them.
 
     Raises:
-        UsageError: they do not lie side by side, so one of them belongs to another distribution.
+        UsageError: they are not side by side, so one belongs to another distribution.
     """
     specs = {name: find_spec(name) for name in PACKAGES}
     folders = {
@@ -77,7 +77,7 @@ def require_one_folder() -> None:
 
 
 def _require_file_names(arguments: list[str]) -> None:
-    """Refuses what a shell could not have passed, and no file could be called."""
+    """Refuses arguments that no shell could pass and no file could have as its name."""
     for argument in arguments:
         try:
             is_name = b"\0" not in os.fsencode(argument)
@@ -88,7 +88,7 @@ def _require_file_names(arguments: list[str]) -> None:
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:
-    """Reports an error in the form that was asked for."""
+    """Reports an error as text or, with --json, as JSON."""
     if "--debug" in arguments:
         traceback.print_exc()
     print(f"virnuc: error: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`virnuc models`: which models there are, and having them at hand."""
+"""`virnuc models`: lists and manages models."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -154,7 +154,6 @@ def _gigabytes(size: int) -> str:
 
 
 def _pulled_text(pulled: "Pulled") -> str:
-    """Where a model lies, and how to use it on another machine."""
     known = f"hashes as in {pulled.hashes_from}" if pulled.hashes_from else "no hashes are known of its files"
     lines: list[Any] = [f"{pulled.name}: whole, {known}", f"  in {pulled.location}"]
     if pulled.copy is not None:

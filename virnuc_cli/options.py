@@ -1,4 +1,4 @@
-"""What commands are made of: one decorator, options from the models of settings, and one way to answer."""
+"""Building blocks of commands: a decorator, options made from settings models, and one form of answer."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,11 @@ from virnuc_core.settings import (
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
 
-_WHOLE: Final = 1000  # letters, more than any first sentence has
+_WHOLE: Final = 1000  # characters, longer than any first sentence
 
 Decorator = Callable[[Any], Any]
 
-# How one call answers is its own affair: neither --json nor --debug comes from a file or a variable.
+# --json and --debug belong to a single call: no file or variable sets them.
 _DEBUG: Final = click.option(
     "--debug", is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
 )
@@ -48,7 +48,7 @@ _OUTPUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command gives: a JSON document, the same in a few lines, and the exit code."""
+    """Result of a command: a JSON document, its text summary, and the exit code."""
 
     document: Mapping[str, Any]
     summary: str
@@ -56,27 +56,27 @@ class Answer:
 
 
 class CommandGroup(click.Group):
-    """A group that answers a call without a command with its help, and lists commands with whole sentences."""
+    """A group that prints its help when called without a command, and lists commands with whole sentences."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Shows the help on stderr where no command is given: nothing was done, so the exit code is that of a wrong call."""
+        """Shows the help on stderr, with the exit code of a usage error, when no command is given."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(click.UsageError.exit_code)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands; click would cut their descriptions to what is left of the line."""
+        """Lists the commands; click would truncate their descriptions."""
         names = self.list_commands(ctx)
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names])
 
 
 class SpreadCommand(click.Command):
-    """A command whose repeatable flags may be followed by several values: `--viral a.fa b.fa` is `--viral a.fa --viral b.fa`."""
+    """A command whose repeatable flags accept several values: `--viral a.fa b.fa` is `--viral a.fa --viral b.fa`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeats each of these flags before every value that follows it."""
+        """Repeats such a flag before each of its values."""
         flags = {
             flag
             for param in self.params
@@ -102,12 +102,12 @@ class SpreadCommand(click.Command):
 def setting_options(
     kind: type[Settings], only: Sequence[str] = (), otherwise: str | None = None
 ) -> list[Decorator]:
-    """The options of a model of settings, its own before those of the models that it extends.
+    """The options of a settings model, its own before inherited ones.
 
     Args:
         kind: the model.
         only: names of the settings; all of them by default.
-        otherwise: what holds where nothing is given, for options without a default of their own.
+        otherwise: help text on the fallback, for options without a default of their own.
     """
     owners = [owner for owner in kind.__mro__ if issubclass(owner, Settings)]
     names = dict.fromkeys(
@@ -140,7 +140,7 @@ def _option(name: str, field: FieldInfo, otherwise: str | None) -> Decorator:
 
 
 def _take_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
-    """The settings of one kind, taken out of the values of a command."""
+    """Pops the settings of one kind from the values of a command."""
     taken = {name: values.pop(name) for name in kind.model_fields}
     return read_settings(kind, {name: value for name, value in taken.items() if value is not None})
 
@@ -155,16 +155,16 @@ def command(
     progress: bool = True,
     **attributes: Any,
 ) -> Callable[[Callable[..., Answer | None]], click.Command]:
-    """Makes a command of a function that takes checked settings and gives an `Answer`.
+    """Makes a command of a function that takes validated settings and returns an `Answer`.
 
     Args:
-        group: where it belongs.
+        group: parent of the command.
         params: its own arguments and options.
-        settings: model of its settings, given to the function as `settings`.
-        lanes: whether it takes `LaneSettings`, given as `lanes`.
-        force: what `--force` does.
-        answers: whether it ends with an answer, and not by a signal.
-        progress: whether progress and warnings are shown while it works.
+        settings: model of its settings, passed as `settings`.
+        lanes: whether it takes `LaneSettings`, passed as `lanes`.
+        force: help of `--force`; None for no such flag.
+        answers: False for a command that runs until a signal.
+        progress: whether to show progress and warnings.
         attributes: as for `click.command`.
     """
     models: dict[str, type[Settings]] = {"settings": settings} if settings else {}

@@ -1,4 +1,4 @@
-"""Checks of models, inputs and outputs that fail at once, before a command imports torch or starts Prefect."""
+"""Fast checks of models, inputs and outputs, before a command imports torch or starts Prefect."""
 
 import os
 import shutil
@@ -16,20 +16,20 @@ from virnuc_core.specs import Family
 
 
 def require_models(config: RunConfig) -> None:
-    """Fails at once on what is plainly wrong: starting Prefect and reading the inputs take their time.
+    """Fails early on invalid models, before the slow start of Prefect and the reading of inputs.
 
     Raises:
-        VirnucError: there can be no such model, no such head, or no head for these models.
+        VirnucError: there is no such model, no such head, or no head for these models.
     """
     require_known_models(config)
     require_heads(config)
 
 
 def require_known_models(config: RunConfig) -> None:
-    """Fails at once when there can be no such model.
+    """Fails early on an unknown model.
 
     Raises:
-        CheckpointError: there can be none of that name.
+        CheckpointError: there is no model of that name.
     """
     families: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
     for family, name in families.items():
@@ -39,10 +39,10 @@ def require_known_models(config: RunConfig) -> None:
 
 @contextmanager
 def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
-    """The inputs as files that can be read more than once: standard input is written to one first.
+    """Makes the inputs re-readable: standard input is written to a file first.
 
     Raises:
-        InputError: an input is not there.
+        InputError: an input does not exist.
         UsageError: standard input is named twice.
     """
     require_inputs(inputs)
@@ -58,7 +58,7 @@ def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
         try:
             yield [str(spooled) if name == STDIN else name for name in inputs]
         except VirnucError as error:
-            # Nobody has given the path of the copy, and it is gone when the message is read.
+            # The user does not know the path of the copy, which is deleted by now.
             raise type(error)(str(error).replace(str(spooled), "standard input")) from error
 
 
@@ -66,7 +66,7 @@ def folder_of(out: Path) -> Path:
     """The folder of an output file.
 
     Raises:
-        UsageError: it is not there, or no file can be made in it.
+        UsageError: it does not exist or is not writable.
     """
     folder = out.absolute().parent
     if not folder.is_dir() or out.is_dir():
@@ -81,10 +81,10 @@ def folder_of(out: Path) -> Path:
 
 
 def require_inputs(names: Iterable[str]) -> None:
-    """Fails at once when an input is not there, and not when it is its turn to be read.
+    """Checks all inputs before the first is read.
 
     Raises:
-        InputError: it is missing, or a folder.
+        InputError: one is missing, or a folder.
     """
     for name in names:
         if os.path.isdir(name):

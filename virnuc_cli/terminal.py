@@ -1,4 +1,4 @@
-"""What the user sees: progress and warnings on stderr while a command runs, and its result on stdout."""
+"""Terminal output: progress and warnings on stderr while a command runs, and its result on stdout."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ from tasks.lanes import LaneProgress, use_progress
 
 OutputMode = Literal["human", "quiet", "json"]
 
-# A log file wants a line now and then, not one a shard.
+# A line per shard would flood a log file.
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -39,7 +39,7 @@ class LineProgress:
         print(f"virnuc: {name}", file=sys.stderr, flush=True)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Prints the first and the last state of a lane, and others now and then."""
+        """Prints the first and last state of a lane, and others at intervals."""
         now = time.monotonic()
         with self._lock:
             is_due = (
@@ -56,7 +56,7 @@ class LineProgress:
 
 
 class BarProgress:
-    """Bars on a terminal: one for the stage, one for each lane."""
+    """Terminal progress bars: one for the stage, one per lane."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
@@ -79,11 +79,11 @@ class BarProgress:
         self._bars.stop()
 
     def stage(self, name: str) -> None:
-        """Renames the bar of the stage."""
+        """Relabels the stage's bar."""
         self._bars.update(self._stage, description=name)
 
     def lane(self, progress: LaneProgress) -> None:
-        """Moves the bar of the lane; it is gone when the lane is done, since a run may have hundreds of them."""
+        """Updates a lane's bar, and removes it when the lane is done: a run may have hundreds."""
         if progress.lane not in self._lanes:
             self._lanes[progress.lane] = self._bars.add_task(f"lane {progress.lane} {progress.device}")
         self._bars.update(
@@ -95,31 +95,30 @@ class BarProgress:
 
 
 class SilentProgress:
-    """Nothing."""
+    """No output."""
 
     def stage(self, name: str) -> None:
-        """Says nothing."""
+        """No output."""
 
     def lane(self, progress: LaneProgress) -> None:
-        """Says nothing."""
+        """No output."""
 
 
 class _ConsoleHandler(logging.Handler):
-    """Warnings of virnuc's own packages, above the bars where there are any."""
+    """Warnings of virnuc's own packages, printed above any bars."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one record."""
         line = f"virnuc: {record.levelname.lower()}: {record.getMessage()}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def terminal(mode: OutputMode) -> Iterator[None]:
-    """Shows the progress and the warnings of what runs inside the block, all of it on stderr."""
+    """Shows progress and warnings of the block on stderr."""
     console = Console(stderr=True)
     handler = _ConsoleHandler(console)
     loggers = [logging.getLogger(name) for name in ("virnuc_core", "tasks", "flows")]
@@ -141,7 +140,7 @@ def terminal(mode: OutputMode) -> Iterator[None]:
 
 
 def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:
-    """Prints the result on stdout, in the requested form."""
+    """Prints the result on stdout in the requested form."""
     if output == "json":
         print(json.dumps(document))
     elif output == "human":
@@ -149,12 +148,9 @@ def show(output: OutputMode, document: Mapping[str, Any], summary: str) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], indent: str = "  ", numbers: Sequence[int] = ()) -> str:
-    """Rows of cells below one another, two spaces between columns.
+    """Aligns cells in columns, two spaces apart; columns in `numbers` are right-aligned.
 
-    Args:
-        rows: of equal lengths; the first may be a heading.
-        indent: before each line.
-        numbers: columns that are flush right.
+    Rows have equal lengths; the first may be a header.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Markdown for the pages of Prefect and MLflow; names quoted from foreign files are shown as they are."""
+"""Markdown for Prefect and MLflow pages; names from input files are escaped."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from virnuc_core.plain_text import visible
 
 
 def cell(value: object) -> str:
-    """Text in which nothing is taken for markup."""
+    """Text with all markup escaped."""
     escaped = html.escape(_line(value), quote=False)
     for letter in "\\`*_[]|":
         escaped = escaped.replace(letter, f"\\{letter}")
@@ -15,17 +15,17 @@ def cell(value: object) -> str:
 
 
 def code(value: object) -> str:
-    """A path or a number to copy."""
+    """A path or number to copy."""
     return f"`{_line(value).replace('`', chr(0x2019))}`"
 
 
 def link(target: str) -> str:
-    """A link where a browser can follow it, else the text to copy."""
+    """A link if a browser can follow it, else text to copy."""
     return f"[{target}]({target})" if target.startswith(("http://", "https://")) else code(target)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table whose cells are ready; all columns but the first are set to the right."""
+    """Lines of a table with formatted cells; all columns but the first are right-aligned."""
     rule = ["---", *["--:"] * (len(header) - 1)]
     return [f"| {' | '.join(line)} |" for line in (header, rule, *rows)]
 
@@ -36,7 +36,7 @@ def links_of(links: Mapping[str, str]) -> list[str]:
 
 
 def size(num_bytes: int) -> str:
-    """An amount of bytes in the unit that suits it."""
+    """A number of bytes in a suitable unit."""
     amount, units = num_bytes / 1000, ["kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
@@ -44,5 +44,5 @@ def size(num_bytes: int) -> str:
 
 
 def _line(value: object) -> str:
-    """One line in which every character can be seen."""
+    """One line with control characters made visible."""
     return visible(" ".join(str(value).split()))

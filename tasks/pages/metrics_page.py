@@ -1,4 +1,4 @@
-"""How good calls are, as Markdown: for the page of an evaluation and for the card of a head."""
+"""Metrics as Markdown, for evaluation pages and model cards."""
 
 from tasks.pages.markdown import cell, table
 from virnuc_core.training.metrics import Metrics
@@ -16,12 +16,7 @@ _NUMBERS = (
 
 
 def figures_lines(levels: dict[str, Metrics], heading: str = "##") -> list[str]:
-    """Tables of figures.
-
-    Args:
-        levels: figures by what they are of, such as "chunks" and "contigs".
-        heading: what a heading begins with.
-    """
+    """Tables of metrics by level, such as "chunks" and "contigs"; `heading` is the Markdown prefix of headings."""
     lines = [*overview_lines(levels), ""]
     for level, figures in levels.items():
         lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
@@ -31,12 +26,12 @@ def figures_lines(levels: dict[str, Metrics], heading: str = "##") -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """A figure with three decimals, or that there is none."""
+    """Three decimals, or a placeholder for a missing value."""
     return "n/a" if value is None else f"{value:.3f}"
 
 
 def overview_lines(levels: dict[str, Metrics]) -> list[str]:
-    """The single figures alone, as for `figures_lines`."""
+    """Only the scalar metrics of `figures_lines`."""
     rows = [
         ("sequences", *(f"{figures.count:,}" for figures in levels.values())),
         ("with a score", *(f"{figures.scored:,}" for figures in levels.values())),

@@ -1,4 +1,4 @@
-"""The card of a head: what it was made of, how, how good it is, and what it is not for."""
+"""Model card of a head: data, training, metrics and limits."""
 
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -35,15 +35,14 @@ _CLOSED_LIMITS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadCard:
-    """What a card says besides figures.
+    """Contents of a card besides metrics.
 
     Attributes:
         name: file name of the head.
-        plan: what the vectors were made with.
-        files: the labelled files.
-        genbank: what was found in those that are GenBank.
-        counts: what each part has of each class.
-        trainer: settings of the fit.
+        plan: of the run that made the vectors.
+        genbank: what was found in the GenBank files.
+        counts: records per class in each part of the split.
+        trainer: hyperparameters.
         sampling: other settings, by name.
     """
 
@@ -57,25 +56,19 @@ class HeadCard:
 
     @property
     def is_dna_alone(self) -> bool:
-        """Whether the head takes the DNA vector alone."""
+        """Whether the head takes only the DNA vector."""
         return self.plan.model("esm2") is None
 
     @property
     def registered_name(self) -> str:
-        """Under which the registry of models lists heads that can stand for each other."""
+        """Name in the model registry, shared by interchangeable heads."""
         models = "-".join(model.name for model in self.plan.models)
         allowed = "".join(c if c.isalnum() or c in "._-" else "-" for c in models)
         return f"virnuc-head-{allowed}-{self.plan.chunk_length}bp{'-dna-alone' if self.is_dna_alone else ''}"
 
 
 def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Metrics]) -> str:
-    """The card as Markdown; the same head has the same card.
-
-    Args:
-        card: data, models and settings.
-        trained: how the head came about.
-        levels: its figures on the test records, of chunks and of contigs.
-    """
+    """The card as Markdown, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
     lines = [
         f"# {cell(card.name)}",
         "",
@@ -109,7 +102,7 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Metrics]) 
 
 
 def head_page(card: HeadCard, levels: dict[str, Metrics]) -> str:
-    """The short of it, for pages that hold no more than some thousand letters."""
+    """A summary for pages limited to a few thousand characters."""
     heading = f"# {cell(card.name)}: chunks of {card.plan.chunk_length} bp"
     return (
         "\n".join([heading, "", *_use(card), "", "On the test records:", "", *overview_lines(levels)]) + "\n"

@@ -1,4 +1,4 @@
-"""What became of each file of a nightly run: a table, a page, and metrics."""
+"""Outcome of each file of a nightly run: table, page and metrics."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tasks.pages.markdown import cell, code, links_of, table
 from tasks.tracking import TrackedRun
 
 FileStatus = Literal["failed", "rejected", "waiting", "done", "kept"]
-STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # what somebody must look at first
+STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent first
 
 MAX_ROWS: Final = 1000  # of a page
 MAX_NAMED: Final = 3  # failures in the error of a nightly run
@@ -19,17 +19,15 @@ MAX_NAMED: Final = 3  # failures in the error of a nightly run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileOutcome:
-    """What became of one file.
+    """Outcome of one file.
 
     Attributes:
-        path: where the file was found.
         status: done now, kept from before, rejected as unusable, waiting or failed until next time.
         reason: why, unless done.
-        results: the folder of its results; None without any.
+        results: results folder, if any.
         contigs: contigs in the file; None without results.
-        contigs_virus: those called virus.
         seconds: wall time of its run in this nightly run.
-        link: page of its run; "" when there is none.
+        link: page of its run, or "".
     """
 
     path: Path
@@ -43,13 +41,13 @@ class FileOutcome:
 
     @property
     def name(self) -> str:
-        """The file's name as it can be shown, also one that is not valid UTF-8."""
+        """Printable file name, even if not valid UTF-8."""
         return self.path.name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NightlyReport:
-    """A nightly run over `inbox`, with one outcome a file; `out` is the folder of the folders of results."""
+    """A nightly run over `inbox`, with one outcome per file; `out` holds the results folders."""
 
     inbox: str
     out: Path
@@ -63,7 +61,7 @@ class NightlyReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The nightly run in numbers; contigs are those of its own runs."""
+        """Metrics of the nightly run; contigs are those of its own runs."""
         done = self._with_status("done")
         return {
             **{f"files_{status}": count for status, count in self.counts.items()},
@@ -80,7 +78,7 @@ class NightlyReport:
 
     @property
     def failures(self) -> str:
-        """The first failures in words."""
+        """The first failures as text."""
         failed = self._with_status("failed")
         shown = "; ".join(f"{outcome.name}: {outcome.reason}" for outcome in failed[:MAX_NAMED])
         more = f"; and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
@@ -88,7 +86,7 @@ class NightlyReport:
 
     @property
     def rows(self) -> list[dict[str, str | int | float]]:
-        """One row a file."""
+        """One row per file."""
         return [
             {
                 "file": outcome.name,
@@ -104,7 +102,7 @@ class NightlyReport:
         ]
 
     def markdown(self, links: Mapping[str, str]) -> str:
-        """The nightly run as a page; `links` say where else to find it, by name."""
+        """The page of the nightly run, with named `links`."""
         metrics = self.metrics
         lines = [
             f"# {self.summary}",
@@ -137,7 +135,7 @@ class NightlyReport:
 
 
 def publish_nightly(report: NightlyReport, tracked: TrackedRun) -> None:
-    """Puts the report on the pages of the run in MLflow and in Prefect."""
+    """Shows the report on the run's pages in MLflow and Prefect."""
     rows = report.rows
     left_out = f", of which the first {MAX_ROWS} are shown" if len(rows) > MAX_ROWS else ""
     tracked.log_metrics(report.metrics)

@@ -1,4 +1,4 @@
-"""Plots of a run and of how good calls are, drawn without a display and without any state between them."""
+"""Plots of runs and metrics, drawn without a display and without pyplot's global state."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -30,12 +30,7 @@ _OTHER_COLOUR: Final = "#588b8b"
 
 
 def p_virus_figure(predictions: Path, threshold: float = DEFAULT_THRESHOLD) -> "Figure":
-    """How sure the calls are: scored chunks by their probability of being viral.
-
-    Args:
-        predictions: a predictions.tsv, read a block of rows at a time.
-        threshold: p_virus from which chunks are called virus.
-    """
+    """Histogram of p_virus over scored chunks, from a predictions.tsv read in blocks."""
     edges = np.linspace(0.0, 1.0, _BINS + 1)
     counts = np.zeros(_BINS, dtype=np.int64)
     values = _p_virus(predictions)
@@ -55,11 +50,7 @@ def p_virus_figure(predictions: Path, threshold: float = DEFAULT_THRESHOLD) -> "
 
 
 def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
-    """Sequences a second over time, a line a lane; many lanes have no names.
-
-    Args:
-        lanes: the name of each, the moments at which its shards were done, and its speed in them.
-    """
+    """Sequences per second over time, one line per lane; many lanes have no legend."""
     moments = [moment for _, curve in lanes for moment, _ in curve]
     begin, end = min(moments, default=0.0), max(moments, default=0.0)
     unit, seconds = ("minutes", 60) if end - begin >= _MANY_SECONDS else ("seconds", 1)
@@ -86,8 +77,8 @@ def _p_virus(predictions: Path) -> Iterator[float]:
 
 
 def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    """An empty plot in the style of all of them."""
-    from matplotlib.figure import Figure  # takes a second, and not every process draws
+    """An empty plot in the common style."""
+    from matplotlib.figure import Figure  # takes a second; not every process plots
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -101,7 +92,7 @@ def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"
 
 
 def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
-    """Share of viruses found over the share of false positives, a line a level; levels of one class have none."""
+    """ROC curve, one line per level; levels with one class have none."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
     figure, axes = new_figure(
@@ -121,7 +112,7 @@ def roc_figure(levels: "dict[str, KnownCalls]") -> "Figure":
 
 
 def reliability_figure(levels: "dict[str, Metrics]") -> "Figure":
-    """Share of viruses over the score that they have, a line a level; on the diagonal, a score is a probability."""
+    """Reliability diagram: share of viruses over the score, one line per level; the diagonal is perfect calibration."""
     figure, axes = new_figure("Are scores probabilities?", "mean P(virus)", "share of viruses")
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="a probability")
     for name, figures in levels.items():
@@ -140,6 +131,6 @@ def reliability_figure(levels: "dict[str, Metrics]") -> "Figure":
 
 
 def save_png(figure: "Figure", path: Path) -> None:
-    """Writes a plot; equal plots are equal files."""
+    """Writes a plot deterministically."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""The page of a run: what came out, with what, how fast, and where everything is."""
+"""The page of a run: results, settings, speed and links."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,19 +15,14 @@ _NAMED_INPUTS: Final = 3
 
 
 def verdict(report: RunReport) -> str:
-    """The run in a few words."""
+    """The result in a few words."""
     if report.counts is None:
         return f"{report.work.frames:,} sequences embedded"
     return f"{report.counts.contigs_virus:,} of {report.counts.records:,} contigs called virus"
 
 
 def run_page(report: RunReport, links: Mapping[str, str]) -> str:
-    """The run as Markdown.
-
-    Args:
-        report: the run.
-        links: where else to find it and its files, by name.
-    """
+    """The run as Markdown, with named `links`."""
     lines = [f"# {verdict(report)}", "", f"Input: {_inputs(report)}", ""]
     if report.counts:
         lines += [*_counts(report.counts), ""]
@@ -47,7 +42,7 @@ def run_page(report: RunReport, links: Mapping[str, str]) -> str:
 
 
 def packing_rows(report: RunReport) -> list[dict[str, str | float]]:
-    """One row a model: how full its batches were, over all shards."""
+    """One row per model: packing efficiency over all shards."""
     return [
         {
             "model": _FAMILY_NAMES[model.family],
@@ -64,7 +59,7 @@ def packing_rows(report: RunReport) -> list[dict[str, str | float]]:
 
 
 def speed_rows(report: RunReport) -> list[dict[str, str | float]]:
-    """One row a lane: where it worked and how fast."""
+    """One row per lane: device and speed."""
     return [
         {
             "lane": row["lane"],
