@@ -1,7 +1,4 @@
-"""The library of virnuc: sequences, models, runs and results, without any orchestration.
-
-What notebooks and scripts need is here by name; importing this package alone loads nothing else.
-"""
+"""Library of virnuc, free of orchestration; importing this package alone loads nothing else."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +12,7 @@ __all__ = ["__version__", "embed", "export_embeddings", "open_embeddings", "pred
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the functions of `virnuc_core.api`, and with them torch, when one of them is asked for (PEP 562)."""
+    """Loads `virnuc_core.api`, and torch with it, on first use (PEP 562)."""
     if name in __all__:
         return getattr(import_module("virnuc_core.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,6 @@
-"""virnuc for notebooks and scripts: a few functions over the same code as the commands.
+"""Python API: a few functions over the same code as the commands; see docs/python-api.md.
 
-    from virnuc_core import embed, predict, open_embeddings
-
-docs/python-api.md shows them at work.
+from virnuc_core import embed, predict, open_embeddings
 """
 
 import inspect
@@ -48,12 +46,12 @@ __all__ = [
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
-# What is a name or a word, though it may look like a number or like nothing.
+# Read as text even where values look like numbers or NA.
 _TEXT_COLUMNS: Final = ("contig", "call", "tier", "status", "best_frame", "id", "file", "reason")
 
 
 def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
-    """Shows the settings that a function takes as keywords in its signature, where notebooks and help() look for them."""
+    """Adds the settings to the decorated function's signature, for help() and notebooks."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -76,15 +74,15 @@ def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictions:
-    """The results of `predict`; docs/formats.md describes every column.
+    """Results of `predict`; docs/formats.md describes every column.
 
     Attributes:
-        contigs: one row a contig, as in `contigs.tsv`.
-        chunks: one row a chunk, as in `predictions.tsv`.
-        regions: one row a viral region, as in `regions.tsv`.
-        rejected: one row for each record that could not be used, and why.
-        report: what was run, counts, throughput: the content of `run.json`.
-        folder: the run's folder; None when it was not kept.
+        contigs: one row per contig, as in `contigs.tsv`.
+        chunks: one row per chunk, as in `predictions.tsv`.
+        regions: one row per viral region, as in `regions.tsv`.
+        rejected: one row per unusable record, with the reason.
+        report: the content of `run.json`: settings, counts, throughput.
+        folder: the run folder; None for a temporary one.
     """
 
     contigs: pd.DataFrame
@@ -97,19 +95,19 @@ class Predictions:
 
 @_takes_settings(EngineSettings)
 def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[np.float32]:
-    """Embeds proteins or DNA: one mean vector a sequence.
+    """Embeds proteins or DNA: one mean vector per sequence.
 
     Args:
-        sequences: letters, in any case; equal ones are computed once.
+        sequences: in upper or lower case; duplicates are computed once.
         model: `esm2:NAME|PATH` for proteins, `dnabert:NAME|PATH` for DNA, or a path alone.
-        **options: how to compute: the settings of `virnuc_core.settings.EngineSettings`.
+        **options: fields of `virnuc_core.settings.EngineSettings`.
 
     Returns:
         float32 (n, D), in the order of the sequences.
 
     Raises:
-        InputError: a sequence cannot be embedded; it is named by its number, from 0.
-        VirnucError: what else is wrong, and what to do.
+        InputError: a sequence cannot be embedded; identified by its index, from 0.
+        VirnucError: any other failure; the message says what to do.
     """
     family, name = family_of(model)
     require_known_model(name, family)
@@ -138,28 +136,27 @@ def predict(
     force: bool = False,
     **options: Any,
 ) -> Predictions:
-    """Calls contigs viral or not, as `virnuc predict` does.
+    """Classifies contigs as viral or not, as `virnuc predict` does.
 
     Args:
-        source: a FASTA or FASTQ file, several of them, or pairs of id and sequence.
-        out: folder to keep the run in, with all files of the command; called again, it goes on where it stopped.
-            None works in a temporary folder.
-        chunk_length: chunk length in bp.
-        esm_model: ESM-2: catalogue name, hub name or path.
-        dnabert_model: DNABERT-S: the same.
-        head: classifier head that was trained on these models; None takes the bundled one of the bundled models.
-        force: keep nothing of an earlier run in `out`.
-        **options: how to compute: the other settings of `virnuc_core.settings.ScoringSettings`.
+        source: a FASTA or FASTQ file, several of them, or (id, sequence) pairs.
+        out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder.
+        chunk_length: in bp.
+        esm_model: ESM-2 model: catalogue name, hub name or path.
+        dnabert_model: DNABERT-S model: catalogue name, hub name or path.
+        head: classifier head trained on these models; None selects the bundled head, for the bundled models only.
+        force: discard an earlier run in `out`.
+        **options: other fields of `virnuc_core.settings.ScoringSettings`.
 
     Raises:
-        InputError: a file cannot be read, or nothing in it can be used.
-        MismatchError: `out` holds a run over other input, models or settings.
-        VirnucError: what else is wrong, and what to do.
+        InputError: a file cannot be read, or contains nothing usable.
+        MismatchError: `out` holds a run with other input, models or settings.
+        VirnucError: any other failure; the message says what to do.
     """
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
     settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
     config = RunConfig(**settings.given)
-    require_heads(config)  # reading the inputs takes its time
+    require_heads(config)  # before the inputs are read, which is slow
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
         folder = RunFolder(Path(root))
@@ -175,23 +172,23 @@ def predict(
 
 
 def open_embeddings(path: str | Path) -> Embeddings:
-    """Opens embeddings; vectors are read when they are sliced.
+    """Opens embeddings; vectors are read when sliced.
 
     Args:
-        path: the `embeddings.h5` of a predict run, the file of an embed run, or one of another program: HDF5 with the same
-            datasets, an `.npz` with ids and vectors, or the `*_merged.pt` of VirNucPro.
+        path: the `embeddings.h5` of a predict run, the output of an embed run, or a file of another program: HDF5 with the
+            same datasets, an `.npz` with ids and vectors, or VirNucPro's `*_merged.pt`.
 
     Raises:
-        InputError: there is no such file.
-        DamagedFileError: it is no embeddings file, or not whole.
-        CheckpointError: it is a torch file that holds more than tensors and names.
+        InputError: the file does not exist.
+        DamagedFileError: it is not an embeddings file, or is corrupt or incomplete.
+        CheckpointError: it is a torch file with anything but tensors and names.
     """
     return Embeddings(path)
 
 
 @contextmanager
 def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]) -> Iterator[list[str]]:
-    """The inputs as files; pairs are written to one first."""
+    """Paths of the inputs; pairs are first written to a temporary file."""
     if isinstance(source, str | Path):
         yield [str(source)]
         return
@@ -207,11 +204,7 @@ def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]
 
 
 def _require_usable(sequences: Sequence[str], alphabet: Alphabet) -> None:
-    """Makes sure that there will be a vector for each sequence.
-
-    Raises:
-        InputError: there will not.
-    """
+    """Raises InputError for a sequence that cannot be embedded."""
     for number, text in enumerate(sequences):
         letters = "".join(text.split()).upper().encode("ascii", "replace")
         if (reason := rejection_reason(letters, alphabet)) is not None:
@@ -219,11 +212,7 @@ def _require_usable(sequences: Sequence[str], alphabet: Alphabet) -> None:
 
 
 def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
-    """Writes records that are read back as they are.
-
-    Raises:
-        InputError: a name or a sequence cannot stand in a FASTA file.
-    """
+    """Raises InputError for an id or sequence that FASTA cannot represent."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for number, (name, text) in enumerate(records):
             sequence = "".join(text.split())
@@ -236,7 +225,7 @@ def _write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> str:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
-    """A table of a run; NA in a column of numbers is NaN."""
+    """Reads a result table; NA in a numeric column is NaN."""
     columns = path.read_text(encoding="utf-8").partition("\n")[0].split("\t")
     numbers = [name for name in columns if name not in _TEXT_COLUMNS]
     return pd.read_csv(

@@ -1,4 +1,4 @@
-"""HDF5 files with checksums over attributes and datasets, so that no changed byte goes unnoticed."""
+"""HDF5 files with checksums over attributes and datasets, to detect any corruption."""
 
 import hashlib
 import io
@@ -16,9 +16,9 @@ import numpy.typing as npt
 Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
 
 SCHEMA_VERSION: Final = 2
-# A fixed file format: its metadata carries checksums, and the bytes do not change with the h5py in use.
+# Fixed, for checksummed metadata and bytes that do not depend on the h5py version.
 HDF5_VERSION: Final = ("v110", "v110")
-# What h5py raises on a damaged file, depending on which byte is wrong.
+# h5py raises any of these on a corrupt file, depending on the byte.
 HDF5_ERRORS: Final = (
     OSError,
     RuntimeError,
@@ -37,10 +37,10 @@ _CHECKSUM: Final = f"attributes{CHECKSUM_SUFFIX}"
 
 @contextmanager
 def new_hdf5(path: Path) -> Iterator[h5py.File]:
-    """A new HDF5 file, complete when the block ends without an error.
+    """A new HDF5 file, complete when the block exits without an error.
 
     Raises:
-        OSError: it could not be written, whatever other error HDF5 or the block made of that.
+        OSError: a write failed, whichever error HDF5 or the block raised because of it.
     """
     with _Sink(path) as sink:
         try:
@@ -52,11 +52,7 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 class _Sink(io.FileIO):
-    """A file that hides failed writes from HDF5, which may end the process over them, even later.
-
-    Attributes:
-        error: the first failure; nothing is written after it.
-    """
+    """Hides failed writes from HDF5, which may abort the process over them; `error` is the first failure."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w+")
@@ -80,12 +76,12 @@ class _Sink(io.FileIO):
 
 
 def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Dataset:
-    """A dataset of numbers or fixed strings (`text`: also of strings of any length) that lies in the file itself.
+    """A 1-D or 2-D dataset of numbers or fixed-length strings (`text`: of any length), stored in the file itself.
 
     Raises:
-        ValueError: it is a link, of another type, or claims a shape that is not stored.
+        ValueError: it is a link, of another type, or declares a shape that is not stored.
     """
-    # A link may lead to another file, so it is not followed.
+    # Links may lead to other files.
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
     kinds = "fiSO" if text else "fiS"
     if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in kinds or dataset.ndim not in (1, 2):
@@ -105,7 +101,7 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
 
 
 def recognise_hdf5(path: Path) -> Hdf5Kind:
-    """What an HDF5 file is, by the names of its attributes alone."""
+    """Identifies an HDF5 file by the names of its attributes."""
     try:
         with h5py.File(path, "r") as file:
             names = set(file.attrs)
@@ -117,51 +113,46 @@ def recognise_hdf5(path: Path) -> Hdf5Kind:
 
 
 def has_checksums(path: Path) -> bool:
-    """Whether any attribute of an HDF5 file is a checksum as virnuc writes them."""
+    """Whether any attribute is a checksum in virnuc's format."""
     with h5py.File(path, "r") as file:
         return any(name.endswith(CHECKSUM_SUFFIX) for name in file.attrs)
 
 
 class ArrayDigest:
-    """SHA-256 over dtype, shape and values of an array that comes in parts along its first dimension.
-
-    Args:
-        dtype: of the array.
-        shape: of the whole array.
-    """
+    """SHA-256 over dtype, shape and values of an array that is added in slices along its first dimension."""
 
     def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
         self._digest = hashlib.sha256(f"{np.dtype(dtype).str} {shape}".encode())
 
     def add(self, rows: npt.NDArray[Any]) -> None:
-        """Takes in the next rows."""
+        """Adds the next rows."""
         self._digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
 
     @property
     def value(self) -> str:
-        """In hexadecimal."""
+        """The digest in hexadecimal."""
         return self._digest.hexdigest()
 
 
 def array_sha256(array: npt.NDArray[Any]) -> str:
-    """The digest of a whole array."""
+    """`ArrayDigest` of a whole array."""
     digest = ArrayDigest(array.dtype, array.shape)
     digest.add(array)
     return digest.value
 
 
 def write_attributes(file: h5py.File, attributes: dict[str, str | int]) -> None:
-    """Writes attributes to the root of a file, and a checksum over them."""
+    """Writes root attributes and their checksum."""
     for name in sorted(attributes):
         file.attrs[name] = attributes[name]
     file.attrs[_CHECKSUM] = _attributes_sha256(attributes)
 
 
 def read_attributes(file: h5py.File) -> dict[str, Any]:
-    """Reads the attributes of a file's root.
+    """Reads the root attributes.
 
     Raises:
-        ValueError: the checksum over them is missing or wrong, or the schema is another one.
+        ValueError: their checksum is missing or wrong, or the schema version differs.
     """
     attributes = {n: v if isinstance(v, str) else v.item() for n, v in file.attrs.items()}
     if attributes.pop(_CHECKSUM, None) != _attributes_sha256(attributes):
@@ -172,7 +163,7 @@ def read_attributes(file: h5py.File) -> dict[str, Any]:
 
 
 def plain_attributes(file: h5py.File) -> dict[str, Any]:
-    """The attributes of any file's root that are text or one number."""
+    """The root attributes of any file that are text or scalars."""
     values = {
         name: value.item() if isinstance(value, np.generic) else value for name, value in file.attrs.items()
     }

@@ -1,4 +1,4 @@
-"""Columns of byte strings: one buffer and its offsets instead of a list of Python objects."""
+"""Columns of byte strings: one buffer with offsets instead of a list of Python objects."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,11 +12,7 @@ import numpy.typing as npt
 def concatenated_ranges(
     starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The numbers starts[i]..starts[i] + lengths[i] - 1 of n ranges, one range after another.
-
-    Returns:
-        int64 (sum of lengths,), the numbers, and int64 (n + 1,), where each range begins among them.
-    """
+    """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1; also returns their offsets, int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets
@@ -24,12 +20,9 @@ def concatenated_ranges(
 
 @dataclass(frozen=True, slots=True)
 class ByteColumn:
-    """n byte strings stored end to end.
+    """n byte strings stored end to end in a uint8 buffer; string i is data[offsets[i]:offsets[i + 1]].
 
-    Attributes:
-        data: uint8 (sum of lengths,), the strings one after another.
-        offsets: int64 (n + 1,), ascending; string i is data[offsets[i]:offsets[i + 1]].
-            offsets[0] need not be 0, so a contiguous range of rows is a view.
+    `offsets` is int64 (n + 1,), ascending, and may start above 0, so that a range of rows is a view.
     """
 
     data: npt.NDArray[np.uint8]
@@ -40,28 +33,28 @@ class ByteColumn:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """int64 (n,): length of each string in bytes."""
+        """int64 (n,), in bytes."""
         return np.diff(self.offsets)
 
     @classmethod
     def from_strings(cls, strings: Iterable[str | bytes]) -> Self:
-        """Builds a column from Python strings (ASCII or UTF-8)."""
+        """Builds a column; `str` is encoded as UTF-8."""
         encoded = [s.encode() if isinstance(s, str) else s for s in strings]
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(s) for s in encoded], out=offsets[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
 
     def rows(self, begin: int, end: int) -> Self:
-        """The rows begin..end-1 as a view on the same buffer."""
+        """Rows begin..end-1 as a view."""
         return type(self)(self.data, self.offsets[begin : end + 1])
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """The given rows, copied, in the given order."""
+        """Copies the given rows in the given order."""
         index, offsets = concatenated_ranges(self.offsets[rows], self.lengths[rows])
         return type(self)(self.data[index], offsets)
 
     def to_strings(self) -> list[str]:
-        """The strings as Python `str`, decoded as UTF-8."""
+        """Decodes all strings as UTF-8."""
         raw = self.data[self.offsets[0] : self.offsets[-1]].tobytes()
         bounds = (self.offsets - self.offsets[0]).tolist()
         return [raw[a:b].decode() for a, b in pairwise(bounds)]

@@ -1,7 +1,4 @@
-"""The only reader of environment variables; nothing is read before somebody asks.
-
-`VARIABLES` lists them all.
-"""
+"""The only reader of environment variables (`VARIABLES`); nothing is read on import."""
 
 import math
 import os
@@ -21,14 +18,14 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable: its name, what it does, and what holds when it is not set."""
+    """An environment variable, and the default when it is not set."""
 
     name: str
     meaning: str
     default: str
 
 
-# Whoever asks for a run sets them, and they travel with it; the environment of a worker that computes it does not count.
+# Read where a run is requested and recorded with it; the environment of the workers is ignored.
 SWITCHES: Final = (
     Variable("VIRNUC_DISABLE_FP16", "`1`: every model runs in fp32, whatever was asked for", "off"),
     Variable(
@@ -75,18 +72,12 @@ VARIABLES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
-    """The environment as virnuc understands it.
+    """The parsed environment; None means not set.
 
     Attributes:
-        home: folder for what outlives a run.
-        switches: names of those of `SWITCHES` that are on.
-        compile_cache_gb: most gigabytes of compiled code to keep in `home`.
-        inductor_cache: where torch keeps compiled code; None when not set.
-        triton_cache: where Triton keeps compiled code; None when not set.
-        threads: CPU threads for all lanes together; None when not set.
-        cuda_visible_devices: ids of the GPUs this process may use; None when not restricted.
-        tracking_uri: MLflow's tracking store; None when not set.
-        prefect_home: Prefect's own folder; None when not set.
+        home: folder for data that outlive a run.
+        switches: names of the active `SWITCHES`.
+        threads: CPU threads shared by all lanes.
     """
 
     home: Path
@@ -102,10 +93,10 @@ class EnvConfig:
 
 @lru_cache(maxsize=1)
 def env() -> EnvConfig:
-    """The environment, read on the first call and kept.
+    """The environment, cached on the first call.
 
     Raises:
-        UsageError: a variable has a value that cannot be used.
+        UsageError: a variable has an invalid value.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return EnvConfig(
@@ -122,23 +113,19 @@ def env() -> EnvConfig:
 
 
 def reload() -> EnvConfig:
-    """Reads the environment again, for a process that has changed it.
-
-    Raises:
-        UsageError: a variable has a value that cannot be used.
-    """
+    """Reads the environment again after this process has changed it; raises as `env`."""
     env.cache_clear()
     return env()
 
 
 def physical_gpu(index: int) -> str:
-    """The GPU that this process calls "cuda:INDEX", by its number or UUID on this machine."""
+    """Number or UUID on this machine of the GPU that is "cuda:INDEX" in this process."""
     visible = env().cuda_visible_devices
     return visible[index] if visible else str(index)
 
 
 def available_threads() -> int:
-    """CPU threads that all lanes of this process may use together, at least 1."""
+    """CPU threads shared by all lanes of this process, at least 1."""
     if env().threads is not None:
         return env().threads or 1
     if hasattr(os, "sched_getaffinity"):
@@ -147,17 +134,17 @@ def available_threads() -> int:
 
 
 def value_of(name: str) -> str | None:
-    """One variable as it is set now; None when it is not."""
+    """The current value of one variable; None when not set."""
     return os.environ.get(name)
 
 
 def names_with_prefix(prefix: str) -> list[str]:
-    """Variables that are set and begin like this."""
+    """Names of the variables that are set, sorted."""
     return sorted(name for name in os.environ if name.startswith(prefix))
 
 
 def ignored_variables() -> list[str]:
-    """A warning for each variable of VirNucPro that is set: which of virnuc's does the same, if any does."""
+    """One warning per VirNucPro variable that is set, naming virnuc's equivalent if there is one."""
     known = {variable.name for variable in VARIABLES}
     warnings = []
     for name in names_with_prefix(_PREDECESSOR):
@@ -168,17 +155,13 @@ def ignored_variables() -> list[str]:
 
 
 def user_config_folder() -> Path:
-    """Where a person keeps virnuc's settings, by the XDG base directory specification."""
+    """The user's settings folder, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "virnuc"
 
 
 @contextmanager
 def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that are not set, for this block and the programs started in it.
-
-    Raises:
-        UsageError: a variable has a value that cannot be used.
-    """
+    """Sets variables that are not set, for this block and its child processes; raises as `env`."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -191,7 +174,7 @@ def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def child_environment() -> dict[str, str]:
-    """A copy of this process's environment, to be changed for a program that it starts."""
+    """A copy of the environment, to be modified for a child process."""
     return dict(os.environ)
 
 

@@ -1,21 +1,19 @@
-"""Every error that virnuc raises on purpose, and what each one means for the process.
+"""All errors that virnuc raises on purpose, with the exit code of the process.
 
-    VirnucError                      exit 1   something went wrong that is not one of the below
-    ├── UsageError                   exit 2   a flag, parameter or environment variable is wrong
-    ├── InputError                   exit 3   a sequence file cannot be read or holds nothing usable
-    ├── MismatchError                exit 4   a run folder was made with another input, model or setting
-    ├── CheckpointError              exit 4   model weights, a head or a tokenizer cannot be used
-    ├── DamagedFileError             exit 4   a file that virnuc wrote is not whole any more
-    ├── DeviceError                  exit 5   a device is missing or cannot do what was asked
-    │   ├── DeviceMemoryError        exit 5   a device or its host ran out of memory (retryable)
-    │   └── DeviceLostError          exit 5   a device failed, or is not there any more (retryable)
-    ├── LaneError                    exit 5   the process behind a lane died (retryable)
-    └── StorageError                 exit 6   a file or folder of virnuc's own cannot be read or written
-        └── StorageLostError         exit 6   a disk or a network file system failed (retryable)
+    VirnucError                      exit 1   anything not listed below
+    ├── UsageError                   exit 2   invalid flag, parameter or environment variable
+    ├── InputError                   exit 3   sequence file unreadable, or without usable records
+    ├── MismatchError                exit 4   run folder of another input, model or setting
+    ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
+    ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
+    ├── DeviceError                  exit 5   device missing or unsupported
+    │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
+    │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
+    ├── LaneError                    exit 5   lane process died (retryable)
+    └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
+        └── StorageLostError         exit 6   disk or network file system failed (retryable)
 
-Each message says what is wrong, where, and what to do. All of them survive pickling, so they cross process
-borders whole. `is_retryable` tells an orchestrator whether doing the same thing again can help, also for the errors
-of the operating system, and `storage_error` puts those into words.
+Messages say what is wrong, where, and what to do. All errors can be pickled, to cross process boundaries.
 """
 
 import errno
@@ -24,7 +22,7 @@ from typing import ClassVar, Final
 
 from virnuc_core.plain_text import visible
 
-# A disk, a network file system or a connection that may answer the next time; a full disk or a missing file will not.
+# A retry may succeed, unlike for a full disk or a missing file.
 _TRANSIENT_ERRNOS: Final = frozenset(
     {
         *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
@@ -51,10 +49,7 @@ _ADVICE: Final = {
 
 
 class VirnucError(Exception):
-    """Base of all errors raised on purpose; carries one complete, human-readable message.
-
-    What the message quotes from a file does no harm to a terminal or a log.
-    """
+    """Base class; the message is one complete text, with control characters from file content escaped."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
@@ -64,19 +59,19 @@ class VirnucError(Exception):
 
 
 class UsageError(VirnucError):
-    """A flag, parameter or environment variable has a value that cannot be used."""
+    """A flag, parameter or environment variable is invalid."""
 
     exit_code = 2
 
 
 class InputError(VirnucError):
-    """A sequence input is missing, unreadable, damaged, or holds no usable record."""
+    """A sequence file is missing, unreadable or corrupt, or has no usable record."""
 
     exit_code = 3
 
 
 class MismatchError(VirnucError):
-    """A run folder belongs to another input, model or setting than the one asked for."""
+    """A run folder belongs to another input, model or setting."""
 
     exit_code = 4
 
@@ -94,44 +89,44 @@ class DamagedFileError(VirnucError):
 
 
 class DeviceError(VirnucError):
-    """A compute device is missing or does not support what was asked of it."""
+    """A compute device is missing or does not support the request."""
 
     exit_code = 5
 
 
 class DeviceMemoryError(DeviceError):
-    """A device or its host ran out of memory; the work may fit after other processes have freed some."""
+    """A device or its host ran out of memory; a retry may succeed once other processes free some."""
 
     retryable = True
 
 
 class DeviceLostError(DeviceError):
-    """A device failed at work or has vanished; another one, or a new process on the same, may do it."""
+    """A device failed or disappeared; a new process or another device may succeed."""
 
     retryable = True
 
 
 class LaneError(VirnucError):
-    """The process that worked for a lane ended without finishing its shards."""
+    """A lane's process ended before its shards were finished."""
 
     exit_code = 5
     retryable = True
 
 
 class StorageError(VirnucError):
-    """A file or folder of virnuc's own cannot be read or written: no room, no permission, or it has vanished."""
+    """A file or folder of virnuc's own cannot be read or written: disk full, no permission, or deleted."""
 
     exit_code = 6
 
 
 class StorageLostError(StorageError):
-    """A disk or a network file system failed at work; it may answer the next time."""
+    """A disk or network file system failed; a retry may succeed."""
 
     retryable = True
 
 
 def storage_error(error: OSError) -> StorageError:
-    """What an error of the operating system means for a person; retryable if it is."""
+    """Translates an OSError into an actionable message; retryable if the OSError is."""
     kind = StorageLostError if is_retryable(error) else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
     advice = _ADVICE.get(error.errno or 0, f"See what is the matter there, {_GO_ON}")
@@ -139,7 +134,7 @@ def storage_error(error: OSError) -> StorageError:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether doing the same thing again can help."""
+    """Whether a retry can succeed, for virnuc's errors and OSError."""
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT_ERRNOS
     return isinstance(error, VirnucError) and error.retryable

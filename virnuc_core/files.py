@@ -1,4 +1,4 @@
-"""Files that are either complete or absent whenever the process or the machine stops, and JSON from files."""
+"""Crash-safe files, either complete or absent, and typed JSON."""
 
 import json
 import os
@@ -20,14 +20,10 @@ Record = TypeVar("Record")
 
 @contextmanager
 def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Gives a temporary name to write to; it becomes `path` when the block ends without an error.
+    """Yields a temporary path that is renamed to `path` if the block succeeds; content, then name, are synced to disk.
 
-    The content is on the disk before the name is, and the name is on the disk when this returns.
-
-    Args:
-        path: the final name; an older file there is replaced.
-        shared: another process may write the same file, so the temporary name is unique, and what a killed process
-            leaves behind is for `remove_temporaries`. Otherwise the name is fixed and the next writer overwrites it.
+    With `shared`, other processes may write the same file: the temporary name is unique, and leftovers of killed
+    processes are for `remove_temporaries`. Otherwise it is fixed, and the next writer overwrites it.
     """
     temporary = temporary_name(path)
     if shared:
@@ -46,7 +42,7 @@ def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives this name to errors of the operating system in the block that name no file."""
+    """Sets this file name on OSErrors of the block that have none."""
     try:
         yield
     except OSError as error:
@@ -56,43 +52,43 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, *, shared: bool = False) -> None:
-    """Writes a small UTF-8 text file atomically; `shared` as for `atomic_path`."""
+    """Writes a small UTF-8 file atomically; `shared` as for `atomic_path`."""
     with atomic_path(path, shared=shared) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def temporary_name(path: Path) -> Path:
-    """The hidden name beside `path` under which its content is written first."""
+    """The hidden name beside `path` that its content is written under first."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def iter_temporaries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The temporary files in a folder, of killed and of running processes, and the names they were meant for."""
+    """Temporary files in a folder, of killed and running processes, with their target names."""
     for path in sorted(folder.glob(".*.tmp")):
         if match := _TEMPORARY.fullmatch(path.name):
             yield path, match[1]
 
 
 def remove_temporaries(folder: Path, names: Container[str]) -> None:
-    """Removes temporary files of killed processes that were meant for these names, which nobody may be writing now."""
+    """Removes leftovers of killed processes for these names; nobody may be writing them."""
     for path, name in iter_temporaries(folder):
         if name in names and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder unless it exists; its name is on the disk when this returns."""
+    """Creates a folder unless it exists, and syncs its parent."""
     path.mkdir(exist_ok=True)
     sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Waits until the content of a closed file is on the disk."""
+    """Flushes a closed file to disk."""
     _fsync(path, os.O_RDWR)
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Flushes a folder's entries to disk."""
     _fsync(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
 
 
@@ -105,10 +101,10 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:
-    """Reads one JSON object.
+    """Parses one JSON object.
 
     Raises:
-        ValueError: it is no JSON, too deeply nested, or another value than an object.
+        ValueError: it is not JSON, is nested too deeply, or is not an object.
     """
     try:
         document = json.loads(text)
@@ -120,15 +116,12 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 
 def from_json(kind: type[Record], values: object, where: str = "") -> Record:
-    """Makes a dataclass, and those within it, from parsed JSON.
+    """Converts parsed JSON to a dataclass of numbers, strings, Literals, tuples and dataclasses, each or None.
 
-    Args:
-        kind: the dataclass; its fields may be numbers, strings, Literals, tuples, other dataclasses, and unions with None.
-        values: an object of exactly its fields; those with defaults may be missing.
-        where: path of the object in the document, for messages.
+    Fields with defaults may be missing; `where` is the path of the object in the document, for messages.
 
     Raises:
-        ValueError: a field is missing, unknown, or of another type; it is named.
+        ValueError: a field, which is named, is missing, unknown or of another type.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{where or 'it'} is a {type(values).__name__} and no object")
@@ -148,7 +141,7 @@ def _type_hints(kind: type) -> dict[str, Any]:
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
-    """The value as an instance of the type, or a ValueError."""
+    """The value converted to the type; raises ValueError."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         if value is None and NoneType in get_args(hint):

@@ -1,4 +1,4 @@
-"""The memory that this process may have: of the machine, of its own limit, and of its control groups."""
+"""Memory available to this process: physical, by its resource limit, and by its control groups."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ _PROC: Final = Path("/proc")
 
 
 class _Files(NamedTuple):
-    """Files of a control group: its limit, its use, and the part of it that is a cache of files and can be freed."""
+    """Of a control group: limit, usage, and the key of its reclaimable page cache in memory.stat."""
 
     limit: str
     used: str
@@ -24,7 +24,7 @@ _FILES: Final = {
 
 
 def memory_limit(proc: Path = _PROC) -> int:
-    """Bytes of memory that this process may have at most."""
+    """Upper bound on this process's memory, in bytes."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     own, _ = resource.getrlimit(resource.RLIMIT_AS)
     if own != resource.RLIM_INFINITY:
@@ -33,7 +33,7 @@ def memory_limit(proc: Path = _PROC) -> int:
 
 
 def free_memory(proc: Path = _PROC) -> int | None:
-    """Bytes that programs may still take, on the machine and within the limits of the job; None where nobody says."""
+    """Free bytes on the machine and within the control groups; None if unknown."""
     found = [max(0, limit - used) for limit, used in _group_limits(proc)]
     try:
         lines = dict(
@@ -46,7 +46,7 @@ def free_memory(proc: Path = _PROC) -> int | None:
 
 
 def _group_limits(proc: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of each control group that has a limit: that of this process, and those it is in."""
+    """Limit and usage in bytes of this process's control group and its ancestors, where limited."""
     for files, folder in _group_folders(proc / "self"):
         try:
             limit, used = (int((folder / name).read_bytes()) for name in (files.limit, files.used))
@@ -61,7 +61,7 @@ def _group_limits(proc: Path) -> Iterator[tuple[int, int]]:
 
 
 def _group_folders(process: Path) -> Iterator[tuple[_Files, Path]]:
-    """Folder of the control group of a process and of each one above it, of version 1 and of version 2."""
+    """Folders of a process's memory control group and its ancestors, cgroup v1 and v2."""
     try:
         groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
@@ -73,12 +73,12 @@ def _group_folders(process: Path) -> Iterator[tuple[_Files, Path]]:
         if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         group = PurePosixPath(own[kind])
-        # A container may see the mount without the folders above it: what is mounted is its own group then.
+        # In a container the mount may lack the parent folders: its root is then the process's own group.
         inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
         for folder in (inside, *inside.parents):
             yield _FILES[kind], point / folder
 
 
 def _has_memory(controllers: str) -> bool:
-    """Whether a line of /proc/self/cgroup is of version 2, which names no controllers, or of version 1 for memory."""
+    """Whether a /proc/self/cgroup entry is v2, which lists no controllers, or v1 with the memory controller."""
     return not controllers or "memory" in controllers.split(",")

@@ -1,4 +1,4 @@
-"""The stages of a run, once, in order: the Python API, the flows and the command line run these."""
+"""The stages of a run in order, shared by the Python API, the flows and the command line."""
 
 import logging
 import time
@@ -35,24 +35,20 @@ class Lanes(Protocol):
     """Where a run is planned and its shards are computed."""
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan in the folder, or makes sure that the one there is of the same run."""
+        """Creates the plan, or verifies that the existing one is of the same run."""
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
-        """Computes the shards that are missing; returns when all are there."""
+        """Computes the missing shards; returns when all are done."""
 
 
 class LanesHere:
-    """Lanes of this program alone: on the CPU in this process, on GPUs in a process for each.
-
-    Args:
-        devices: "cpu" alone, or "cuda:0", "cuda:1", ...
-    """
+    """Local lanes: on the CPU in this process, on GPUs in one process each; devices "cpu", or "cuda:0", "cuda:1", ..."""
 
     def __init__(self, devices: tuple[str, ...]) -> None:
         self._devices = devices
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan in this process."""
+        """Plans in this process."""
         return open_plan(config, FrameStore.open(folder.frames), kind, self._devices, folder)
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -61,23 +57,13 @@ class LanesHere:
 
 
 class Run:
-    """A run on its way through its stages; each stage sets what later ones read.
-
-    Args:
-        folder: the run's folder, opened.
-        config: what is asked for.
-        kind: what the run is to give.
-        lanes: where it is planned and computed.
-        inputs: its sequence files.
-        out: what its report names: the folder, or the file of an embed run or of a head.
+    """State of a run; each stage sets what later ones read.
 
     Attributes:
-        plan: set by the planning.
-        lane_reports: set when the shards are computed.
-        work: the work of all shards.
-        counts: set by the classification.
+        out: output named in the report: the folder, or the file of an embed run or a head.
+        work: counters summed over all shards.
         seconds: wall time of each finished stage, in order.
-        links: where else to find the run.
+        links: other places to view the run.
     """
 
     plan: RunPlan
@@ -106,7 +92,7 @@ class Run:
 
     @property
     def report(self) -> RunReport:
-        """The run so far."""
+        """Report of the run so far."""
         return RunReport(
             plan=self.plan,
             out=self.out,
@@ -119,17 +105,7 @@ class Run:
 
 
 class Move(Run):
-    """The move of a predict run to other models, another head or other settings.
-
-    Args:
-        folder: the run's folder, opened.
-        settings: what is to change.
-        lanes: where the new run is planned and computed.
-        force: throw away what was begun with other settings.
-
-    Attributes:
-        old: the plan of the run before.
-    """
+    """Moves a predict run (`old` is its plan) to other models, heads or settings; `force` discards an unfinished move."""
 
     def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
         self.old = read_plan(folder.plan)
@@ -138,22 +114,7 @@ class Move(Run):
 
 
 class Training(Run):
-    """A run whose vectors a head is fitted to.
-
-    Args:
-        folder: the run's folder, opened.
-        config: the models.
-        files: labelled sequences.
-        groups: table of records and the groups that must stay together.
-        settings: how the head is fitted.
-        lanes: where the run is planned and computed.
-        out: file of the head.
-
-    Attributes:
-        labelled: the labelled records.
-        split: which of them are for training, validation and test.
-        head: the head.
-    """
+    """A run that a head is trained on; `groups` is a TSV of records and the groups to be kept together in the split."""
 
     labelled: "Labelled"
     split: "RecordSplit"
@@ -178,7 +139,7 @@ Stage = Callable[[Any], None]
 
 
 def label(run: Training) -> None:
-    """Reads every labelled record once."""
+    """Reads the labelled records."""
     from virnuc_core.training.heads import label_records
 
     run.labelled = label_records(run.files, run.folder, run.groups, kinship=True)
@@ -186,26 +147,26 @@ def label(run: Training) -> None:
 
 
 def index(run: Run) -> None:
-    """Builds the frame store, or keeps the one of the same files and settings."""
+    """Builds the frame store, or reuses that of the same files and settings."""
     config = run.config
     alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
     index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, config.rows, config.min_length)
 
 
 def divide(run: Training) -> None:
-    """Splits the records before anything is computed for them."""
+    """Splits the records before any computation."""
     from virnuc_core.training.heads import split_labelled
 
     run.split = split_labelled(run.folder, run.labelled.table, run.settings)
 
 
 def plan(run: Run) -> None:
-    """Writes the plan, or makes sure that the one in the folder is of the same run."""
+    """Writes the plan, or verifies the existing one."""
     run.plan = run.lanes.plan(run.folder, run.config, run.kind)
 
 
 def plan_move(run: Move) -> None:
-    """Plans the new run beside the old one; where nothing changes, the old one is resumed."""
+    """Plans the new run beside the old one; if nothing changes, the old one is resumed."""
     run.plan = run.lanes.plan(run.next, run.config, run.kind)
     if run.plan.fingerprint == run.old.fingerprint:
         drop_next(run.current)
@@ -219,7 +180,7 @@ def embed(run: Run) -> None:
 
 
 def validate(run: Run) -> None:
-    """Makes sure that every shard of the plan is there, and removes what killed lanes have left."""
+    """Verifies that all shards exist, and removes leftovers of killed lanes."""
     require_all_shards(run.folder, run.plan)
     remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
 
@@ -231,12 +192,12 @@ def aggregate(run: Run) -> None:
 
 
 def classify(run: Run) -> None:
-    """Calls chunks and contigs from the scores of their frames, and writes the tables."""
+    """Classifies chunks and contigs from the scores, and writes the tables."""
     run.counts = write_tables(run.folder, FrameStore.open(run.folder.frames), run.plan.threshold)
 
 
 def fit(run: Training) -> None:
-    """Fits, calibrates, writes and measures the head."""
+    """Fits, calibrates, writes and evaluates the head."""
     from virnuc_core.training.heads import fit_head
 
     run.head = fit_head(run.folder, run.labelled.table, run.split, run.settings, Path(run.out))
@@ -244,7 +205,7 @@ def fit(run: Training) -> None:
 
 
 def replace(run: Move) -> None:
-    """Puts the new run, which is complete, in the place of the old one."""
+    """Replaces the old run with the completed new one."""
     if run.folder is run.next:
         put_in_place(run.current)
         run.folder = run.current
@@ -262,7 +223,7 @@ TRAIN: Final[Sequence[Stage]] = (label, index, divide, plan, embed, validate, fi
 
 
 def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None]) -> None:
-    """Runs stages in order and keeps their wall times; `on_stage` is told the name of each as it begins."""
+    """Runs stages in order, recording wall times; `on_stage` is called with the name of each before it starts."""
     for stage in stages:
         name = stage.__name__.removesuffix("_move")
         on_stage(name)
@@ -272,22 +233,16 @@ def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None
 
 
 def predict_run(inputs: Sequence[str], root: Path, config: RunConfig, *, force: bool = False) -> RunReport:
-    """Calls contigs viral or not; called again with the same arguments, it resumes.
-
-    Args:
-        inputs: FASTA or FASTQ files of DNA, plain or compressed.
-        root: folder for the results.
-        config: models and how to run them.
-        force: keep nothing of an earlier run in that folder.
+    """Classifies contigs of DNA files as viral or not; resumes a run in `root` unless `force` discards it.
 
     Raises:
-        VirnucError: what is wrong, where, and what to do.
+        VirnucError: any failure; the message says what, where, and what to do.
     """
     return _run_here(inputs, root, config, PREDICT, force=force)
 
 
 def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport:
-    """Embeds whole sequences with one model, into `embeddings.h5` in the folder; else as `predict_run`."""
+    """Embeds whole sequences with one model into `embeddings.h5` in the folder; otherwise as `predict_run`."""
     return _run_here(inputs, root, config, EMBED, force=False)
 
 
@@ -306,7 +261,7 @@ def _run_here(
 
 @contextmanager
 def translate_os_errors() -> Iterator[None]:
-    """Errors of the operating system become a `StorageError` that says what they mean for the run."""
+    """Translates OSErrors of the block into `StorageError`."""
     try:
         yield
     except OSError as error:
@@ -314,13 +269,13 @@ def translate_os_errors() -> Iterator[None]:
 
 
 def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
-    """The run that a planned run with both models is moved to: what is not given is as it was.
+    """The configuration for moving a planned two-model run; settings not given stay as they were.
 
-    What depends on something that is given is resolved anew: layer and head with a model, precision and attention with
-    an engine, attention with a precision.
+    Settings that depend on a given one are resolved again: layer and head with a model, precision and attention with an
+    engine, attention with a precision.
 
     Raises:
-        UsageError: the run has no two models and head, or no rows for the DNA head that is given.
+        UsageError: the run lacks a model or head, or rows for the given DNA head.
     """
     esm2, dnabert, given = plan.model("esm2"), plan.model("dnabert_s"), settings.given
     if esm2 is None or dnabert is None or plan.head is None:

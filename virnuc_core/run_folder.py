@@ -1,8 +1,7 @@
-"""The names inside the folder of a run.
+"""Names inside a run folder.
 
-A run that is reprocessed has a folder `next` in its own, of the same form: the run with the new settings, as far as it
-has come. It reads the frame store of the run around it through a link, and that link is what makes it one. When it is
-complete it is renamed `incoming`, and its files are moved over those of the run around it.
+While a run is reprocessed, its subfolder `next`, of the same layout, holds the new run, recognised by its symbolic link
+to the old run's frame store. Once complete it is renamed `incoming`, and its files replace those of the old run.
 """
 
 import os
@@ -15,8 +14,6 @@ _SHARED_FRAMES: Final = "../frames"
 
 
 class _Inside:
-    """A path inside the run's folder, as an attribute."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -26,7 +23,7 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The names inside a run's folder; nothing else in the product spells them."""
+    """Names inside a run folder, defined nowhere else."""
 
     root: Path
 
@@ -35,37 +32,37 @@ class RunFolder:
     shards = _Inside("shards")  # folder of finished shards
     lanes = _Inside("lanes")  # folder of journals
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
-    predictions = _Inside("predictions.tsv")  # a row a chunk
+    predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")
     contigs = _Inside("contigs.tsv")
     contigs_parquet = _Inside("contigs.parquet")
-    prediction_results = _Inside("prediction_results.txt")  # a row a frame, in VirNucPro's format
+    prediction_results = _Inside("prediction_results.txt")  # one row per frame, in VirNucPro's format
     highest_score = _Inside(
         "prediction_results_highestscore.csv"
-    )  # a row a scored chunk, in VirNucPro's format
-    rejected = _Inside("rejected.tsv")  # records that could not be used
-    regions = _Inside("regions.tsv")  # a row a viral region
+    )  # one row per scored chunk, in VirNucPro's format
+    rejected = _Inside("rejected.tsv")  # unusable records
+    regions = _Inside("regions.tsv")  # one row per viral region
     regions_bed = _Inside("regions.bed")
     regions_gff3 = _Inside("regions.gff3")
     regions_parquet = _Inside("regions.parquet")
     regions_fasta = _Inside("regions.fa.gz")
     viral_contigs = _Inside("viral_contigs.fa.gz")
-    report = _Inside("run.json")  # what was run, how fast, and with what
+    report = _Inside("run.json")  # settings, versions, counts and throughput
     page = _Inside("report.html")
-    sequences = _Inside("sequences")  # folder of FASTA and labels taken out of GenBank files
-    training = _Inside("training")  # folder of what the training of a head leaves beside the head
+    sequences = _Inside("sequences")  # folder of FASTA and labels extracted from GenBank files
+    training = _Inside("training")  # folder of training outputs other than the head
 
     def shard(self, index: int) -> Path:
-        """The file of one shard."""
+        """File of a shard."""
         return self.shards / f"shard_{index:05d}.h5"
 
     def lane_journal(self, name: str) -> Path:
-        """The journal of one lane."""
+        """Journal of a lane."""
         return self.lanes / f"{name}.jsonl"
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """What a finished predict run leaves for its user, the report of it last."""
+        """User-facing outputs of a finished predict run, the report last."""
         tables = (self.predictions, self.contigs, self.prediction_results, self.highest_score)
         regions = (
             self.regions,
@@ -79,25 +76,25 @@ class RunFolder:
 
     @property
     def next(self) -> "RunFolder":
-        """The run that this one is being reprocessed to, while it is incomplete."""
+        """The unfinished run that this one is being reprocessed to."""
         return RunFolder(self.root / "next")
 
     @property
     def incoming(self) -> "RunFolder":
-        """The same when it is complete, while its files are moved over those of this run."""
+        """The finished one, while its files replace those of this run."""
         return RunFolder(self.root / "incoming")
 
     @property
     def previous(self) -> "RunFolder | None":
-        """The run that is being reprocessed to this one; None for any other run."""
+        """The run being reprocessed to this one; None for any other run."""
         is_next = self.frames.is_symlink() and os.readlink(self.frames) == _SHARED_FRAMES
         return RunFolder(self.root.parent) if is_next else None
 
     def link_frames(self) -> None:
-        """Makes this the `next` of the run whose folder it lies in."""
+        """Makes this the `next` of the run around it."""
         self.frames.symlink_to(_SHARED_FRAMES, target_is_directory=True)
 
     @property
     def embedded(self) -> Path:
-        """The file that an embed run, or the training of a head, makes: its folder is `FILE.run` beside it."""
+        """Output file of an embed or training run, whose folder is `FILE.run` beside it."""
         return self.root.with_name(self.root.name.removesuffix(EMBED_SUFFIX))

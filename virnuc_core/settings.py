@@ -1,8 +1,7 @@
-"""Every setting of a run, defined once: its type, its bounds, its default, and what it means.
+"""Single definition of every setting: type, bounds, default and description.
 
-The options of the command line, the keys of settings files and environment variables, the parameters of the flows, the
-options of the Python API, the parameters in MLflow and the page of settings in the docs are made from these models. A
-new setting is a new field here; a description may end with what holds by default, in brackets.
+Command line, settings files, environment variables, flows, Python API, MLflow and docs are generated from these models.
+A description may end with the default in brackets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,22 +28,22 @@ from virnuc_core.specs import (
 
 
 class Metavar(str):
-    """What the command line calls the value of a setting."""
+    """Placeholder of a value in the command-line help."""
 
 
 def _split_devices(value: object) -> object:
-    """Lets "0,1" stand for ("0", "1")."""
+    """Accepts "0,1" for ("0", "1")."""
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
-# A frame holds whole codons; an upper bound turns away a slip of the keyboard, not a genome.
+# At least one codon; the upper bound catches typing errors.
 ChunkLength = Annotated[int, Field(ge=3, le=10_000_000), Metavar("K")]
 Count = Annotated[int, Field(gt=0), Metavar("N")]
 CountFromZero = Annotated[int, Field(ge=0), Metavar("N")]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices), Metavar("auto|cpu|0,1,...")]
 HeadPath = Annotated[str, Metavar("PATH")]
-# Where lanes run: as subflows of the run itself, or as runs of their own that workers of a pool pick up.
+# As subflows of the run, or as separate runs for the workers of a pool.
 LaneMode = Literal["local", "pool"]
 ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
@@ -58,23 +57,23 @@ _ESM_MODEL: Final = "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a 
 
 
 class Settings(BaseModel):
-    """Settings that belong together; frozen, and a name that is not among them is refused."""
+    """Base class: frozen, and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings that have a value."""
+        """Settings that are not None."""
         return {name: value for name, value in self if value is not None}
 
     @property
     def params(self) -> dict[str, str | int | float | bool | None]:
-        """The settings as parameters of an MLflow run."""
+        """Settings as MLflow parameters."""
         return {name: ",".join(value) if isinstance(value, tuple) else value for name, value in self}
 
 
 class EngineSettings(Settings):
-    """Settings of every run over models."""
+    """Settings of every run that computes with models."""
 
     repr_layer: CountFromZero | None = Field(
         default=None, description="Layer of the ESM-2 representation, 0 to the number of layers [last]"
@@ -101,13 +100,13 @@ class EngineSettings(Settings):
 
 
 class EmbedSettings(EngineSettings):
-    """Settings of `embed`: one model, one mean vector a sequence."""
+    """Settings of `embed`: one model, one mean vector per sequence."""
 
     embeddings: Literal["float16", "float32"] = Field(default="float32", description="How vectors are stored")
 
 
 class TwoModelSettings(EngineSettings):
-    """Settings of runs over both models."""
+    """Settings of runs with both models."""
 
     dnabert_precision: Precision | None = Field(
         default=None, description="Arithmetic of DNABERT-S alone [as precision]"
@@ -116,7 +115,7 @@ class TwoModelSettings(EngineSettings):
 
 
 class ScoringSettings(TwoModelSettings):
-    """Settings of a run that scores chunks; None leaves a choice open."""
+    """Settings of runs that score chunks; None leaves the choice open."""
 
     chunk_length: ChunkLength | None = Field(default=None, description=f"{_CHUNK_LENGTH} [by the preset]")
     min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
@@ -146,7 +145,7 @@ class PredictSettings(ScoringSettings):
 
 
 class RunConfig(ScoringSettings):
-    """One run as the planner is asked for it, without presets; "auto" and None are resolved when the plan is made."""
+    """A run as passed to the planner, presets applied; "auto" and None are resolved when planning."""
 
     chunk_length: ChunkLength | None = Field(
         default=500, description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
@@ -163,7 +162,7 @@ class RunConfig(ScoringSettings):
 
     @property
     def rows(self) -> Rows:
-        """Of which chunks rows are needed: without a protein model, of those that have no open frame."""
+        """Which rows to embed: without a protein model, only chunks that have no stop-free frame."""
         if self.dna_head is not None:
             return "all_chunks"
         is_dna_alone = self.chunk_length is not None and self.esm_model is None
@@ -171,7 +170,7 @@ class RunConfig(ScoringSettings):
 
 
 class TrainSettings(TwoModelSettings):
-    """Settings of `train`: the models whose vectors the head takes, and how it is fitted."""
+    """Settings of `train`: the models to embed with, and how the head is fitted."""
 
     chunk_length: ChunkLength = Field(default=500, description=f"{_CHUNK_LENGTH} that the head is for")
     esm_model: ModelName = Field(default="tiny", description=_ESM_MODEL)
@@ -198,7 +197,6 @@ class TrainSettings(TwoModelSettings):
 
 
 def _optional_fields(kind: type[Settings], leave_out: set[str]) -> type[Settings]:
-    """A model with the fields of another one, none of which needs to be given."""
     fields: dict[str, Any] = {
         name: (
             Optional[field.rebuild_annotation()],  # noqa: UP045 (a value, not an annotation)
@@ -214,7 +212,7 @@ _FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "shard_seco
 
 
 class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # type: ignore[misc]
-    """Settings of `reprocess`; None leaves what the run was made with."""
+    """Settings of `reprocess`; None keeps the run's value."""
 
     head: HeadPath | None = Field(
         default=None, description="Classifier head; must be given with another model [as it was]"
@@ -226,7 +224,7 @@ class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # 
 
 
 class LaneSettings(Settings):
-    """Where and in what portions the work over models is done."""
+    """Where lanes run, and how much work each gets."""
 
     mode: LaneMode = Field(
         default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
@@ -256,20 +254,20 @@ PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
 
 
 def value_kind(field: FieldInfo) -> Any:
-    """The type of a setting's value, None and bounds aside: a class or a Literal."""
+    """The class or Literal of a setting's value, without None and bounds."""
     arms = [arm for arm in get_args(field.annotation) if arm is not NoneType]
     kind = arms[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def metavar_of(field: FieldInfo) -> str | None:
-    """What the command line calls the value; None for a choice or a switch."""
+    """The command-line placeholder; None for a choice or a switch."""
     metadata = [*field.metadata, *(each for arm in get_args(field.annotation) for each in get_args(arm)[1:])]
     return next((str(each) for each in metadata if isinstance(each, Metavar)), None)
 
 
 def help_text(field: FieldInfo) -> str:
-    """The description, which ends with what holds by default."""
+    """The description, with the default appended in brackets."""
     text, default = field.description or "", field.default
     if text.endswith("]") or default in (None, (), False, PydanticUndefined):
         return f"{text}."
@@ -282,10 +280,10 @@ _Settings = TypeVar("_Settings", bound=Settings)
 
 
 def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
-    """Checks plain values.
+    """Validates plain values.
 
     Raises:
-        UsageError: a value is unknown, of the wrong kind or out of range; all such fields are named.
+        UsageError: values are unknown, of the wrong type or out of range; all such fields are named.
     """
     try:
         return kind.model_validate(values)
@@ -300,13 +298,13 @@ def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings
 
 
 def predict_config(settings: PredictSettings) -> RunConfig:
-    """The run that `predict` does with these settings: what is given wins over the preset."""
+    """The run of `predict`: given settings override the preset."""
     given = {name: value for name, value in settings.given.items() if name != "preset"}
     return RunConfig(**{**PRESETS[settings.preset], **given})
 
 
 def embed_config(family: Family, model: str, settings: EngineSettings) -> RunConfig:
-    """The run that `embed` does with these settings: whole sequences, one model, no head."""
+    """The run of `embed`: whole sequences, one model, no head."""
     return RunConfig(
         chunk_length=None,
         esm_model=model if family == "esm2" else None,
@@ -316,7 +314,7 @@ def embed_config(family: Family, model: str, settings: EngineSettings) -> RunCon
 
 
 def train_config(settings: TrainSettings) -> RunConfig:
-    """The run that gives the vectors to train on: those of chunks, without a head."""
+    """The run that computes the training vectors: chunks, no head."""
     values: dict[str, Any] = {name: value for name, value in settings if name in RunConfig.model_fields}
     return RunConfig(**{**values, "esm_model": None if settings.dna_alone else settings.esm_model})
 
@@ -326,11 +324,7 @@ _origins: ContextVar[Mapping[str, str] | None] = ContextVar("settings_from", def
 
 @contextmanager
 def settings_given(origins: Mapping[str, str]) -> Iterator[None]:
-    """Records for the runs in the block where their settings were given.
-
-    Args:
-        origins: flag, variable, or file and section, by setting; without those that nobody gave.
-    """
+    """Sets, for runs in this block, the origin (flag, variable, or file and section) of each setting given explicitly."""
     token = _origins.set(origins)
     try:
         yield
@@ -339,6 +333,6 @@ def settings_given(origins: Mapping[str, str]) -> Iterator[None]:
 
 
 def settings_from() -> dict[str, str] | None:
-    """Where each setting that was given came from; None for a run that no command line has started."""
+    """Origin of each setting given explicitly; None for a run not started from the command line."""
     origins = _origins.get()
     return None if origins is None else dict(origins)

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: names of choices, the architecture of a model, the identity of an input."""
+"""Shared types of a run: choices, model architecture, input identity."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,23 +15,17 @@ CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotun
 EmbeddingsDtype = Literal["none", "float16", "float32"]
 Alphabet = Literal["dna", "protein"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
-# Of what there is a row to be embedded: each open frame; also each chunk without one, whose DNA alone is there; or of
-# these chunks only.
+# One row per stop-free frame; also one, DNA only, per chunk without such a frame; or only the latter.
 Rows = Literal["open_frames", "all_chunks", "closed_chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """The architecture of one transformer, as read from its checkpoint.
+    """Architecture of a transformer, read from its checkpoint.
 
     Attributes:
-        family: which of the two architectures this is.
-        num_layers: transformer layers; a `repr_layer` is valid in 0..num_layers.
-        embedding_dim: width D of the hidden states.
-        num_heads: attention heads N; head_dim is D / N.
-        ffn_dim: width of the feed-forward layer (of each gated half for DNABERT-S).
-        vocab_size: rows of the token embedding.
-        layer_norm_eps: epsilon of every LayerNorm.
+        embedding_dim: hidden width.
+        ffn_dim: width of the feed-forward layer (for DNABERT-S, of each gated half).
         token_dropout: ESM-2 only: embeddings are rescaled for masked tokens at inference too.
     """
 
@@ -52,13 +46,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """What identifies an input file: its bytes, not where it lies.
-
-    Attributes:
-        name: file name without folders.
-        size: bytes as stored.
-        sha256: hex digest of the bytes as stored.
-    """
+    """Identity of an input file: name without folders, and size and hex SHA-256 of the bytes as stored."""
 
     name: str
     size: int

@@ -1,4 +1,4 @@
-"""The versions of other programs that virnuc is known to work with: one table for `virnuc doctor` and for the log."""
+"""Versions of dependencies known to work, for `virnuc doctor` and the log."""
 
 import logging
 import platform
@@ -16,15 +16,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The versions of one package that work.
+    """Versions of one package known to work: from `since`, and before `before`, the first that fails or is untested.
 
     Attributes:
-        package: its name at the package index; "python" is the interpreter.
-        since: the first that works.
-        before: the first that does not, or that nobody has tried.
-        newer: the state of versions from `before` on.
-        why: what is known of older or newer ones.
-        is_optional: whether virnuc works without.
+        package: name on PyPI; "python" is the interpreter.
+        newer: state of versions from `before` on.
+        why: the reason, for the message.
     """
 
     package: str
@@ -37,11 +34,11 @@ class KnownVersions:
 
     @property
     def range_text(self) -> str:
-        """The versions for a person."""
+        """The range in words."""
         return f"from {self.since} and before {self.before}" if self.since != "0" else f"before {self.before}"
 
 
-# For --attention flash-attn: a beta, whose interface changes from one to the next.
+# For --attention flash-attn; its interface changes between betas.
 FLASH_ATTN: Final = "flash-attn-4"
 FLASH_ATTN_VERSION: Final = "4.0.0b36"
 
@@ -60,13 +57,13 @@ KNOWN_VERSIONS: Final = (
     KnownVersions("sqlalchemy", "orchestration", "0", "2.1", "problem", _BREAKS_THE_SERVER),
 )
 
-# The oldest driver for programs made with CUDA of this major version. Source: NVIDIA, "CUDA Compatibility", table 1.
+# Minimum driver by CUDA major version. Source: NVIDIA, "CUDA Compatibility", table 1.
 OLDEST_DRIVER: Final = {12: 525, 13: 580}
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCheck:
-    """One installed package against the table; `found` and `advice` may be empty."""
+    """An installed package checked against the table; `found` and `advice` may be empty."""
 
     package: str
     found: str
@@ -75,12 +72,12 @@ class VersionCheck:
 
 
 def check_versions(table: Iterable[KnownVersions] = KNOWN_VERSIONS) -> list[VersionCheck]:
-    """Looks at what is installed, without importing it."""
+    """Checks installed versions without importing the packages."""
     return [_check(known, installed_version(known.package)) for known in table]
 
 
 def log_version_warnings(part: Part) -> None:
-    """Warns of installed versions that are not known to work."""
+    """Warns of installed versions not known to work."""
     for check in check_versions(known for known in KNOWN_VERSIONS if known.part == part):
         if check.state != "ok":
             found = f"{check.package} {check.found}".strip()
@@ -88,7 +85,7 @@ def log_version_warnings(part: Part) -> None:
 
 
 def installed_version(package: str) -> str:
-    """The version of a package, "" when it is not installed; that of the interpreter for "python"."""
+    """Version of a package or of "python"; "" when not installed."""
     if package == "python":
         return platform.python_version()
     try:
@@ -98,7 +95,7 @@ def installed_version(package: str) -> str:
 
 
 def triton_of_torch() -> str:
-    """The triton that the installed torch was made for; "" when it asks for none, as builds for the CPU do."""
+    """The Triton version that the installed torch requires; "" for none, as in CPU builds."""
     try:
         wanted = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
@@ -108,7 +105,7 @@ def triton_of_torch() -> str:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a version comes before another; what follows the numbers does not count."""
+    """Whether a version precedes another; only the leading numbers count."""
     return _numbers(version) < _numbers(than)
 
 

@@ -1,7 +1,4 @@
-"""The code that torch, Triton and flash-attn-4 compile, kept from run to run under the home folder, and kept small.
-
-Nothing here imports torch: all read the environment when they are first imported.
-"""
+"""Size-limited cache of code compiled by torch, Triton and flash-attn-4; must not import torch, which reads its variables."""
 
 import fcntl
 import logging
@@ -19,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """A folder of the cache with the files right in it, which belong together."""
+    """A folder of the cache and its direct files, removed together."""
 
     last_used: float
     folder: Path
@@ -28,7 +25,7 @@ class _Entry(NamedTuple):
 
 
 def compile_cache_environment() -> dict[str, str]:
-    """Variables that make torch, Triton and flash-attn-4 keep compiled code under the home folder, or where they are told."""
+    """Variables that place the caches in the home folder, unless the user has set them."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": env().inductor_cache or str(_cache_folder() / "inductor"),
         "TRITON_CACHE_DIR": env().triton_cache or str(_cache_folder() / "triton"),
@@ -39,11 +36,7 @@ def compile_cache_environment() -> dict[str, str]:
 
 @contextmanager
 def using_compile_cache() -> Iterator[None]:
-    """A block that may compile, and read what was compiled before; at its end the cache is trimmed.
-
-    Not while another process is in such a block, which may be about to open what would be removed: the last one trims.
-    Where files cannot be locked, nothing is removed.
-    """
+    """Holds the cache in use; trimmed on exit by the last process to leave, or not at all without file locks."""
     with ExitStack() as stack:
         lock = None
         try:
@@ -57,18 +50,12 @@ def using_compile_cache() -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                return  # somebody else has the lock
+                return  # still in use by another process
             trim_compile_cache()
 
 
 def trim_compile_cache() -> int:
-    """Removes the least recently used entries until the cache is within its limit, and logs its size.
-
-    Folders that the user has named are left alone.
-
-    Returns:
-        Bytes that are left.
-    """
+    """Removes least recently used entries until within the limit, except in user-chosen folders; returns the bytes left."""
     entries = sorted(_entries(_cache_folder()))
     size, limit = sum(entry.size for entry in entries), env().compile_cache_gb * 1e9
     num_removed = 0
@@ -77,7 +64,7 @@ def trim_compile_cache() -> int:
             break
         for file in entry.files:
             file.unlink(missing_ok=True)
-        with suppress(OSError):  # something else lies in it, or has just come
+        with suppress(OSError):  # it is not empty
             entry.folder.rmdir()
         num_removed += 1
         size -= entry.size
@@ -98,7 +85,7 @@ def _cache_folder() -> Path:
 
 
 def _entries(cache: Path) -> Iterator[_Entry]:
-    """Everything in the cache but empty files, which are locks; other processes may be at work in it."""
+    """All of the cache but empty files, which are locks; other processes may be changing it."""
     for folder, _, names in os.walk(cache):
         found: list[tuple[Path, os.stat_result]] = []
         for name in names:

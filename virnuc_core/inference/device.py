@@ -1,4 +1,4 @@
-"""Which devices, arithmetic and batch size a run uses, never silently changed; and copies to and from a device."""
+"""Resolves devices, precision and batch size of a run, without silent fallback; host-device copies."""
 
 import logging
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
 
-# On the CPU a batch should stay within the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %);
-# on a GPU it must be large enough to fill the card, and a wide model does that with fewer tokens.
+# On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
+# saturate the device, for which a wide model needs fewer tokens.
 _CPU_TOKEN_BUDGET: Final = 2048
-_CUDA_TOKEN_BUDGETS: Final = ((1280, 65_536), (0, 131_072))  # from which width on
+_CUDA_TOKEN_BUDGETS: Final = ((1280, 65_536), (0, 131_072))  # minimum width, tokens
 _MIN_TOKENS: Final = 1024
 _BUDGET_STEP: Final = 1024
-# Of the memory beside the weights; the rest is for the other model, batches in flight, and what is not seen.
+# Of the memory beside the weights; the rest is for the other model, batches in flight and unaccounted allocations.
 _ACTIVATION_SHARE: Final = 0.4
 _LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
@@ -32,14 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
-    """The torch names of devices: "cpu" alone, or "cuda:0", "cuda:1", ..., in the order asked for.
+    """Torch names of devices: "cpu" alone, or "cuda:0", "cuda:1", ..., in the given order.
 
-    Args:
-        choice: ("auto",) for every GPU, or the CPU where there is none; ("cpu",); or indices of GPUs.
+    `choice` is ("auto",) for all GPUs, or the CPU if there is none; ("cpu",); or GPU indices.
 
     Raises:
-        UsageError: a name is not a device, is given twice, or mixes CPU and GPUs.
-        DeviceError: a GPU is asked for that is not there.
+        UsageError: a name is invalid or repeated, or CPU and GPUs are mixed.
+        DeviceError: a GPU does not exist.
     """
     available = torch.cuda.device_count()
     if choice == ("auto",):
@@ -66,14 +65,13 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
-    """The arithmetic of the forward pass on one device.
+    """Precision of the forward pass on one device; "auto" is fp32 on the CPU and fp16 on a GPU.
 
-    "auto" is fp32 on the CPU and fp16 on a GPU. On the CPU fp16 and fp8 are refused, and so is bf16 unless
-    the processor has instructions for it (AVX512_BF16 or AMX): without them it is slower than fp32. On a GPU
-    fp8 needs Ada, Hopper or newer.
+    The CPU supports bf16 only with AVX512_BF16 or AMX, without which it is slower than fp32, and neither fp16 nor fp8. On
+    a GPU, fp8 needs Ada, Hopper or newer.
 
     Raises:
-        DeviceError: the device cannot compute in the precision asked for at a useful speed.
+        DeviceError: the device does not support the precision at a useful speed.
     """
     if choice == "auto":
         return "fp32" if device == "cpu" else "fp16"
@@ -94,7 +92,6 @@ def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
 
 
 def _require_fp8(device: str) -> None:
-    """Refuses a GPU or a torch without row-wise scaled fp8 matrix products."""
     capability = torch.cuda.get_device_capability(device)
     if capability < _FP8_CAPABILITY:
         raise DeviceError(
@@ -115,15 +112,15 @@ def _require_fp8(device: str) -> None:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the processor multiplies bf16 matrices in hardware."""
+    """Whether the CPU multiplies bf16 matrices in hardware."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices: str) -> int:
-    """Tokens in one packed batch at which a model is at or near its best speed and within the free memory.
+    """Tokens per packed batch for near-peak throughput within the free memory of all devices.
 
     Raises:
-        DeviceMemoryError: a device has no room for the model.
+        DeviceMemoryError: the model does not fit on a device.
     """
     if devices == ("cpu",):
         return _CPU_TOKEN_BUDGET
@@ -139,26 +136,26 @@ def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices
 
 
 def fitting_token_budget(spec: ModelSpec, precision: ResolvedPrecision, free_bytes: int) -> int:
-    """Tokens in one packed batch that saturate a GPU, or as many as fit beside the weights into this free memory."""
+    """Tokens per packed batch that saturate a GPU, or as many as fit beside the weights."""
     for_batches = _ACTIVATION_SHARE * (free_bytes - weight_bytes(spec, precision))
     fitting = int(for_batches / _activation_bytes(spec, precision))
     return min(saturating_token_budget(spec, "cuda"), fitting // _BUDGET_STEP * _BUDGET_STEP)
 
 
 def saturating_token_budget(spec: ModelSpec, device_type: Literal["cpu", "cuda"]) -> int:
-    """Tokens in one packed batch at which a kind of device reaches its best speed, where there is room for them."""
+    """Tokens per packed batch at which a type of device reaches peak throughput."""
     if device_type == "cpu":
         return _CPU_TOKEN_BUDGET
     return next(budget for width, budget in _CUDA_TOKEN_BUDGETS if spec.embedding_dim >= width)
 
 
 def needed_bytes(spec: ModelSpec, precision: ResolvedPrecision, token_budget: int) -> int:
-    """Bytes of memory for a model's weights and one batch of this many tokens at its widest place."""
+    """Peak memory of the weights and one batch."""
     return weight_bytes(spec, precision) + token_budget * _activation_bytes(spec, precision)
 
 
 def weight_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
-    """Bytes of a model's weights on the device."""
+    """Memory of the weights on the device."""
     ffn_matrices = 2 if spec.family == "esm2" else 3
     layer = 4 * spec.embedding_dim**2 + ffn_matrices * spec.embedding_dim * spec.ffn_dim
     outside = spec.vocab_size * spec.embedding_dim
@@ -166,10 +163,10 @@ def weight_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
 
 
 def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
-    """The GPU with the least memory that nobody uses, and how many bytes that is.
+    """The GPU with the least free memory, and its free bytes.
 
-    nvidia-smi is asked rather than the CUDA runtime, which would take memory on every GPU for this process
-    and keep the lanes out where a GPU is set to serve one process; what it does not know counts as free.
+    Uses nvidia-smi: a CUDA context takes memory on every GPU, and blocks lanes from GPUs in exclusive-process mode. Memory
+    of a GPU that nvidia-smi does not list counts as free.
     """
     free_by_uuid = _query_free_memory()
     found = []
@@ -182,16 +179,15 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def _query_free_memory() -> dict[str, int]:
-    """Free bytes of every GPU by its UUID, as far as nvidia-smi knows."""
     rows = query_gpus(("uuid", "memory.free"), units=False)
     return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
-    """Bytes that one token of a batch takes at the widest place of a layer: in and after the feed-forward.
+    """Peak bytes per token of a layer, in and after the feed-forward.
 
-    Residual, norm, queries, keys and values side by side and the attention's output are 6 D, the
-    feed-forward before and after its activation 2 F, or 3 F where it is gated; pooling takes D in fp32.
+    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated; pooling D
+    in fp32.
     """
     ffn_buffers = 2 if spec.family == "esm2" else 3
     elements = 6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim
@@ -200,33 +196,23 @@ def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
-    """Tensors on their way to the host.
-
-    Attributes:
-        tensors: on the host; not to be read before `wait` has returned.
-        done: reached when they have arrived; None when they have.
-    """
+    """Tensors being copied to the host, not to be read before `wait`; `done` is None when they are there."""
 
     tensors: tuple[Tensor, ...]
     done: torch.cuda.Event | None
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The tensors, when they have arrived."""
+        """Waits for the copy and returns the tensors."""
         if self.done is not None:
             self.done.synchronize()
         return self.tensors
 
 
 class Streams:
-    """Copies between host and device; on a GPU they overlap with the models, on the CPU there is nothing to do.
+    """Host-device copies; on a GPU, uploads, models and downloads overlap on three streams. The host waits for copies only.
 
-    A GPU has three streams: one uploads batches, one runs the models, one downloads results. The host only launches; it
-    waits for an `AsyncCopy`, never for the device as a whole.
-
-    Attributes:
-        device: where the models are.
-        max_in_flight: most batches that are launched before the first of them has completed: enough that a GPU never
-            waits for the host, few enough that a bad batch is soon noticed.
+    `max_in_flight` batches are launched before the first is retired: enough to keep the GPU busy, few enough to detect
+    non-finite vectors early.
     """
 
     def __init__(self, device: str) -> None:
@@ -239,7 +225,7 @@ class Streams:
             self._downloads = torch.cuda.Stream(self.device)
 
     def empty_pinned(self, size: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised (size,) tensor on the host to be uploaded from, pinned for a GPU."""
+        """An uninitialised (size,) host tensor, pinned for a GPU."""
         return torch.empty(size, dtype=dtype) if self.device.type == "cpu" else empty_pinned((size,), dtype)
 
     def uploading(self) -> AbstractContextManager[object]:
@@ -247,14 +233,14 @@ class Streams:
         return nullcontext() if self._uploads is None else torch.cuda.stream(self._uploads)
 
     def wait_for_upload(self, *uploads: Tensor | PackedLayout) -> None:
-        """Has the models wait for what was uploaded for them; the host does not."""
+        """Makes the model stream, not the host, wait for these uploads."""
         if self._compute is not None and self._uploads is not None:
             self._compute.wait_stream(self._uploads)
             for upload in uploads:
                 upload.record_stream(self._compute)
 
     def download(self, *tensors: Tensor) -> AsyncCopy:
-        """Begins to copy results of the models to the host."""
+        """Starts copying model results to the host."""
         if self._compute is None or self._downloads is None:
             return AsyncCopy(tensors, None)
         self._downloads.wait_stream(self._compute)
@@ -263,7 +249,7 @@ class Streams:
             for tensor in tensors:
                 tensor.record_stream(self._downloads)
                 copies.append(empty_pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True))
-            # A thread that waits for a blocking event sleeps, and leaves its core to the tokenizers.
+            # Blocking: the waiting thread sleeps instead of spinning, freeing its core for the tokenizers.
             done = torch.cuda.Event(blocking=True)
             done.record(self._downloads)
         return AsyncCopy(tuple(copies), done)

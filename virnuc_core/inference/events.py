@@ -1,4 +1,4 @@
-"""What a lane reports while it works and when it is done; all of it crosses process borders."""
+"""Events and reports of a lane; all of them cross process boundaries."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from virnuc_core.inference.shard import ShardCounters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSeconds:
-    """Wall seconds by stage of a shard's work; the stages of different shards overlap.
+    """Wall seconds per stage of a shard; stages of different shards overlap.
 
     Attributes:
-        tokenize: reading, finding equal sequences, tokenizing and packing, in the prefetch thread.
-        forward: from the end of the shard before, or the first batch, to the end of the last batch.
+        tokenize: reading, deduplicating, tokenizing and packing, in the prefetch thread.
+        forward: from the end of the previous shard, or the first batch, to the end of the last batch.
         score: launching the head and the copies to the host.
-        write: from the arrival of the numbers to the file on the disk, in the writing thread.
+        write: from the arrival of the results to the file on disk, in the writer thread.
     """
 
     tokenize: float = 0.0
@@ -32,14 +32,9 @@ class StageSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStarted:
-    """A process of a lane has started; it takes over from an earlier process of the lane.
+    """A lane's process has started; `shards` is empty if it only plans.
 
-    Attributes:
-        lane: number of the lane.
-        device: "cpu" or "cuda:N", N being the number or UUID of the GPU on that machine.
-        host: name of the machine.
-        pid: process id on that machine.
-        shards: what it is to compute; nothing for a process that only plans.
+    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host.
     """
 
     lane: int
@@ -51,7 +46,7 @@ class LaneStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelsLoaded:
-    """The models are on the device, `seconds` after the start of the process."""
+    """Models are on the device, `seconds` after the process started."""
 
     lane: int
     device: str
@@ -61,7 +56,7 @@ class ModelsLoaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardDone:
-    """A shard is on the disk."""
+    """A shard is committed to disk."""
 
     lane: int
     shard: int
@@ -71,7 +66,7 @@ class ShardDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """What a lane's GPU is doing: `utilization` is a share of time, 0 to 1."""
+    """GPU usage of a lane; `utilization` is a fraction of time, 0 to 1."""
 
     lane: int
     utilization: float
@@ -80,7 +75,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneFailed:
-    """A process of a lane ended before its work did: class and text of the error, and whether a retry can help."""
+    """A lane's process failed: class and text of the error, and whether it is retryable."""
 
     lane: int
     error: str
@@ -90,7 +85,7 @@ class LaneFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneFinished:
-    """All shards that a process was started for are on the disk, `seconds` after its start."""
+    """All shards of the process are committed, `seconds` after it started."""
 
     lane: int
     seconds: float
@@ -101,17 +96,13 @@ LaneEvent = LaneStarted | ModelsLoaded | ShardDone | GpuSample | LaneFailed | La
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneReport:
-    """The work of one lane, over all processes that worked for it.
+    """Work of one lane over all of its processes; `host` and `device` are those of the last `LaneStarted`.
 
     Attributes:
-        lane: number of the lane.
-        host: name of the last machine.
-        device: as in `LaneStarted`.
-        device_name: the name of the hardware; empty when no process got as far as loading models.
-        started: when the first process started, in Unix seconds.
-        load_seconds: starts of processes and loading of the models.
-        seconds: wall seconds with a process at work.
-        shards: what was computed, in order.
+        device_name: of the hardware; empty if no process loaded its models.
+        started: start of the first process, in Unix seconds.
+        load_seconds: process start-up and model loading.
+        seconds: wall time with a process running.
     """
 
     lane: int

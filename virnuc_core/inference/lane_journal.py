@@ -1,7 +1,6 @@
-"""The journal of a lane: one JSON line an event, for watching a run from another process or machine.
+"""A lane's journal in JSON Lines, for monitoring from another process or machine.
 
-A journal is a record and never state: what is done is what is a valid shard file. So readers skip lines that make no
-sense, and a lane goes on when its journal cannot be written.
+A journal is not state: readers skip invalid lines, and a lane continues when its journal cannot be written.
 """
 
 import json
@@ -42,7 +41,7 @@ class JournalEntry:
 
 
 class LaneJournal:
-    """A journal to write to; several threads may do so."""
+    """Thread-safe journal writer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,9 +49,9 @@ class LaneJournal:
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(exist_ok=True)
-        # Unbuffered, so that lines of two writers would not mix either.
+        # Unbuffered, so that lines of two processes do not interleave.
         self._file = self._path.open("ab", buffering=0)
-        if self._file.tell():  # whoever wrote before may have been killed in the middle of a line
+        if self._file.tell():  # an earlier writer may have been killed mid-line
             self._file.write(b"\n")
         return self
 
@@ -61,7 +60,7 @@ class LaneJournal:
 
     @contextmanager
     def recording_failure(self, lane: int) -> Iterator[None]:
-        """Records what the block raises, so that it can be raised again where the journal is read."""
+        """Records an exception of the block, so that readers of the journal can raise it again."""
         try:
             yield
         except (VirnucError, OSError, MemoryError) as error:
@@ -70,7 +69,7 @@ class LaneJournal:
             raise
 
     def write(self, event: LaneEvent) -> None:
-        """Adds an event; other machines can read it when this returns."""
+        """Appends an event, and syncs it so that other machines can read it."""
         values = {"time": time.time(), "event": type(event).__name__, **asdict(event)}
         try:
             with self._turn:
@@ -81,24 +80,24 @@ class LaneJournal:
 
 
 class JournalTail:
-    """A journal to read from while it is written."""
+    """Reads a journal while it is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read_new(self) -> list[JournalEntry]:
-        """The entries that are new since the last call; none as long as there is no file."""
+        """Entries added since the last call; none while the file does not exist."""
         entries = map(_entry_from_line, self._read_whole_lines())
         return [entry for entry in entries if entry is not None]
 
     def skip(self) -> None:
-        """Passes over what is there by now."""
+        """Skips existing entries."""
         self._read_whole_lines()
 
     def _read_whole_lines(self) -> list[bytes]:
         try:
-            # Opened anew each time: only then does a network file system ask its server for what is new.
+            # Reopened each time: network file systems revalidate their cache only on open.
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 lines, newline, _ = file.read().rpartition(b"\n")
@@ -110,7 +109,7 @@ class JournalTail:
 
 
 def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
-    """The work of one lane, from the entries of its journal since a `LaneStarted`."""
+    """Work of one lane, from its journal entries since a `LaneStarted`."""
     entries = list(entries)
     events = [entry.event for entry in entries]
     starts = [event for event in events if isinstance(event, LaneStarted)]
@@ -122,7 +121,7 @@ def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
         device_name=loads[-1].device_name if loads else "",
         started=entries[0].time,
         load_seconds=sum(load.seconds for load in loads),
-        # All but the time between the end of one process and the start of the next.
+        # Without the gaps between processes.
         seconds=sum(
             after.time - before.time
             for before, after in pairwise(entries)
@@ -133,10 +132,10 @@ def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
 
 
 def raise_failure(failure: LaneFailed) -> NoReturn:
-    """Raises what stopped a lane again, in this process.
+    """Raises a lane's error in this process.
 
     Raises:
-        VirnucError: of the class that it had there; the base class for an error that is not virnuc's own.
+        VirnucError: of the original class; the base class for any other error.
     """
     kind = getattr(errors, failure.error, None)
     if isinstance(kind, type) and issubclass(kind, VirnucError):

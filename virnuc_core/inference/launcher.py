@@ -1,7 +1,4 @@
-"""Lanes on this machine: shards are assigned to devices, and each device gets a process of its own.
-
-Nothing here imports torch before a lane's process has chosen its device.
-"""
+"""Local lanes, one process per device; torch must not be imported before a lane's process has selected its device."""
 
 import heapq
 import logging
@@ -38,40 +35,40 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 
-# How libraries compute on the CPU; each reads it at its first product.
+# Settings of CPU libraries, read at the first matrix product.
 CPU_LIBRARIES: Final = {
-    # Without it MKL rounds by memory alignment and number of threads, and a run that is resumed with fewer cores would
-    # not give the same bytes.
+    # Otherwise MKL's rounding depends on memory alignment and thread count, and a run resumed with fewer cores would not
+    # be byte-identical.
     "MKL_CBWR": "AUTO",
-    # oneDNN caches primitives for the last 1,024 shapes by default: nearly a gigabyte for batches of different sizes.
-    # The layers of one batch share theirs.
+    # By default oneDNN caches primitives for 1,024 shapes: nearly 1 GB for batches of different sizes. Layers of one
+    # batch share theirs.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # Torch caches them once more, for fused products: 1.6 MB more with every shard.
+    # Torch's own cache of these for fused products otherwise grows by 1.6 MB per shard.
     "LRU_CACHE_CAPACITY": "64",
 }
-# In every process alike, so that a lane without a process of its own gives the same bytes.
+# In every process, so that lanes in the main process are byte-identical, too.
 for _name, _value in CPU_LIBRARIES.items():
     os.environ.setdefault(_name, _value)
 
-_LANE_PROCESS: Final = "virnuc-lane"  # how the names of lanes' processes begin
+_LANE_PROCESS: Final = "virnuc-lane"  # prefix of process names
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
 _SIGNAL_HINTS: Final = {
     "SIGKILL": " (often: the machine ran out of memory)",
     "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
 }
-# The thread that launches kernels takes the GIL at each of them. With Python's own switch interval of 5 ms it makes
-# 1,300 to 2,400 small calls a second while another thread tokenizes; with this, 30,000 or more.
+# Every kernel launch takes the GIL. With Python's default switch interval of 5 ms, the launching thread makes 1,300 to
+# 2,400 small calls per second while another thread tokenizes; with this one, 30,000 or more.
 _SWITCH_SECONDS: Final = 5e-5
 
 _log = logging.getLogger(__name__)
 
 
 def require_main_process() -> None:
-    """Refuses to make a run in the process of a lane, which imports the script that has started it.
+    """Refuses to start a run in a lane's process, which imports the script that started it.
 
     Raises:
-        UsageError: this is such a process.
+        UsageError: this is a lane's process.
     """
     if multiprocessing.current_process().name.startswith(_LANE_PROCESS):
         raise UsageError(
@@ -81,12 +78,9 @@ def require_main_process() -> None:
 
 
 def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
-    """Assigns shards to lanes so that the lanes end at about the same time.
+    """Assigns shards to lanes for equal finish times: by falling cost, each to the least loaded lane.
 
-    The costliest shard goes first, each to the lane with the least work.
-
-    Returns:
-        For each lane its shards in row order; lanes without work are left out.
+    Returns the shards of each lane in row order; lanes without work are left out.
     """
     loads = [(0.0, lane) for lane in range(num_lanes)]
     assigned: list[list[int]] = [[] for _ in loads]
@@ -98,12 +92,12 @@ def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tupl
 
 
 def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
-    """Computes the shards that are not on the disk: on the CPU in this process, on GPUs in a process for each.
+    """Computes the missing shards: on "cpu" in this process, on "cuda:0", "cuda:1", ... in one process each.
 
-    `devices` are "cpu" alone, or "cuda:0", "cuda:1", ...; nobody else works in the folder.
+    No other process may work in the folder.
 
     Raises:
-        VirnucError: what stopped a lane; finished shards are kept.
+        VirnucError: a lane failed; finished shards are kept.
     """
     pending = pending_shards(folder, plan)
     remove_shard_temporaries(folder, pending)
@@ -130,10 +124,8 @@ def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) ->
     with ThreadPoolExecutor(max(1, len(lanes)), thread_name_prefix="lane") as threads:
         try:
             return list(threads.map(compute, lanes))
-        except (
-            BaseException
-        ):  # a lane has failed or this is interrupted; the threads wait for their processes
-            end_lane_processes()
+        except BaseException:
+            end_lane_processes()  # which the threads wait for
             raise
 
 
@@ -146,23 +138,15 @@ def run_lane(
     num_lanes: int = 1,
     on_event: Callable[[LaneEvent], None] | None = None,
 ) -> LaneReport:
-    """Computes shards in a process of its own, and waits for it.
+    """Computes shards in a child process and waits for it; lanes run concurrently when called from several threads.
 
-    Several lanes run at once when this is called from several threads. Log records of the process come out
-    of this process's loggers.
-
-    Args:
-        folder: the run's folder, with its plan and frame store.
-        indices: the shards to compute.
-        device: "cpu" or "cuda:N", as this process sees it.
-        lane: number of the lane, for its events and messages.
-        num_lanes: lanes that run at the same time on this machine; they share the CPU threads.
-        on_event: called in this thread for every event of the lane.
+    The `num_lanes` lanes of this machine share the CPU threads. Events are passed to `on_event` in this thread; log records
+    of the child go to this process's loggers. `device` is "cpu" or "cuda:N", as seen by this process.
 
     Raises:
-        LaneError: the process ended before its work did.
-        VirnucError: what the lane raised; anything unexpected becomes one that names it.
-        OSError: what the lane met when it read or wrote files.
+        LaneError: the process died before finishing.
+        VirnucError: raised by the lane, or wrapping an unexpected error.
+        OSError: the lane could not read or write a file.
     """
     started = time.perf_counter()
     entries, emit = _recorder(on_event)
@@ -179,13 +163,13 @@ def run_lane(
         daemon=True,
     )
     process.start()
-    sender.close()  # the child's copy is the only one then, so its end is seen here
+    sender.close()  # leaves the child's copy only, so that its exit gives EOF here
     is_done = False
     try:
         emit(_lane_started(lane, machine_device, process.pid or 0, indices))
         for event in _received(receiver, process, f"lane {lane} on {device}", len(indices)):
             if isinstance(event, ModelsLoaded):
-                # From the start of the process, and with the device's name on the machine.
+                # Counted from process start, and with the host-wide device name.
                 event = replace(event, device=machine_device, seconds=time.perf_counter() - started)
             emit(event)
         is_done = True
@@ -197,7 +181,7 @@ def run_lane(
 
 
 def end_lane_processes() -> None:
-    """Ends every lane of this process, so that whoever waits for one goes on with its LaneError."""
+    """Terminates all lanes of this process; `run_lane` then raises LaneError."""
     for process in multiprocessing.active_children():
         if process.name.startswith(_LANE_PROCESS):
             process.terminate()
@@ -206,7 +190,7 @@ def end_lane_processes() -> None:
 def _run_lane_here(
     folder: RunFolder, indices: Sequence[int], on_event: Callable[[LaneEvent], None]
 ) -> LaneReport:
-    """One lane on the CPU in this process, with as many threads as a process of its own would have."""
+    """Runs a lane on the CPU in this process, with the thread count of a lane process."""
     import torch
 
     from virnuc_core.inference.worker import run_shards
@@ -226,7 +210,6 @@ def _run_lane_here(
 def _recorder(
     on_event: Callable[[LaneEvent], None] | None,
 ) -> tuple[list[JournalEntry], Callable[[LaneEvent], None]]:
-    """A list, and a function that adds an event to it and passes it on."""
     entries: list[JournalEntry] = []
 
     def emit(event: LaneEvent) -> None:
@@ -242,7 +225,6 @@ def _lane_started(lane: int, device: str, pid: int, shards: Sequence[int]) -> La
 
 
 def _child_environment(device: str, num_lanes: int) -> dict[str, str]:
-    """A lane's share of the threads, and the one GPU that it sees."""
     threads = str(max(1, available_threads() // num_lanes))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     environment = dict.fromkeys(names, threads)
@@ -257,7 +239,7 @@ def _received(receiver: Connection, process: SpawnProcess, name: str, total: int
     while True:
         try:
             message = receiver.recv()
-        except (EOFError, OSError):  # the latter when it ended in the middle of a message
+        except (EOFError, OSError):  # OSError if it died mid-message
             process.join()
             raise LaneError(
                 f"the process of {name} {_how_it_ended(process.exitcode)} with {left} of {total} shards to do. "
@@ -303,11 +285,10 @@ def _lane_main(
     log_level: int,
     sender: Connection,
 ) -> None:
-    """The body of the lane's process; what it sends is read by `_received`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.update(environment | compile_cache_environment())
-    # Batches of many sizes would otherwise fragment the GPU's memory.
+    # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     sys.setswitchinterval(_SWITCH_SECONDS)
     pipe = _PipeHandler(sender)
@@ -328,9 +309,8 @@ def _lane_main(
 
 
 def _unexpected(error: Exception, lane: int) -> VirnucError:
-    """What an error that nobody foresaw means for whoever waits for the lane."""
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    # Torch has a class of its own for these since 2.8, and other libraries under it have not.
+    # By text: torch has a class for these since 2.8, but other libraries have none.
     if "CUDA error" in text or "CUDNN_STATUS" in text or "CUBLAS_STATUS" in text:
         return DeviceLostError(
             f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
@@ -343,7 +323,6 @@ def _unexpected(error: Exception, lane: int) -> VirnucError:
 
 
 def _die_with_parent() -> None:
-    """Ends this process when its parent is gone, so that no lane computes for nobody."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -351,7 +330,7 @@ def _die_with_parent() -> None:
 
 
 class _PipeHandler(QueueHandler):
-    """Sends log records, with their text filled in, and anything else to the parent, from any thread."""
+    """Thread-safe sender of formatted log records and other messages to the parent."""
 
     def __init__(self, sender: Connection) -> None:
         super().__init__(queue.SimpleQueue())
@@ -359,10 +338,8 @@ class _PipeHandler(QueueHandler):
         self._turn = threading.Lock()
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Sends one prepared record."""
         self.send(record)
 
     def send(self, message: object) -> None:
-        """Sends one message."""
         with self._turn:
             self._sender.send(message)

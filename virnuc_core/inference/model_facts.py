@@ -1,4 +1,4 @@
-"""Facts for choosing a model: size, memory, speed, licence, and whether it is on this machine."""
+"""Facts for choosing a model: size, memory, speed, licence, and whether it is installed."""
 
 import json
 import math
@@ -13,20 +13,18 @@ from virnuc_core.models.checkpoint import parameter_shapes
 from virnuc_core.models.hub import location_of
 from virnuc_core.specs import Family, ModelSpec, ResolvedPrecision
 
-# Figures of benchmarks/results, put together by scripts/render/speeds.py.
+# Results in benchmarks/results, collected by scripts/render/speeds.py.
 _SPEEDS: Final = Path(__file__).parent / "speeds.json"
-_PUBLISHED_BYTES: Final = 4  # a parameter: published checkpoints are in fp32
+_PUBLISHED_BYTES: Final = 4  # per parameter: published checkpoints are fp32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSpeed:
-    """One figure of a committed benchmark.
+    """One result of a committed benchmark, with its result file and command.
 
     Attributes:
-        letters_per_second: residues a second for ESM-2, bases a second for DNABERT-S.
+        letters_per_second: residues for ESM-2, bases for DNABERT-S.
         letters: length of each sequence.
-        result: name of the result file.
-        command: the command of the measurement.
     """
 
     family: Family
@@ -41,12 +39,9 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """One model of the catalogue.
+    """One model of the catalogue; `location` is None if it is not installed.
 
-    Attributes:
-        location: its path on this machine; None when it is not here.
-        disk_bytes: size of its files; where they are not here, of fp32 parameters.
-        speeds: measured ones; empty when there are none.
+    `disk_bytes` is the size of its files, or of fp32 parameters if not installed.
     """
 
     entry: CatalogueEntry
@@ -57,12 +52,12 @@ class ModelFacts:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that the vectors depend on; heads for other tasks are not counted."""
+        """Parameters of the encoder, without heads for other tasks."""
         return sum(math.prod(shape) for shape in parameter_shapes(self.spec).values())
 
     @property
     def gpu_bytes(self) -> dict[ResolvedPrecision, int]:
-        """Memory on a GPU by precision: weights, and a batch of as many tokens as are used by default."""
+        """GPU memory by precision: weights and a batch of the default size."""
         budget = saturating_token_budget(self.spec, "cuda")
         return {name: needed_bytes(self.spec, name, budget) for name in get_args(ResolvedPrecision)}
 
@@ -73,14 +68,14 @@ class ModelFacts:
 
     @property
     def here(self) -> str:
-        """Whether it is on this machine, in words."""
+        """Where it is installed, in words."""
         if self.location is None:
             return "no"
         return "hub cache" if isinstance(self.entry.source, HubCommit) else "bundled"
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """The facts as plain JSON values."""
         hub = self.entry.source if isinstance(self.entry.source, HubCommit) else None
         return {
             "name": self.entry.name,
@@ -106,7 +101,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFacts:
-    """One bundled head: its name, its file and the bytes of that."""
+    """A bundled head."""
 
     name: str
     location: Path
@@ -114,7 +109,7 @@ class HeadFacts:
 
 
 def model_facts() -> list[ModelFacts]:
-    """All of the catalogue; nothing is fetched."""
+    """All models of the catalogue; downloads nothing."""
     return [_facts(entry) for entry in CATALOGUE]
 
 
@@ -128,7 +123,7 @@ def head_facts() -> list[HeadFacts]:
 
 @lru_cache(maxsize=1)
 def measured_speeds() -> tuple[MeasuredSpeed, ...]:
-    """All figures that are shipped with the package."""
+    """All benchmark results shipped with the package."""
     return tuple(MeasuredSpeed(**row) for row in json.loads(_SPEEDS.read_text()))
 
 

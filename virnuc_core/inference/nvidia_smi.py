@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the GPUs: asked in a process of its own, it makes no CUDA context in this one."""
+"""GPU queries through nvidia-smi, which create no CUDA context in this process."""
 
 import logging
 import subprocess
@@ -11,12 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 def query_gpus(fields: Sequence[str], *, units: bool) -> list[tuple[str, ...]]:
-    """Properties of every GPU, one row each; no rows where nvidia-smi is not there or does not tell.
-
-    Args:
-        fields: as `nvidia-smi --help-query-gpu` names them.
-        units: whether numbers come with their units.
-    """
+    """One row per GPU, empty if nvidia-smi is unavailable; for `fields` see `nvidia-smi --help-query-gpu`."""
     layout = "csv,noheader" if units else "csv,noheader,nounits"
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={layout}"]
     try:

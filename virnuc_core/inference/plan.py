@@ -1,9 +1,7 @@
-"""The plan of a run: its record on disk, and comparing it with what is asked for when the run is resumed.
+"""The plan of a run: its file, and the comparison with the requested settings on resume.
 
-A plan holds everything that decides the numbers: input, models and how they compute, and the bounds of the shards. It
-does not hold devices, lanes or folders, so the same plan gives the same shards wherever they are computed. Only one
-thing may be added later: a run that is resumed with other emergency switches computes its missing shards differently,
-see `Continuation`.
+A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
+they are computed. After its creation, only `Continuation`s and the threshold change.
 """
 
 import hashlib
@@ -32,18 +30,18 @@ from virnuc_core.specs import (
 SCHEMA_VERSION: Final = 3
 Kind = Literal["predict", "embed", "train"]
 
-# Two plans that differ in these only have the same fingerprint: they decide no vector and no score.
+# These affect no vector and no score.
 _NOT_IN_FINGERPRINT: Final = frozenset({"inputs", "name", "location", "switches", "threshold", "warnings"})
-# Fields that a flag of the same name sets; the last two also exist as --dnabert-FLAG beside a protein model.
+# Fields set by a flag of the same name; the last two also by --dnabert-FLAG in runs with both models.
 _FLAGGED: Final = (
     *("chunk_length", "min_length", "repr_layer", "attention", "compile_mode", "token_budget", "embeddings"),
     *("precision", "engine"),
 )
 _DNABERT_FLAGGED: Final = ("precision", "engine")
-# What "auto" decides by precision and engine.
+# "auto" resolves these from precision and engine.
 _RESOLVED: Final = ("attention", "compile_mode", "token_budget")
 _NOT_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "rows"})
-# The fields of a model that an emergency switch decides.
+# Fields of a model that an emergency switch affects.
 _SWITCHED: Final[Mapping[str, frozenset[str]]] = {
     "VIRNUC_DISABLE_FP16": frozenset({"precision", *_RESOLVED}),
     "VIRNUC_DISABLE_PACKING": frozenset({"precision", *_RESOLVED}),
@@ -54,14 +52,12 @@ _SWITCHED: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedModel:
-    """One transformer as it will be run.
+    """A transformer with resolved settings.
 
     Attributes:
-        name: as recorded in the outputs.
         repr_layer: layer whose hidden states are averaged, 0..num_layers.
         weights_fingerprint: SHA-256 over weight files and tokenizer.
-        attention: attention backend; "padded" goes with padded batches.
-        token_budget: most tokens in one packed batch.
+        token_budget: maximum tokens in a packed batch.
         location: absolute path of the checkpoint.
     """
 
@@ -79,19 +75,19 @@ class PlannedModel:
 
     @property
     def arithmetic(self) -> str:
-        """How it computes, for messages."""
+        """Precision, engine, attention and compile mode, for messages."""
         compiled = f", compiled ({self.compile_mode})" if self.compile_mode != "none" else ""
         return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
 
     @property
     def fingerprint_fields(self) -> dict[str, Any]:
-        """Field and JSON value of everything that decides its vectors."""
+        """Field and JSON value of everything that determines its vectors."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_IN_FINGERPRINT}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
-    """The classifier head: its name, the SHA-256 of its weights, and its absolute path."""
+    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path."""
 
     name: str
     fingerprint: str
@@ -100,11 +96,7 @@ class PlannedHead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Rows begin..end-1 of the frame store: one unit of work, commit and resume.
-
-    Attributes:
-        cost: estimated seconds of work on one device of the kind that the plan was made for.
-    """
+    """Rows begin..end-1 of the frame store, the unit of work, commit and resume; `cost` is in estimated seconds."""
 
     index: int
     begin: int
@@ -114,13 +106,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """Shards that were missing when the run was resumed with other emergency switches.
-
-    Attributes:
-        switches: the environment variables that were set then.
-        models: the plan's models, with the arithmetic that the switches left.
-        shards: indices, ascending.
-    """
+    """Shards (ascending) computed by `models`, with the arithmetic of other emergency switches that were set on resume."""
 
     switches: tuple[str, ...]
     models: tuple[PlannedModel, ...]
@@ -129,28 +115,21 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class RunPlan:
-    """Everything that decides the numbers of a run.
+    """Everything that determines the results of a run.
 
     Attributes:
-        schema_version: layout of plan and shards.
-        kind: chunks, frames and calls ("predict"), one vector a sequence ("embed"), or the vectors of frames for
-            training a head ("train").
-        inputs: the files, for people.
-        input_digest: digest of the content of the frame store.
-        chunk_length: in bp; None for whole sequences.
-        rows: which rows the frame store has; without meaning for whole sequences.
-        models: the DNA model first, then the protein model; one of them for a run with one model.
-        head: the classifier; None for no scores.
-        dna_head: the classifier for chunks without an open frame; None when they get no score.
-        embeddings: dtype of the stored vectors, or "none".
-        shards: in row order without gaps.
-        virnuc_version: version that made the plan.
-        warnings: what makes the run slower than it could be.
-        switches: the emergency switches that were set when it was made.
-        continued: the shards that compute differently from what `models` says.
-        min_length: shorter records are not used.
-        threshold: p_virus from which chunks and contigs are called virus; decides nothing in a shard, so it may change
-            when a run is resumed.
+        kind: "predict" (chunks, frames and calls), "embed" (one vector per sequence), or "train" (vectors of frames).
+        inputs: files, for information only.
+        input_digest: digest of the frame store's content.
+        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
+        models: DNA model first, then protein model; at least one.
+        head: None if nothing is scored.
+        dna_head: for chunks without a stop-free frame; None if these are not scored.
+        shards: contiguous, in row order.
+        warnings: reasons why the run is slower than possible.
+        switches: emergency switches set when the plan was made.
+        continued: shards whose arithmetic differs from `models`.
+        threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -178,24 +157,24 @@ class RunPlan:
 
     @property
     def heads(self) -> tuple[PlannedHead, ...]:
-        """The classifiers that it has."""
+        """The classifier heads of the run."""
         return tuple(head for head in (self.head, self.dna_head) if head is not None)
 
     def model(self, family: Family) -> PlannedModel | None:
-        """The model of one family, if the run has it."""
+        """The model of a family; None if the run has none."""
         return next((model for model in self.models if model.family == family), None)
 
     @cached_property
     def uniform(self) -> "RunPlan":
-        """The plan as it was made, in which all shards compute alike."""
+        """The original plan, without continuations."""
         return replace(self, continued=()) if self.continued else self
 
     def for_shard(self, index: int) -> "RunPlan":
-        """The plan in which all shards compute like this one; its fingerprint is that of the shard."""
+        """The plan with this shard's arithmetic for all shards; its fingerprint is stored in the shard."""
         return self._continued_plans.get(index, self.uniform)
 
     def grouped(self, indices: Iterable[int]) -> "list[tuple[RunPlan, list[Shard]]]":
-        """These shards, in the order given, by `for_shard`."""
+        """Groups these shards, in the given order, by `for_shard`."""
         groups: dict[str, tuple[RunPlan, list[Shard]]] = {}
         for index in indices:
             plan = self.for_shard(index)
@@ -211,12 +190,12 @@ class RunPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over everything that decides the result; names and places are left out."""
+        """SHA-256 over `fingerprint_fields`."""
         return hashlib.sha256(json.dumps(self.fingerprint_fields, sort_keys=True).encode()).hexdigest()
 
     @property
     def fingerprint_fields(self) -> dict[str, Any]:
-        """Field path and JSON value of everything that decides the result, in the order for messages."""
+        """Field path and JSON value of everything that determines the results, in message order."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -244,7 +223,7 @@ def write_plan(path: Path, plan: RunPlan) -> None:
 
 
 def read_plan(path: Path) -> RunPlan:
-    """Reads a plan back.
+    """Reads a plan.
 
     Raises:
         DamagedFileError: the file is missing, incomplete, altered, or of another schema.
@@ -275,12 +254,10 @@ def read_plan(path: Path) -> RunPlan:
 
 
 def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> None:
-    """Refuses to resume a run that was made with something else.
-
-    Differences that follow from an emergency switch set for one of the plans only are allowed: see `continue_plan`.
+    """Rejects resuming a run with other settings, except for effects of emergency switches (see `continue_plan`).
 
     Raises:
-        MismatchError: they would give other numbers; names every such field and both values.
+        MismatchError: the results would differ; names each such field with both values.
     """
     old, new = existing.fingerprint_fields, wanted.fingerprint_fields
     toggled = {*existing.switches} ^ {*wanted.switches}
@@ -301,7 +278,7 @@ def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> 
 
 
 def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) -> RunPlan:
-    """The plan of a run whose pending shards compute as in `wanted`, and the others as they did."""
+    """The plan with pending shards computed as in `wanted`, and the others as they were."""
     parts = {
         _arithmetic(part.models): replace(part, shards=tuple(i for i in part.shards if i not in pending))
         for part in existing.continued
@@ -322,10 +299,10 @@ def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) 
 
 
 def reused_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
-    """The models whose vectors in the shards of one run are those that another run would compute."""
+    """Models whose vectors in the old shards are those that the new run would compute."""
     common = ("kind", "input_digest", "chunk_length", "rows", "shards", "virnuc_version")
     before, now = old.fingerprint_fields, new.fingerprint_fields
-    # Scores are computed from vectors before they are rounded to be stored.
+    # Scores are computed from unrounded vectors.
     if old.embeddings != "float32" or any(before[key] != now[key] for key in common):
         return frozenset()
     known = {model.family: model.fingerprint_fields for model in old.models}
@@ -335,12 +312,11 @@ def reused_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
 
 
 def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
-    """What decides the vectors of models, as one key."""
     return json.dumps([model.fingerprint_fields for model in models], sort_keys=True)
 
 
 def _causes(differing: list[str]) -> list[str]:
-    """Those of the fields that do not follow from others: naming all of them would bury the cause."""
+    """The fields that do not follow from others, so that messages name the cause only."""
     other_models = {key.partition(".")[0] for key in differing if key.endswith(".weights_fingerprint")}
     followers = {"shards"}
     for key in differing:
@@ -368,7 +344,6 @@ def _ways_out(existing: RunPlan, differing: list[str], folder: RunFolder) -> str
 
 
 def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) -> str:
-    """One difference: the field, its flag, the value in the folder and the value asked for."""
     family, _, name = key.rpartition(".")
     if key == "input_digest":
         return f"input was {_input_names(existing)} ({old[:12]}), now {_input_names(wanted)} ({new[:12]})"

@@ -1,4 +1,4 @@
-"""From sequence files and settings to the frame store and the plan of a run: every "auto" is decided here, once."""
+"""Builds frame store and plan from sequence files and settings; resolves every "auto"."""
 
 import hashlib
 import logging
@@ -50,10 +50,10 @@ from virnuc_core.specs import (
 )
 from virnuc_core.versions import log_version_warnings
 
-_REFERENCE_TOKEN_BUDGET: Final = 1  # every sequence is over it, so each one runs alone
+_REFERENCE_TOKEN_BUDGET: Final = 1  # below any sequence, so that each one runs alone
 _MAX_TOKEN_BUDGET: Final = 2**31 - 1  # sums over batches stay within 64 bits
 _IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
-# What the reference engine is checked against, and where.
+# What the reference engine is tested against.
 _ORACLES: Final[dict[Family, str]] = {
     "esm2": "fair-esm and transformers (tests/golden/test_esm2.py, tests/golden/test_comparison.py)",
     "dnabert_s": "outputs of its authors' code and transformers' BertModel with ALiBi (tests/golden/test_dnabert_s.py, "
@@ -71,11 +71,11 @@ def index_inputs(
     rows: Rows = "open_frames",
     min_length: int = 0,
 ) -> StoreMeta:
-    """Builds the frame store of a run, or keeps the one of the same files and settings.
+    """Builds the frame store of a run, or reuses that of the same files and settings.
 
     Raises:
-        InputError: a file cannot be read, or nothing in it can be used; rejected.tsv says why.
-        MismatchError: the folder holds a run over other files or chunks.
+        InputError: a file cannot be read, or has nothing usable; rejected.tsv has the reasons.
+        MismatchError: the folder holds a run with other files or chunks.
     """
     has_plan = folder.plan.exists()
     if has_plan or folder.frames.exists():
@@ -105,7 +105,7 @@ def index_inputs(
 
 
 def _input_digest_for(existing: RunPlan, files: tuple[InputFile, ...]) -> str:
-    """The plan's digest for the same files, and any other one for others, whose frame store is not built yet."""
+    """The plan's digest if the files are the same; otherwise a different one, as their store does not exist yet."""
     digests = [file.sha256 for file in files]
     if digests == [file.sha256 for file in existing.inputs]:
         return existing.input_digest
@@ -113,7 +113,6 @@ def _input_digest_for(existing: RunPlan, files: tuple[InputFile, ...]) -> str:
 
 
 def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
-    """Whether the intact store of these files and settings is there."""
     if not path.exists():
         return False
     try:
@@ -134,15 +133,14 @@ def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[objec
 def open_plan(
     config: RunConfig, store: FrameStore, kind: Kind, devices: tuple[str, ...], folder: RunFolder
 ) -> RunPlan:
-    """The plan in a run's folder, made and written if there is none yet.
+    """Reads the plan of a run folder, creating it if missing.
 
-    A run that is made from another one takes over its shards, and its choices for models that stay the same. When a run
-    is resumed with other emergency switches, the missing shards get the arithmetic that these leave. `devices` are
-    resolved and all of one kind; token budgets fit each of them.
+    A run derived from another one keeps its shards, and the resolved settings of unchanged models. With other emergency
+    switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type.
 
     Raises:
-        MismatchError: the folder holds a run made with something else.
-        DamagedFileError: the plan in the folder cannot be read.
+        MismatchError: the folder holds a run with other settings.
+        DamagedFileError: the existing plan cannot be read.
         VirnucError: a model, head or setting cannot be used.
     """
     log_version_warnings("compute")
@@ -153,7 +151,7 @@ def open_plan(
         return plan
     existing = read_plan(folder.plan)
     if existing.switches != switches_of(config):
-        # With other arithmetic, the same size has other bounds.
+        # With other arithmetic, the same duration gives other bounds.
         config = config.model_copy(update={"shard_seconds": None})
     wanted = make_plan(config, store, kind, devices, existing)
     require_same_plan(existing.uniform, wanted, folder)
@@ -166,7 +164,7 @@ def open_plan(
 
 
 def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
-    """Writes into the plan that the missing shards compute with the switches that are set."""
+    """Records in the plan that the missing shards use the current switches."""
     pending = pending_shards(folder, existing)
     plan = continue_plan(existing, wanted, frozenset(pending))
     switches = ", ".join(wanted.switches) or "no switch"
@@ -198,16 +196,16 @@ def make_plan(
     devices: tuple[str, ...],
     existing: RunPlan | None = None,
 ) -> RunPlan:
-    """Decides everything that the numbers of a run depend on.
+    """Resolves everything that determines the results of a run.
 
-    `existing` is a plan to resume, or to make this one from. Where nothing else is asked for, its shards are kept if it is
-    for the same input, and its token budget and compile mode for a model that is the same.
+    `existing` is a plan to resume or derive from: unless other values are requested, its shards are kept for the same input,
+    and its token budget and compile mode for the same model.
 
     Raises:
         UsageError: settings contradict each other.
-        CheckpointError: a model or the head cannot be used.
-        MismatchError: the head was not trained with these models, or for this chunk length.
-        DeviceError: the device cannot compute in the precision asked for.
+        CheckpointError: a model or head cannot be used.
+        MismatchError: the head was trained for other models or another chunk length.
+        DeviceError: the device does not support the precision.
     """
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
@@ -248,13 +246,13 @@ def make_plan(
 def plan_models(
     config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None
 ) -> tuple[PlannedModel, ...]:
-    """The DNA model, then the protein model, as far as they are asked for; none of them compiled.
+    """The requested models, DNA before protein, with compile mode unresolved ("none").
 
     Raises:
-        UsageError: no model is asked for, or settings contradict each other.
+        UsageError: no model is requested, or settings contradict each other.
         CheckpointError: a model cannot be used.
-        DeviceError: a device cannot compute in the precision asked for.
-        DeviceMemoryError: a device has no room for a model.
+        DeviceError: a device does not support the precision.
+        DeviceMemoryError: a model does not fit on a device.
     """
     asked: list[tuple[Family, str]] = []
     if config.dnabert_model is not None:
@@ -280,7 +278,7 @@ def plan_models(
 
 
 def switches_of(config: RunConfig) -> tuple[str, ...]:
-    """The emergency switches of a run: those that it came with, else those of this process."""
+    """Emergency switches of a run: those of the configuration, else those of this process."""
     return env().switches if config.switches is None else config.switches
 
 
@@ -333,7 +331,7 @@ def _plan_precision(
     if family == "dnabert_s" and config.dnabert_precision is not None:
         choice, flag = config.dnabert_precision, "--dnabert-precision"
     elif family == "dnabert_s" and config.dnabert_engine == "reference":
-        choice = "auto"  # what is asked for both models does not contradict what is for this one
+        choice = "auto"  # --precision for both models does not contradict --dnabert-engine
     if _engine_of(config, family) == "reference":
         _log.info(
             "engine reference for %s: one sequence at a time in fp32, checked against %s",
@@ -358,14 +356,14 @@ def _plan_attention(
     elif "VIRNUC_DISABLE_PACKING" in switches:
         return "padded"
     elif "VIRNUC_DISABLE_FP16" in switches and choice not in ("sdpa", "reference"):
-        choice = "auto"  # what was asked for may be for 16 bit only
+        choice = "auto"  # the requested backend may be 16-bit only
     return resolve_attention(choice, device, spec.family, precision, spec.head_dim)
 
 
 def _plan_compile_mode(
     config: RunConfig, model: PlannedModel, seconds: float, before: PlannedModel | None
 ) -> ResolvedCompileMode:
-    """The mode asked for; "auto" keeps that of an earlier plan."""
+    """Resolves the mode; "auto" keeps that of an earlier plan."""
     if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
         return "none"
     if config.compile_mode == "auto" and before is not None and _computes_alike(before, model):
@@ -374,7 +372,7 @@ def _plan_compile_mode(
 
 
 def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
-    """Whether what "auto" found to be best for one of two planned models is so for the other."""
+    """Whether "auto" settings resolved for one planned model apply to the other."""
     same = ("weights_fingerprint", "precision", "engine")
     return all(getattr(before, name) == getattr(now, name) for name in same)
 
@@ -382,7 +380,6 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
 def _plan_heads(
     config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
 ) -> tuple[PlannedHead, PlannedHead | None]:
-    """The head for open frames, and the one for chunks without, if there is to be one."""
     require_heads(config)
     head = _plan_head(head_of(config), models, existing.head if existing else None)
     if (name := dna_head_of(config)) is None:
@@ -391,7 +388,7 @@ def _plan_heads(
 
 
 def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:
-    """A head, checked against the widths of the models whose vectors it takes."""
+    """A head, checked against the embedding widths of its models."""
     path = resolve_head(name)
     widths = [model.spec.embedding_dim for model in models]
     if (expected := load_classifier(path).in_features) != sum(widths):
@@ -410,7 +407,6 @@ def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead 
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:
-    """What makes a run slower than it could be on its hardware, one sentence each."""
     found = list(dict.fromkeys(filter(None, (compile_warning(model.compile_mode) for model in models))))
     in_half = any(model.precision != "fp32" for model in models)
     if devices[0] != "cpu" and in_half and (reason := _why_no_kernels(devices)):

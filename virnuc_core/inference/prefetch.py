@@ -1,4 +1,4 @@
-"""What can be done for a shard before a device is needed, and doing it in another thread."""
+"""Preparation of shards on the host, in a background thread."""
 
 import time
 from collections import deque
@@ -29,12 +29,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """B sequences of T tokens on the host, ready to be uploaded.
+    """B sequences with T tokens in total on the host, ready for upload.
 
     Attributes:
-        input_ids: int32 (T,), pinned where there is a GPU.
+        input_ids: int32 (T,), pinned for a GPU.
         cu_seqlens: int32 (B + 1,), starting at 0.
-        offset: index of the vector of the first sequence; those of the others follow.
+        offset: index of the first sequence's vector.
     """
 
     input_ids: Tensor
@@ -46,16 +46,16 @@ class HostBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the batch, T."""
+        """T, the total number of tokens."""
         return len(self.input_ids)
 
     @property
     def output_slice(self) -> slice:
-        """Where the vectors of its sequences go."""
+        """Indices of the vectors of its sequences."""
         return slice(self.offset, self.offset + len(self))
 
     def split(self, max_tokens: int) -> Iterator["HostBatch"]:
-        """Cuts it between sequences; a part has at most `max_tokens`, or is a single sequence."""
+        """Splits between sequences into parts of at most `max_tokens`, or of a single sequence."""
         begin = 0
         while begin < len(self):
             limit = int(self.cu_seqlens[begin]) + max_tokens
@@ -68,16 +68,13 @@ class HostBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInputs:
-    """The d distinct sequences of a shard for one model, in the order of their batches, which is that of their vectors.
-
-    A row may have no sequence for a model: a chunk without an open frame has no protein.
+    """The d distinct sequences of a shard for one model, in batch order, which is that of their vectors.
 
     Attributes:
-        batches: all of them together have each sequence once.
-        store: where the sequences are from.
-        rows: int64 (d,), row of the store of each sequence, the first of equal ones.
-        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence.
-        counters: the work planned.
+        rows: int64 (d,), first row of the store with each sequence.
+        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence, such as the
+            protein of a chunk without a stop-free frame.
+        counters: planned work.
     """
 
     batches: tuple[HostBatch, ...]
@@ -87,17 +84,13 @@ class ModelInputs:
     counters: ModelCounters
 
     def frame_id(self, index: int) -> str:
-        """The name of the sequence of a vector."""
+        """Name of the sequence of a vector."""
         row = int(self.rows[index])
         [name] = self.store.frame_ids(row, row + 1)
         return name
 
     def select(self, indices: npt.NDArray[np.int64]) -> list[HostBatch]:
-        """The sequences of some vectors alone, batched as before; their vectors are 0, 1, .. in this order.
-
-        Args:
-            indices: int64 (n,), ascending.
-        """
+        """Batches of the sequences with these vector indices, int64 (n,), ascending; their new vectors are 0..n-1."""
         selected = []
         for batch in self.batches:
             begin, end = np.searchsorted(indices, (batch.offset, batch.offset + len(batch)))
@@ -110,14 +103,7 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInputs:
-    """A shard that only needs a device.
-
-    Attributes:
-        shard: which one.
-        models: for each of the plan's models its sequences, or the vectors of an earlier run.
-        counters: the work planned.
-        seconds: how long it took to collate.
-    """
+    """A shard ready for the device: planned work, collation time, and sequences or reused vectors per model."""
 
     shard: Shard
     models: tuple[ModelInputs | ReusedVectors, ...]
@@ -127,14 +113,7 @@ class ShardInputs:
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Reads the sequences of shards and makes batches of them; needs no model.
-
-    Attributes:
-        store: where the sequences are.
-        models: the plan's models, each with its tokenizer.
-        streams: of the device that the batches are for.
-        reused: the shards of the run that this one is made from, if there is one.
-    """
+    """Reads and batches the sequences of shards for the device of `streams`; needs no model."""
 
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
@@ -145,15 +124,15 @@ class Collator:
     def load(
         cls, plan: RunPlan, store: FrameStore, streams: Streams, reused: ReusedShards | None = None
     ) -> Self:
-        """Reads the tokenizers of a plan's models.
+        """Loads the tokenizers of a plan's models.
 
         Raises:
-            CheckpointError: one of them is missing or damaged.
+            CheckpointError: one of them is missing or corrupt.
         """
         return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, reused)
 
     def collate(self, shard: Shard) -> ShardInputs:
-        """Everything for a shard that needs no device; depends on the plan and the rows of the shard only.
+        """Prepares a shard; the result depends only on the plan and the shard's rows.
 
         Raises:
             MismatchError: a model needs sequences that the store lacks.
@@ -229,16 +208,11 @@ def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
 
 
 class Prefetcher(Generic[T, R]):
-    """Applies a function to items, one after another, in a thread of its own; gives the results in order.
+    """Applies a function to items in a background thread and yields the results in order.
 
-    A context manager: the first items are begun when it is entered, and the thread has ended when it is left.
-    Items are drawn in the calling thread. What the function raises is raised here in its place. When
-    drawing fails, what was drawn before is still done; when the caller stops, only what has been begun is.
-
-    Args:
-        function: called in the other thread.
-        items: its arguments.
-        depth: how many items are in the other thread when its oldest result is waited for, besides that one.
+    A context manager: entering starts the first items, and leaving joins the thread. Items are drawn in the calling thread,
+    up to `depth` ahead; exceptions of the function are raised by `next`. If drawing fails, earlier items are still processed;
+    if the caller stops, only items already started are.
     """
 
     def __init__(self, function: Callable[[T], R], items: Iterable[T], *, depth: int) -> None:
@@ -265,7 +239,6 @@ class Prefetcher(Generic[T, R]):
         return self._queue.popleft().result()
 
     def _fill(self) -> None:
-        """Submits items until there are enough."""
         try:
             while len(self._queue) <= self._depth:
                 self._queue.append(self._thread.submit(self._function, next(self._items)))

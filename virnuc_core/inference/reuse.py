@@ -1,4 +1,4 @@
-"""What a run that is made from another one takes over: vectors that it would compute to the same bytes."""
+"""Vectors that a derived run reuses because it would compute identical bytes."""
 
 import logging
 from collections.abc import Mapping
@@ -19,28 +19,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReusedVectors:
-    """What a shard of the earlier run has of one model.
-
-    Attributes:
-        vectors: fp32 (n, D) on the host, in row order.
-        counters: the work that they took.
-    """
+    """One model's vectors of a shard: fp32 (n, D) on the host, in row order, and the work they took."""
 
     vectors: Tensor
     counters: ModelCounters
 
 
 class ReusedShards:
-    """The shards of the run that another one is made from.
-
-    Args:
-        folder: of the earlier run.
-        old: its plan.
-        new: the plan of the run that is made from it.
-
-    Attributes:
-        families: the models whose vectors are taken over, of some shards at least.
-    """
+    """Shards of the run that another one is derived from; `families` are the models reused in at least one shard."""
 
     def __init__(self, folder: RunFolder, old: RunPlan, new: RunPlan) -> None:
         uniform = [plan for plan, _ in old.grouped(shard.index for shard in old.shards)]
@@ -52,7 +38,7 @@ class ReusedShards:
 
     @classmethod
     def open(cls, folder: RunFolder, plan: RunPlan) -> Self | None:
-        """Those for the run in a folder; None when it is made from nothing, or has nothing in common with it.
+        """The reusable shards for the run in a folder; None if there are none.
 
         Raises:
             DamagedFileError: the plan of the earlier run cannot be read.
@@ -63,7 +49,7 @@ class ReusedShards:
         return reused if reused.families else None
 
     def read(self, shard: Shard) -> Mapping[Family, ReusedVectors]:
-        """What can be taken over of one shard: nothing when its old file is missing or damaged."""
+        """Reusable vectors of one shard; empty if its old file is missing or corrupt."""
         families = self._families.get(self._old.for_shard(shard.index).fingerprint, frozenset[Family]())
         if not families:
             return {}

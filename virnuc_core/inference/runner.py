@@ -1,4 +1,4 @@
-"""One device: the models and heads of a plan, from collated shards to vectors and scores on the host."""
+"""Runs a plan's models and heads on one device, from collated shards to vectors and scores on the host."""
 
 import logging
 import sys
@@ -33,14 +33,13 @@ from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.specs import AttentionChoice, EmbeddingsDtype, Family
 
-# Every block has this many rows, the last one filled up with zeros: a matrix product may round a row
-# differently when the number of rows is another, and a score should not depend on its neighbours.
+# Zero-padded to a fixed number of rows: the rounding of a matrix product may depend on it, and scores should not.
 _BLOCK_ROWS: Final = {"cpu": 256, "cuda": 4096}
-# Lengths of the sequences that a model is warmed up on, as many of each; batches come longest first.
+# Sequence lengths of warm-up batches, equally many of each, longest first like real batches.
 _WARM_UP_LENGTHS: Final = (512, 168, 90, 30)
 _SMALL_BATCH_TOKENS: Final = 1024
-# GPU libraries multiply few rows in another way, and round them otherwise, than many: from 300 tokens on in 16 bit and
-# from 1,100 on in fp32 a sequence gets the same bits whatever is in its batch. So smaller batches are filled up.
+# GPU libraries round differently for small matrices: a sequence gets the same bits in any batch of at least 300 tokens
+# in 16 bit, or 1,100 in fp32. Smaller batches are filled up.
 _MIN_TOKENS: Final = 2048
 _FILLER_TOKENS: Final = 64
 _STORED_DTYPES: Final[dict[EmbeddingsDtype, torch.dtype]] = {
@@ -58,15 +57,9 @@ _log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """A classifier head on one device, applied in blocks of one fixed shape, and optionally one for DNA alone.
+    """A classifier head, applied in blocks of fixed shape, with an optional DNA-only head for rows whose protein vector is zero.
 
-    Args:
-        path: the head for frames.
-        device: where to compute.
-        dna_path: the head for rows without a protein vector, that is, with a vector of zeros.
-
-    Raises:
-        CheckpointError: a file is not a head.
+    Raises CheckpointError for a file that is not a head.
     """
 
     def __init__(self, path: Path, device: torch.device | str, dna_path: Path | None = None) -> None:
@@ -80,12 +73,10 @@ class Scorer:
     ) -> npt.NDArray[np.float32]:
         """P(other) and P(virus) of n rows, fp32 (n, 2).
 
-        Args:
-            dna: (n, D_dna), or both vectors side by side.
-            protein: (n, D_protein); None for a head that takes the DNA vector alone, and where `dna` is both.
+        `dna` is (n, D_dna) and `protein` (n, D_protein); without `protein`, `dna` has all features of the head.
 
         Raises:
-            MismatchError: a head takes features of another width.
+            MismatchError: the head expects another number of features.
         """
         given = [x for x in (dna, protein) if x is not None]
         vectors = [torch.from_numpy(x.astype(np.float32)).to(self._device) for x in given]
@@ -93,7 +84,7 @@ class Scorer:
         return scores
 
     def launch(self, dna: Tensor, protein: Tensor | None = None) -> Tensor:
-        """As `score`, for fp32 tensors on the head's device and with the result on it; waits for nothing."""
+        """As `score`, for fp32 tensors on the device, with the result there; does not synchronise."""
         if protein is None:
             return self._apply(self._classifier, dna)
         scores = self._apply(self._classifier, dna, protein)
@@ -103,7 +94,7 @@ class Scorer:
         return torch.where(has_protein, scores, self._apply(self._dna_classifier, dna))
 
     def _apply(self, classifier: MLPClassifier, *vectors: Tensor) -> Tensor:
-        """fp32 (n, 2) of the vectors (n, D_1), (n, D_2), ... that are the features side by side."""
+        """fp32 (n, 2) for the concatenated features (n, D_1), (n, D_2), ..."""
         scores = [torch.empty((0, 2), device=self._device)]
         for rows in zip(*(part.split(self._block_rows) for part in vectors), strict=True):
             features = torch.cat(rows, dim=1)
@@ -113,15 +104,9 @@ class Scorer:
 
 
 class ModelRunner:
-    """One model on one device, from batches on the host to mean vectors on the device.
+    """One model on one device, from host batches to mean vectors on the device.
 
-    It learns how many tokens at once its device has memory for, and has sequences that overflow computed in fp32.
-
-    Args:
-        planned: which model, and how it computes.
-        model: on the device.
-        streams: of the device.
-        load_fp32: loads the same model in fp32; None for one that computes in fp32.
+    Adapts the batch size to the available memory, and recomputes overflowed sequences with the fp32 model from `load_fp32`.
     """
 
     def __init__(
@@ -139,15 +124,15 @@ class ModelRunner:
 
     @classmethod
     def load(cls, planned: PlannedModel, streams: Streams) -> Self:
-        """Loads a model and checks that it is the planned one, and that its attention runs here.
+        """Loads a model, and verifies its fingerprint and that its attention runs here.
 
         Raises:
-            UsageError: the package that the attention needs is missing, or cannot be imported.
-            DeviceError: the device cannot run the attention.
-            CheckpointError: it cannot be read.
-            MismatchError: its files have changed since the plan was made.
+            UsageError: the package of the attention is missing, or cannot be imported.
+            DeviceError: the device does not support the attention.
+            CheckpointError: the model cannot be read.
+            MismatchError: its files have changed since planning.
         """
-        if planned.attention != "padded":  # which is plain torch
+        if planned.attention != "padded":  # plain torch, runs anywhere
             head_dim = planned.spec.head_dim
             resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
         checkpoint = open_checkpoint(planned.location, planned.family)
@@ -163,10 +148,10 @@ class ModelRunner:
         return cls(planned, model, streams, load_fp32)
 
     def warm_up(self) -> None:
-        """Runs a full and a small batch, so that compilation and library start-up are done with.
+        """Runs a full and a small batch, to trigger compilation and library initialisation.
 
         Raises:
-            DeviceMemoryError: something else has taken the device's memory.
+            DeviceMemoryError: other programs occupy the device's memory.
         """
         for num_tokens in (self.planned.token_budget, _SMALL_BATCH_TOKENS):
             batch = self._random_batch(num_tokens)
@@ -183,21 +168,13 @@ class ModelRunner:
             self._streams.download(vectors).wait()
 
     def embed(self, batch: HostBatch, vectors: Tensor, name_of: Callable[[int], str]) -> int:
-        """Launches a batch, in parts when the device has no memory for it; waits for nothing.
+        """Launches a batch, split if the device runs out of memory; returns how often it did. Does not synchronise.
 
-        After running out of memory, no batch of more than half as many tokens is tried again, apart from a
-        single sequence that is longer.
-
-        Args:
-            batch: what to embed.
-            vectors: fp32 (d, D) on the device; those of the batch are filled in.
-            name_of: the name of the sequence of a vector.
-
-        Returns:
-            How many times the device ran out of memory.
+        After running out of memory, batches are limited to half as many tokens, except for a longer single sequence. Fills in
+        the batch's part of `vectors`, fp32 (d, D) on the device.
 
         Raises:
-            DeviceError: a single sequence does not fit, now or ever.
+            DeviceError: a single sequence does not fit.
             DeviceMemoryError: the host has no memory for the copies.
         """
         failures = 0
@@ -227,22 +204,15 @@ class ModelRunner:
         return failures
 
     def recompute_fp32(self, inputs: ModelInputs, vectors: Tensor) -> int:
-        """Computes the sequences of a shard again in fp32 whose vectors are not finite, and waits for them.
+        """Recomputes sequences with non-finite vectors in fp32, synchronously; returns how often memory ran out.
 
-        Meanwhile the model in its own precision is on the host, and the one in fp32 is dropped afterwards: a device
-        need not have room for both.
-
-        Args:
-            inputs: of the shard; all batches are launched.
-            vectors: fp32 (d + 1, D) on the device, d of them computed.
-
-        Returns:
-            How many times the device ran out of memory.
+        All batches must be launched; `vectors` is fp32 (d + 1, D) on the device, d of them computed. The low-precision model
+        moves to the host meanwhile, so that the device need not fit both.
 
         Raises:
-            CheckpointError: they are not finite in fp32 either.
+            CheckpointError: vectors are not finite in fp32 either.
             DeviceError: a single sequence does not fit.
-            DeviceMemoryError: the model does not fit in fp32.
+            DeviceMemoryError: the fp32 model does not fit.
         """
         overflowed = _not_finite(vectors[:-1])
         if self._load_fp32 is None:
@@ -277,7 +247,7 @@ class ModelRunner:
         return failures
 
     def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
-        """What vectors mean that are not finite in fp32, which is the precision of this model."""
+        """The error for vectors that are not finite in fp32."""
         index = _first_in_row_order(inputs, indices)
         [batch] = inputs.select(np.array([index]))
         return CheckpointError(
@@ -287,7 +257,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _first_bad_layer(self, batch: HostBatch) -> str:
-        """Where the numbers of a batch first stop being finite, in words; waits for the device."""
+        """Where a batch first becomes non-finite, in words; synchronises."""
         input_ids = batch.input_ids.to(self._streams.device)
         layout = self._model.build_layout(batch.cu_seqlens, self.planned.attention)
         last = self.planned.repr_layer
@@ -298,7 +268,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: HostBatch, vectors: Tensor) -> bool:
-        """Launches a batch as it is; False when there is no memory for it."""
+        """Launches a batch; False if out of memory."""
         try:
             with self._streams.uploading():
                 input_ids = batch.input_ids.to(self._streams.device, non_blocking=True)
@@ -316,7 +286,6 @@ class ModelRunner:
         return True
 
     def _random_batch(self, num_tokens: int) -> HostBatch:
-        """A batch of at most so many random tokens."""
         repeats = max(1, num_tokens // sum(_WARM_UP_LENGTHS))
         lengths = (
             np.repeat(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
@@ -336,7 +305,7 @@ def _load_fp32(planned: PlannedModel, streams: Streams) -> ModelRunner:
 
 
 def _fill_up(input_ids: Tensor, cu_seqlens: npt.NDArray[np.int32]) -> tuple[Tensor, npt.NDArray[np.int32]]:
-    """A batch with short sequences of the token 0 after its own, until it has `_MIN_TOKENS` at least."""
+    """Appends filler sequences of token 0 up to at least `_MIN_TOKENS`."""
     if len(input_ids) >= _MIN_TOKENS:
         return input_ids, cu_seqlens
     missing = -(-(_MIN_TOKENS - len(input_ids)) // _FILLER_TOKENS)
@@ -346,7 +315,7 @@ def _fill_up(input_ids: Tensor, cu_seqlens: npt.NDArray[np.int32]) -> tuple[Tens
 
 
 def _not_finite(vectors: Tensor) -> npt.NDArray[np.int64]:
-    """Indices of the vectors that are not finite, ascending; waits for the device."""
+    """Indices of non-finite vectors, ascending; synchronises."""
     return torch.isfinite(vectors).all(dim=1).logical_not().nonzero().flatten().cpu().numpy()
 
 
@@ -356,15 +325,7 @@ def _first_in_row_order(inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputedShard:
-    """A shard whose numbers are on their way to the host.
-
-    Attributes:
-        shard: which one.
-        names: which field of the result each copied tensor is.
-        copy: the numbers, rows in row order.
-        counters: the work done.
-        seconds: spent so far.
-    """
+    """A shard whose results, the fields `names` with rows in row order, are being copied to the host."""
 
     shard: Shard
     names: tuple[str, ...]
@@ -373,10 +334,10 @@ class ComputedShard:
     seconds: StageSeconds
 
     def result(self) -> ShardResult:
-        """The numbers, when they have come.
+        """Waits for the results.
 
         Raises:
-            CheckpointError: not all of them are finite.
+            CheckpointError: some are not finite.
         """
         arrays: dict[str, Any] = dict.fromkeys(("dna", "protein", "scores"))
         for name, tensor in zip(self.names, self.copy.wait(), strict=True):
@@ -388,16 +349,9 @@ class ComputedShard:
 
 @dataclass(frozen=True, slots=True)
 class _ShardInFlight:
-    """A shard on the device, not all of its batches retired.
+    """A shard on the device with batches in flight; `num_batches` is over all models that compute, the counters per model.
 
-    Attributes:
-        inputs: what was collated.
-        begun: when.
-        num_batches: of all models that compute.
-        vectors: fp32 (d + 1, D) on the device, of the models that compute; the last one is zeros, for rows without a sequence.
-        retired: of each model, how many batches have completed.
-        overflowed_batches: of each model, how many gave vectors that are not finite.
-        out_of_memory: of each model, how many times the device ran out of memory.
+    `vectors` are fp32 (d + 1, D) on the device; the last one is zeros, for rows without a sequence.
     """
 
     inputs: ShardInputs
@@ -410,7 +364,7 @@ class _ShardInFlight:
 
 
 class InferenceRunner:
-    """All models of a plan, resident on one device, and its heads."""
+    """All models and heads of a plan on one device."""
 
     def __init__(
         self, plan: RunPlan, streams: Streams, models: Iterable[ModelRunner], scorer: Scorer | None
@@ -423,17 +377,12 @@ class InferenceRunner:
 
     @classmethod
     def load(cls, plan: RunPlan, streams: Streams, reused_families: frozenset[Family] = frozenset()) -> Self:
-        """Puts the plan's models and heads on the device of `streams`, and warms a GPU up.
-
-        Args:
-            plan: what to compute.
-            streams: of the device.
-            reused_families: models that are loaded only when a shard without reused vectors comes.
+        """Loads models and heads onto the device, and warms up a GPU; `reused_families` load only when first needed.
 
         Raises:
-            CheckpointError: a model or a head cannot be read.
-            MismatchError: one of them has changed since the plan was made.
-            DeviceMemoryError: they do not fit the device.
+            CheckpointError: a model or head cannot be read.
+            MismatchError: one of them has changed since planning.
+            DeviceMemoryError: they do not fit on the device.
         """
         needed = [model for model in plan.models if model.family not in reused_families]
         with raise_on_oom("the models", streams.device):
@@ -455,17 +404,14 @@ class InferenceRunner:
         return cls(plan, streams, models, scorer)
 
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
-        """Computes shards in order; what a shard is given depends on the plan and on its rows only.
+        """Computes shards in order; the results of a shard depend only on the plan and its rows.
 
-        While the device is at one batch, the next ones are launched, also when they are of the next shard.
-
-        Args:
-            shards: the next one is asked for when all batches of the one before are launched.
+        The next shard is drawn once all batches of the previous one are launched, to keep several batches in flight.
 
         Raises:
-            CheckpointError: a vector is not finite, in fp32 neither.
-            DeviceError: a single sequence does not fit the device.
-            DeviceMemoryError: the vectors of a shard do not fit, or the model in fp32 where that is needed.
+            CheckpointError: a vector is not finite, even in fp32.
+            DeviceError: a single sequence does not fit on the device.
+            DeviceMemoryError: the vectors of a shard do not fit, or the fp32 model where it is needed.
         """
         in_flight: deque[tuple[_ShardInFlight, Family, AsyncCopy]] = deque()
         for inputs in shards:
@@ -477,7 +423,7 @@ class InferenceRunner:
             yield from self._retire(*in_flight.popleft())
 
     def _launch(self, inputs: ShardInputs) -> Iterator[tuple[_ShardInFlight, Family, AsyncCopy]]:
-        """Launches the batches of a shard, one at a step, and gives whether all vectors of each are finite."""
+        """Launches one batch per step, and yields whether all of its vectors are finite."""
         computing = [model for model in inputs.models if isinstance(model, ModelInputs)]
         num_batches = sum(len(model.batches) for model in computing)
         shard = _ShardInFlight(inputs, time.perf_counter(), num_batches)
@@ -491,11 +437,11 @@ class InferenceRunner:
                 shard.out_of_memory[family] += failures
                 all_finite = torch.isfinite(vectors[batch.output_slice]).all()
                 yield shard, family, self._streams.download(all_finite)
-        if not num_batches:  # then a step that has nothing to wait for completes the shard in its turn
+        if not num_batches:  # a dummy step completes the shard in its turn
             yield shard, self._plan.models[0].family, AsyncCopy((torch.tensor(True),), None)
 
     def _prepare(self, shard: _ShardInFlight, inputs: ModelInputs) -> None:
-        """Makes room for a model's vectors; the model is loaded now if nobody thought that it would be needed."""
+        """Allocates a model's vectors, and loads the model if it was not expected to be needed."""
         family = inputs.counters.family
         if family not in self._models:
             [planned] = [model for model in self._plan.models if model.family == family]
@@ -510,7 +456,7 @@ class InferenceRunner:
     def _retire(
         self, shard: _ShardInFlight, family: Family, all_finite: AsyncCopy
     ) -> Iterator[ComputedShard]:
-        """Waits for the batch that was launched first, and yields its shard if that is complete."""
+        """Waits for the oldest batch, and yields its shard once complete."""
         [is_finite_batch] = all_finite.wait()
         shard.overflowed_batches[family] += not is_finite_batch
         shard.retired[family] += 1
@@ -530,7 +476,7 @@ class InferenceRunner:
 
     @torch.inference_mode()
     def _score(self, shard: _ShardInFlight, forward_seconds: float) -> ComputedShard:
-        """From the vectors of distinct sequences to those of all rows, their scores, and to the host."""
+        """Expands distinct vectors to rows, scores them, and starts the copy to the host."""
         begun = time.perf_counter()
         vectors: dict[str, Tensor] = {}
         for model in shard.inputs.models:

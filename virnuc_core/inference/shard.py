@@ -1,8 +1,4 @@
-"""Shard files: one HDF5 file a shard, written whole or not at all, and checked to the last byte when read.
-
-A shard is the unit of commit: it holds both models' vectors and the scores of the same rows, so nothing is joined later.
-What is done of a run is what is a valid shard file. docs/formats.md describes the layout.
-"""
+"""Shard files, the units of commit: written atomically, fully verified on reading; see docs/formats.md."""
 
 import hashlib
 import json
@@ -52,13 +48,9 @@ class ModelCounters:
     """Work of one model.
 
     Attributes:
-        name: as in the plan.
-        family: architecture.
-        sequences: distinct sequences; equal ones are embedded once.
-        tokens: their tokens.
-        batches: batches as planned.
-        capacity: tokens that those batches had room for, padding counted as room.
-        fp32_batches: batches with sequences that were computed again in fp32, because a number was not finite.
+        sequences: distinct ones; duplicates are embedded once.
+        capacity: tokens that the batches have room for, including padding.
+        fp32_batches: batches with sequences recomputed in fp32 because of non-finite values.
         out_of_memory: times that the device ran out of memory and a batch was split.
     """
 
@@ -73,7 +65,7 @@ class ModelCounters:
 
     @property
     def packing_efficiency(self) -> float:
-        """Real tokens over room, in (0, 1]; 1.0 for no work."""
+        """Real tokens over capacity, in (0, 1]; 1.0 for no work."""
         return self.tokens / self.capacity if self.capacity else 1.0
 
     def __add__(self, other: "ModelCounters") -> "ModelCounters":
@@ -87,7 +79,7 @@ class ModelCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCounters:
-    """Work of one shard, or the sum over several: rows, amino acids and bases of all rows, and per model."""
+    """Work of one or more shards; residues and bases count duplicates."""
 
     frames: int
     residues: int
@@ -96,7 +88,7 @@ class ShardCounters:
 
 
 def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
-    """Adds up the work of several shards of one plan."""
+    """Sums the work of shards of one plan."""
     parts = list(parts)
     return ShardCounters(
         frames=sum(part.frames for part in parts),
@@ -111,13 +103,12 @@ def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardResult:
-    """The numbers of one shard, rows in row order.
+    """Results of one shard, in row order; None for what the run does not have.
 
     Attributes:
-        dna: (n, D_dna) vectors of the DNA model, in the dtype to be stored; None without one.
-        protein: (n, D_protein) the same of the protein model.
-        scores: fp32 (n, 2), P(other) and P(virus); None without a head.
-        counters: the work done.
+        dna: (n, D_dna), in the dtype to be stored.
+        protein: (n, D_protein), in the dtype to be stored.
+        scores: fp32 (n, 2), P(other) and P(virus).
     """
 
     dna: npt.NDArray[np.floating[Any]] | None
@@ -127,7 +118,7 @@ class ShardResult:
 
 
 def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:
-    """What the file of a shard must say of itself: its attributes apart from counters and checksums."""
+    """Required attributes of a shard file, except counters and checksums."""
     plan = plan.for_shard(shard.index)
     models = [asdict(model) | asdict(model.spec) for model in plan.models]
     return {
@@ -145,16 +136,10 @@ def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:
 def write_shard(
     path: Path, result: ShardResult, identity: dict[str, Any], before_commit: Callable[[], None] | None = None
 ) -> None:
-    """Commits a shard: it is on the disk, whole and under its name, when this returns.
+    """Commits a shard, which is complete and on disk on return.
 
-    The bytes depend on result and identity only, so a shard computed twice is the same file, also when two processes,
-    each of which takes the other for dead, write it at the same time.
-
-    Args:
-        path: where the file shall be.
-        result: the numbers.
-        identity: see `shard_identity`.
-        before_commit: called last, before the file gets its name; what it raises leaves no file.
+    The bytes depend on `result` and `identity` only, so recomputed shards are byte-identical, even when two processes write
+    one concurrently. `before_commit` runs just before the rename; if it raises, no file is left.
     """
     attributes = {"schema_version": SCHEMA_VERSION} | identity
     attributes["models"] = json.dumps(identity["models"])
@@ -172,10 +157,10 @@ def write_shard(
 
 
 def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
-    """Reads a shard and checks all of it against the identity that it must have.
+    """Reads a shard and fully verifies it against its expected identity.
 
     Raises:
-        DamagedFileError: it is missing, not whole, or altered.
+        DamagedFileError: it is missing, incomplete or altered.
         MismatchError: it is of another plan, model, range or version.
     """
     try:
@@ -203,7 +188,7 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """What a shard says it is, see `shard_identity`.
+    """The identity stored in a shard, see `shard_identity`.
 
     Raises:
         DamagedFileError: it is missing, not a shard, or its attributes are altered.
@@ -216,11 +201,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 
 def _identity_from(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The identity in the attributes of a file.
-
-    Raises:
-        ValueError: they are not those of a shard; or LookupError or TypeError.
-    """
+    """Parses the identity; raises ValueError, LookupError or TypeError if the attributes are not those of a shard."""
     names = ("plan_fingerprint", "index", "begin", "end", "head_fingerprint", "embeddings", "virnuc_version")
     identity = {name: attributes[name] for name in names}
     identity |= parse_object(f'{{"models": {attributes["models"]}}}')
@@ -235,7 +216,7 @@ def _require_identity(path: Path, found: dict[str, Any], expected: dict[str, Any
     differing = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     if not differing:
         return
-    # The plan's fingerprint differs whenever anything does: it is named when nothing else can be.
+    # The plan's fingerprint differs whenever anything does, so it is named only when nothing else is.
     named = [name for name in differing if name != "plan_fingerprint"] or differing
     described = "; ".join(f"{n} is {old.get(n)} in the file and {new.get(n)} in the plan" for n in named)
     raise MismatchError(
@@ -245,13 +226,13 @@ def _require_identity(path: Path, found: dict[str, Any], expected: dict[str, Any
 
 
 def _flat(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity as single values, those of a model under its family."""
+    """An identity as scalars, with model fields prefixed by family."""
     models = {f"{model['family']}.{name}": model[name] for model in identity["models"] for name in model}
     return {name: value for name, value in identity.items() if name != "models"} | models
 
 
 def quarantine_file(path: Path) -> Path:
-    """Renames a damaged or foreign file to the first free `NAME.damaged-N`, and returns that name."""
+    """Renames a corrupt or foreign file to the first free `NAME.damaged-N`, and returns that path."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
@@ -259,11 +240,7 @@ def quarantine_file(path: Path) -> Path:
 
 
 def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
-    """The shards that are still to be computed, in order.
-
-    Every shard on the disk is read and checked. One that is damaged or of another run is renamed, with a
-    warning, and counts as missing.
-    """
+    """Shards still to be computed, in order; corrupt or foreign files on disk are renamed with a warning."""
     pending = []
     for shard in plan.shards:
         path = folder.shard(shard.index)
@@ -279,21 +256,18 @@ def pending_shards(folder: RunFolder, plan: RunPlan) -> tuple[int, ...]:
 
 
 def missing_shards(folder: RunFolder, indices: Iterable[int]) -> tuple[int, ...]:
-    """Those of these shards that have no file.
-
-    The folder is listed: asked for one file, a network file system may answer from its cache that it does not exist.
-    """
+    """The shards without a file, by listing the folder: network file systems may cache a negative lookup."""
     names = {path.name for path in folder.shards.iterdir()} if folder.shards.is_dir() else set()
     return tuple(index for index in indices if folder.shard(index).name not in names)
 
 
 def remove_shard_temporaries(folder: RunFolder, indices: Iterable[int]) -> None:
-    """Removes what killed lanes have left of shards that nobody computes now."""
+    """Removes leftovers of killed lanes for shards that nobody is computing."""
     remove_temporaries(folder.shards, {folder.shard(index).name for index in indices})
 
 
 def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
-    """Refuses to go on unless every shard of the plan has a file; its content is checked when it is read.
+    """Verifies that every shard has a file; contents are verified when read.
 
     Raises:
         DamagedFileError: a shard is missing.
@@ -305,37 +279,27 @@ def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
 
 
 def iter_shard_results(folder: RunFolder, plan: RunPlan) -> Iterator[tuple[Shard, ShardResult]]:
-    """Yields all shards in row order, each checked when it is read.
-
-    Raises:
-        DamagedFileError: a shard is missing, incomplete or altered.
-        MismatchError: a shard is of another run.
-    """
+    """Yields all shards in row order; raises as `require_all_shards` and `read_shard`."""
     require_all_shards(folder, plan)
     for shard in plan.shards:
         yield shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
 
 
 class CommitGuard:
-    """Keeps the shards of a lane out of a folder whose run was started over since the lane began.
-
-    Args:
-        folder: the run's folder.
-        plan: the plan that the lane works on.
-    """
+    """Prevents a lane from committing shards after its run was started over."""
 
     def __init__(self, folder: RunFolder, plan: RunPlan) -> None:
         self._folder = folder
         self._plan = plan
-        self._known_digest = ""  # of the last plan.json that was found to be the lane's
+        self._known_digest = ""  # of the last plan.json known to be the lane's
 
     def require_planned(self, shard: Shard) -> None:
-        """Refuses a shard that the plan in the folder does not ask for.
+        """Rejects a shard that is not in the folder's current plan.
 
         Raises:
-            MismatchError: the folder has the plan of another run.
-            DamagedFileError: its plan cannot be read.
-            OSError: it has none.
+            MismatchError: the plan is of another run.
+            DamagedFileError: the plan cannot be read.
+            OSError: there is no plan.
         """
         digest = hashlib.sha256(self._folder.plan.read_bytes()).hexdigest()
         if digest == self._known_digest:

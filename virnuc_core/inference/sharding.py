@@ -1,7 +1,4 @@
-"""Where the shards of a run begin and end: ranges of rows that cost about the same.
-
-Rows are gone through in blocks, so that memory does not grow with their number.
-"""
+"""Shard bounds: row ranges of about equal cost, found block by block in constant memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,23 +18,23 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
-# What a device does in a second: two CPU cores; one H200, by benchmarks/results/forward_*.json.
+# FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
     "cpu": {"fp32": 5e10, "bf16": 5e10},
     "cuda": {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14},
 }
-# One sequence at a time leaves a GPU waiting for the launches of a layer, whatever the sequence is.
+# With one sequence at a time, a GPU is launch-bound, whatever the length.
 _SECONDS_PER_LAYER_ALONE: Final = {"cpu": 0.0, "cuda": 5e-4}
-# A shard is what a killed run loses. On the CPU models load in no time, so it may be short; on a GPU it
-# should be long against the ends of its pipeline.
+# A killed run loses up to a shard. On the CPU, models load fast, so shards may be short; on a GPU they should be long
+# relative to filling and draining the pipeline.
 SHARD_SECONDS: Final = {"cpu": 15.0, "cuda": 60.0}
-# Bounds the memory for the vectors of a shard, 0.4 GB in fp32 for the widest pair in use, 768 + 2560, and the
-# first and the last shard of a cheap model, for which a lane waits. Twenty batches or more on a GPU.
+# Bounds the memory for a shard's vectors (0.4 GB in fp32 for 768 + 2560, the widest pair in use) and, with cheap models,
+# the wait for the first and the last shard. At least twenty batches on a GPU.
 MAX_SHARD_ROWS: Final = 32_768
-# Bounds the memory for its sequences and tokens, of which up to three shards are on the host: 5 bytes a residue, 2 a
-# base. Three times what the most rows of 500-bp chunks have.
+# Bounds the memory for sequences and tokens of up to three shards on the host: 5 bytes per residue, 2 per base. Three
+# times the letters of MAX_SHARD_ROWS rows of 500-bp chunks.
 MAX_SHARD_LETTERS: Final = 1 << 26
-# What a row costs besides arithmetic: tokenizing, packing, writing.
+# Overhead per row: tokenizing, packing, writing.
 _SECONDS_PER_ROW: Final = 2e-5
 _BLOCK_ROWS: Final = 1 << 20
 _BASES_PER_TOKEN: Final = 4.8
@@ -47,18 +44,13 @@ _SPECIAL_TOKENS: Final = 2
 def plan_shards(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, shard_seconds: float | None = None
 ) -> tuple[Shard, ...]:
-    """Cuts the rows of a store into shards; the frames of a chunk are never split.
+    """Divides the rows of a store into shards, never splitting the frames of a chunk.
 
-    The bounds depend on the sequences, the models and the kind of device, not on how many there are.
-
-    Args:
-        store: the frame store of the inputs.
-        models: what will run on every row.
-        device: a device of the kind that will be used.
-        shard_seconds: estimated work in a shard, in seconds; None is by the kind of device.
+    The bounds depend on the sequences, the models and the type of device, not on the number of devices. `shard_seconds` is
+    the estimated work per shard; None uses the default for the type of device.
 
     Raises:
-        UsageError: a model cannot read the kind of sequence in the store, or the size is not positive.
+        UsageError: a model cannot read the store's kind of sequence, or `shard_seconds` is not positive.
     """
     if shard_seconds is not None and not 0 < shard_seconds < np.inf:
         raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
@@ -70,7 +62,7 @@ def plan_shards(
 def with_costs(
     shards: tuple[Shard, ...], store: FrameStore, models: tuple[PlannedModel, ...], device: str
 ) -> tuple[Shard, ...]:
-    """The same shards of a store with the work that other models would have with them; raises as `plan_shards`."""
+    """The same shards with the cost for other models; raises as `plan_shards`."""
     ends = np.array([shard.end for shard in shards], np.int64)
     until = [0.0]
     for rows, _, seconds in _cumulative_work(partial(_row_work, store, models, device), store.num_frames):
@@ -85,7 +77,7 @@ def with_costs(
 def _row_work(
     store: FrameStore, models: tuple[PlannedModel, ...], device: str, begin: int, end: int
 ) -> tuple[Int64, Float64]:
-    """Residues and bases that the models read of each of the rows begin..end-1, and estimated seconds."""
+    """Letters that the models read of each of the rows begin..end-1, and estimated seconds."""
     kind = device.partition(":")[0]
     letters = np.zeros(end - begin, np.int64)
     seconds = np.full(end - begin, _SECONDS_PER_ROW)
@@ -103,7 +95,6 @@ def _row_work(
 
 
 def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
-    """Floating-point operations of one sequence: matrix products and attention."""
     width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
     per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)
     return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)
@@ -121,7 +112,7 @@ def _cumulative_work(row_work: RowWork, num_rows: int, block_rows: int = _BLOCK_
 
 
 def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[Float64]:
-    """The same at the ends of groups of rows only, float64 (3, g)."""
+    """`_cumulative_work` at the ends of groups of rows only, float64 (3, g)."""
     for until in _cumulative_work(row_work, len(groups), block_rows):
         begin = int(until[0, 0]) - 1
         own = groups[begin : begin + until.shape[1] + 1]
@@ -132,16 +123,10 @@ def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[F
 def cut_rows(
     row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = _BLOCK_ROWS
 ) -> tuple[Shard, ...]:
-    """Cuts rows into contiguous shards of about equal cost; a group of rows is never cut.
+    """Divides rows into contiguous shards of about equal cost that cover all rows; a group is never split.
 
-    Args:
-        row_work: gives letters and estimated seconds of each of the rows begin..end-1.
-        groups: int64 (n,), ascending; rows of one group (the frames of a chunk) stay together.
-        limits: most rows, letters and seconds of a shard, a single group apart.
-        block_rows: rows that are looked at at once; changes nothing but memory and time.
-
-    Returns:
-        Shards that cover all rows in order; none for no rows.
+    `row_work` gives letters and estimated seconds of each of the rows begin..end-1; `groups`, int64 (n,), ascending, is the
+    group of each row; `limits` are the maximum rows, letters and seconds of a shard, unless a single group exceeds them.
     """
     total = np.zeros(3)
     for ends in _group_ends(row_work, groups, block_rows):
@@ -153,7 +138,7 @@ def cut_rows(
         taken = 0
         while taken < len(ends[0]):
             begin = bounds[-1]
-            # At whole shares of the total, so that what one shard falls short of does not add up.
+            # At multiples of the share, so that shortfalls do not accumulate.
             num_shares = max(len(bounds) - 1, int(begin[2] / share + 1e-9) if share else 0) + 1
             limit = begin + limits
             limit[2] = min(num_shares * share, limit[2]) * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""The work of one lane, in the process that it is called in."""
+"""The work of a lane, in the current process."""
 
 import logging
 import platform
@@ -23,7 +23,7 @@ from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identi
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 
-# What is held on the host at once: token ids are small, vectors are up to a gigabyte a shard.
+# Shards held on the host at once: token ids are small, vectors take up to 1 GB per shard.
 COLLATED_SHARDS: Final = 2
 SHARDS_TO_WRITE: Final = 1
 
@@ -35,19 +35,12 @@ def run_shards(
 ) -> None:
     """Loads the models once and commits one shard after another.
 
-    Two threads work beside this one: the first prepares the next shards while models load and the device
-    computes, the second waits for what was computed, writes it and emits `ShardDone`. Neither outlives this call.
-
-    Args:
-        folder: the run's folder, with its plan and frame store.
-        indices: the shards to compute, in this order.
-        device: "cpu" or "cuda:N", as this process sees it.
-        lane: number of the lane, for the events.
-        emit: called when the models are loaded and, in the second thread, for every committed shard.
+    Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
+    emits `ShardDone`. Both end before this returns. `device` is "cpu" or "cuda:N", as seen by this process.
 
     Raises:
         MismatchError: the run was started over meanwhile.
-        VirnucError: any other, from any of the threads; what was committed before stays.
+        VirnucError: any failure in any of the threads; committed shards stay.
         OSError: a shard cannot be written.
     """
     for plan, shards in read_plan(folder.plan).grouped(indices):
@@ -62,7 +55,6 @@ def _run_alike(
     lane: int,
     emit: Callable[[LaneEvent], None],
 ) -> None:
-    """The same for shards that all compute as a plan says."""
     started = time.perf_counter()
     streams = Streams(device)
     reused = ReusedShards.open(folder, plan)

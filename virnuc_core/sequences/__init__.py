@@ -1,1 +1,1 @@
-"""Sequence files in, open frames out: reading, chunking, translation and their store on disk."""
+"""From sequence files to stop-free frames: reading, chunking, translation, and the store on disk."""

@@ -1,19 +1,19 @@
-"""All open frames of an input (or all its sequences) in memory-mapped columns with random access.
+"""Stop-free frames of an input (or its whole sequences) in memory-mapped columns with random access.
 
 A store is a folder:
 
     meta.json       written last; without it the folder is not a store
-    rejected.tsv    the records that were not used, with the reason
-    record_*.bin    one row a used record: name, length, number in the input
-    sequence.bin    one byte string a used record: all its bases, for outputs of whole contigs
-    chunk_*.bin     one row a chunk: record, index in it, start, end
-    frame_*.bin     one row an open frame, in order of chunk and frame: chunk, frame; where it is asked for, also one row
-                    a chunk without an open frame, which has no protein
-    protein.bin, dna.bin   the inputs of the models, one byte string a frame
+    rejected.tsv    unusable records, with the reason
+    record_*.bin    one row per used record: name, length, number in the input
+    sequence.bin    one byte string per used record: all its bases, for outputs of whole contigs
+    chunk_*.bin     one row per chunk: record, index in it, start, end
+    frame_*.bin     one row per stop-free frame, ordered by chunk and frame: chunk, frame; optionally also one row per
+                    chunk without such a frame, with an empty protein
+    protein.bin, dna.bin   model inputs, one byte string per frame
 
-A column of numbers is a raw little-endian file `NAME.bin`; a column of byte strings is `NAME.bin` and its offsets in
-`NAME.offsets.bin`. When whole sequences are stored, each record is one chunk and one frame, and only one of protein and
-dna exists, which is also its sequence.
+A numeric column is a raw little-endian file `NAME.bin`; a column of byte strings has its offsets in
+`NAME.offsets.bin`. When whole sequences are stored, each record is one chunk and one frame, and its sequence is in
+protein.bin or dna.bin only.
 """
 
 import hashlib
@@ -43,19 +43,15 @@ _TABLE_ROWS: Final = 1 << 14
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreMeta:
-    """What a frame store holds and where it came from.
+    """Contents and origin of a frame store.
 
     Attributes:
-        chunk_length: in bp; None when whole sequences are stored.
-        rows: which rows there are; without meaning when whole sequences are stored.
+        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
         num_records: used records.
-        num_frames: the rows of a run: frames, or records when whole sequences are stored.
-        num_closed: those of them that are chunks without an open frame.
-        num_rejected: records that were not used.
-        num_renamed: records that got a number because an earlier one has the same name.
-        content_sha256: hex digest over everything that a run computes with.
-        min_length: records with fewer letters were not used.
-        schema_version: of the folder.
+        num_frames: rows to embed: frames or whole sequences.
+        num_closed: rows of chunks without a stop-free frame.
+        num_renamed: records renamed because an earlier one has the same name.
+        content_sha256: hex digest of all columns.
     """
 
     chunk_length: int | None
@@ -78,7 +74,7 @@ class StoreMeta:
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Whether the folder has a meta.json, of whatever state."""
+        """Whether the folder has a meta.json, valid or not."""
         return (folder / _META_NAME).is_file()
 
     @classmethod
@@ -86,7 +82,7 @@ class StoreMeta:
         """Reads meta.json.
 
         Raises:
-            DamagedFileError: it is missing, makes no sense, or is of another schema version.
+            DamagedFileError: it is missing, corrupt, or of another schema version.
             OSError: it cannot be read.
         """
         path = folder / _META_NAME
@@ -106,7 +102,7 @@ class StoreMeta:
 
 
 def content_digest(folder: Path) -> str:
-    """SHA-256 over the names and contents of a store's columns."""
+    """SHA-256 over names and contents of a store's columns."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.bin")):
         with open(path, "rb") as stream:
@@ -115,12 +111,12 @@ def content_digest(folder: Path) -> str:
 
 
 def column_path(folder: Path, name: str) -> Path:
-    """The file of a column."""
+    """File of a column."""
     return folder / f"{name}.bin"
 
 
 def map_column(folder: Path, name: str, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
-    """Memory-maps a column of numbers, read only.
+    """Memory-maps a numeric column, read-only.
 
     Raises:
         DamagedFileError: the file is missing or does not hold `count` values.
@@ -138,11 +134,7 @@ def map_column(folder: Path, name: str, dtype: npt.DTypeLike, count: int) -> npt
 
 
 def map_strings(folder: Path, name: str, count: int) -> ByteColumn:
-    """Memory-maps a column of byte strings, read only.
-
-    Raises:
-        DamagedFileError: one of its two files is missing or of the wrong size.
-    """
+    """Memory-maps a column of byte strings, read-only; raises as `map_column`."""
     if count == 0:
         return ByteColumn.from_strings(())
     offsets = map_column(folder, f"{name}.offsets", np.int64, count + 1)
@@ -151,23 +143,20 @@ def map_strings(folder: Path, name: str, count: int) -> ByteColumn:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FrameStore:
-    """Read-only view of a frame store; every column is memory-mapped.
+    """Read-only, memory-mapped view of a frame store; `record_*`, `chunk_*` and `frame_*` have one row per record, chunk, frame.
 
     Attributes:
-        folder: its path.
-        meta: counts and origin.
-        record_length: int64 (num_records,), letters of each record.
-        record_number: int64 (num_records,), 1-based place among all records of the input.
-        chunk_record: int64 (num_chunks,), row of the record.
-        chunk_index: int64 (num_chunks,), 0-based place in the record.
-        chunk_start: int64 (num_chunks,), first letter, 0-based.
-        chunk_end: int64 (num_chunks,), one past the last letter.
-        frame_chunk: int64 (num_frames,), row of the chunk; ascending.
-        frame_number: uint8 (num_frames,), index into ROW_NAMES; 0 for whole sequences.
-        names: (num_records,), unique record names in UTF-8.
-        sequences: (num_records,), the bases of each record, upper case; None when whole sequences are stored.
-        protein: (num_frames,) for ESM-2; None when whole DNA sequences are stored.
-        dna: (num_frames,) for DNABERT-S; None when whole proteins are stored.
+        record_number: 1-based index in the input.
+        chunk_record: row of the record.
+        chunk_index: 0-based index in the record.
+        chunk_start: first letter, 0-based.
+        chunk_end: one past the last letter.
+        frame_chunk: row of the chunk; ascending.
+        frame_number: index into ROW_NAMES; 0 for whole sequences.
+        names: unique record names in UTF-8.
+        sequences: upper-case bases of the records; None for whole sequences.
+        protein: of each frame, for ESM-2; None for whole DNA sequences.
+        dna: of each frame, for DNABERT-S; None for whole proteins.
     """
 
     folder: Path
@@ -187,11 +176,7 @@ class FrameStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Maps a store into memory.
-
-        Raises:
-            DamagedFileError: the folder is not a complete store, or of another schema version.
-        """
+        """Maps a store into memory; raises as `StoreMeta.read` and `map_column`."""
         folder = Path(folder)
         meta = StoreMeta.read(folder)
 
@@ -230,12 +215,12 @@ class FrameStore:
 
     @property
     def num_frames(self) -> int:
-        """Frames (or whole sequences): the rows that a run embeds."""
+        """Rows to embed: frames or whole sequences."""
         return self.meta.num_frames
 
     @property
     def rejected_path(self) -> Path:
-        """Table of the records that were not used."""
+        """Table of unusable records."""
         return self.folder / REJECTED_NAME
 
     def record_names(self, begin: int, end: int) -> list[str]:
@@ -260,7 +245,7 @@ class FrameStore:
         ]
 
     def frame_ids(self, begin: int, end: int) -> list[str]:
-        """Chunk id and frame, `NAME_chunk_1F1` or `NAME_chunk_2DNA`, of the rows begin..end-1; the record name for whole sequences."""
+        """`NAME_chunk_1F1` or `NAME_chunk_2DNA` of the rows begin..end-1; record names for whole sequences."""
         if self.meta.chunk_length is None:
             return self.record_names(begin, end)
         if begin >= end:
@@ -275,7 +260,7 @@ class FrameStore:
 
 
 def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
-    """Writes the table `frame_id nucleotide protein` of a store of frames, gzip-compressed for `.gz`.
+    """Writes the table `frame_id nucleotide protein`, gzip-compressed for `.gz`.
 
     Raises:
         UsageError: the store holds whole sequences.
@@ -286,7 +271,7 @@ def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
     with atomic_path(path) as temporary, open(temporary, "wb") as raw, ExitStack() as closing:
         stream: BinaryIO | GzipFile = raw
         if path.suffix == ".gz":
-            # Without name and time, equal tables are equal files.
+            # Without name and time, equal tables are byte-identical.
             stream = closing.enter_context(GzipFile("", "wb", 6, raw, mtime=0))
         stream.write(b"frame_id\tnucleotide\tprotein\n")
         for begin in range(0, store.num_frames, _TABLE_ROWS):

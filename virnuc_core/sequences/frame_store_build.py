@@ -1,4 +1,4 @@
-"""Writing a frame store: records are read, judged, chunked and translated batch by batch."""
+"""Builds a frame store batch by batch: reads, validates, chunks and translates records."""
 
 import logging
 import operator
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
-# Letters that are worked on at once: small enough for the processor's cache, large enough for NumPy.
+# Letters per batch: small enough for the CPU cache, large enough to amortise NumPy calls.
 _BATCH_LETTERS: Final = 1 << 20
 _BLOCK_ROWS: Final = 1 << 16
 
@@ -48,23 +48,15 @@ def build_frame_store(
     min_length: int = 0,
     rejected_copy: Path | None = None,
 ) -> FrameStore:
-    """Reads sequence files and stores their open frames, or whole sequences, in a new store.
+    """Stores the stop-free frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
 
-    The store appears under its name when it is complete; a store that was there is replaced. Memory is
-    bounded by about 5 bytes a letter of the longest record and 8 bytes a record.
-
-    Args:
-        inputs: regular sequence files, see `iter_records`.
-        folder: path of the store.
-        chunk_length: in bp; None stores whole sequences.
-        alphabet: what the records are; frames need "dna".
-        rows: which rows are stored, when chunks are.
-        min_length: records with fewer letters are not used.
-        rejected_copy: where rejected.tsv is also written, even if no record can be used.
+    The store appears under its name when complete, replacing an older one. Peak memory is about 5 bytes per letter of
+    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, which is written even if
+    no record is usable.
 
     Raises:
-        InputError: an input cannot be read, changes meanwhile, or holds no record that can be used.
-        UsageError: the chunk length is below 1, or given for proteins, or `folder` holds something else.
+        InputError: an input cannot be read, changes meanwhile, or has no usable record.
+        UsageError: the chunk length is below 1 or given for proteins, or `folder` is not a frame store.
     """
     if chunk_length is not None and (alphabet != "dna" or chunk_length < 1):
         raise UsageError(
@@ -79,11 +71,7 @@ def build_frame_store(
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Gives a temporary folder to fill; it becomes `folder` when the block ends without an error.
-
-    Raises:
-        UsageError: `folder` exists and is not a frame store.
-    """
+    """Yields a temporary folder that replaces `folder` if the block succeeds; raises UsageError unless that is a store."""
     if folder.exists() and not StoreMeta.is_in(folder):
         raise UsageError(f"{folder} is in the way: it is not a frame store. Move it or name another folder.")
     temporary = temporary_name(folder)
@@ -102,7 +90,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 class _ColumnWriter:
-    """Appends to any number of columns in one folder; leaving its block without an error has them on the disk."""
+    """Appends to columns; synced to disk when its block succeeds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,14 +110,13 @@ class _ColumnWriter:
                 sync_file(column_path(self._folder, name))
 
     def append(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Appends numbers to a column; the dtype must be the same at every call."""
+        """Appends numbers; the dtype must not change between calls."""
         if name not in self._files:
             path = column_path(self._folder, name)
             self._files[name] = self._open_files.enter_context(path.open("wb"))
         self._files[name].write(np.ascontiguousarray(values).data)
 
     def append_strings(self, name: str, strings: ByteColumn) -> None:
-        """Appends byte strings to a column."""
         offsets = strings.offsets
         if name not in self._string_bytes:
             self._string_bytes[name] = 0
@@ -140,8 +127,6 @@ class _ColumnWriter:
 
 
 class _Builder:
-    """Fills a new, empty folder with the columns, tables and meta.json of one store."""
-
     def __init__(
         self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows, min_length: int
     ) -> None:
@@ -155,11 +140,7 @@ class _Builder:
         self._num_closed = self._num_escaped = 0
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
-        """Reads the inputs and writes everything, meta.json last.
-
-        Raises:
-            InputError: an input cannot be read, has changed meanwhile, or holds no record that can be used.
-        """
+        """Reads the inputs and writes everything, meta.json last; raises InputError."""
         digests = tuple(input_digest(path) for path in inputs)
         rejected = self._folder / REJECTED_NAME
         with (
@@ -207,7 +188,6 @@ class _Builder:
         ).write(self._folder)
 
     def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
-        """Groups the usable records into batches and lists the others in the table."""
         rejected.write("record\tid\tfile\tlength\treason\n")
         batch: list[Record] = []
         letters = 0
@@ -230,7 +210,6 @@ class _Builder:
             yield batch
 
     def _add(self, columns: _ColumnWriter, batch: list[Record]) -> None:
-        """Appends a batch of records with their chunks and frames."""
         given = [_name(record) for record in batch]
         plain = [plain_name(name) for name in given]
         self._num_escaped += sum(map(operator.ne, given, plain))
@@ -247,7 +226,7 @@ class _Builder:
         self._num_records += len(batch)
 
     def _add_whole(self, columns: _ColumnWriter, sequences: ByteColumn) -> None:
-        """Appends records as they are: one chunk and one row each."""
+        """Appends whole records: one chunk and one row each."""
         count = len(sequences)
         zeros = np.zeros(count, np.int64)
         rows = self._num_records + np.arange(count)
@@ -258,14 +237,13 @@ class _Builder:
         self._num_frames += count
 
     def _add_frames(self, columns: _ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
-        """Appends the chunks of the records and the rows of the chunks."""
         columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)
         first_chunk = self._num_chunks
         self._add_chunks(columns, self._num_records + table.record, table.index, table.start, table.end)
         starts = sequences.offsets[table.record] + table.start
         ends = sequences.offsets[table.record] + table.end
-        # A long record is many batches: its chunks are translated in groups that span about _BATCH_LETTERS each.
+        # A record may exceed a batch: chunks are translated in groups of about _BATCH_LETTERS.
         bounds = np.searchsorted(ends, np.arange(_BATCH_LETTERS, int(ends[-1]), _BATCH_LETTERS))
         for group in np.split(np.arange(len(ends)), np.unique(bounds)):
             if not len(group):
@@ -280,7 +258,6 @@ class _Builder:
             self._num_closed += int((frames.frame == DNA_ALONE).sum())
 
     def _rows_of(self, bases: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> FrameTable:
-        """The rows of some chunks, see `open_frames`."""
         frames = open_frames(bases, starts, ends)
         if self._rows == "open_frames":
             return frames
@@ -299,7 +276,7 @@ class _Builder:
         self._num_chunks += len(record)
 
     def _make_names_unique(self) -> int:
-        """Renames the records whose name an earlier one has, and returns how many there are."""
+        """Renames records whose name is already taken, and returns their number."""
         names = map_strings(self._folder, "record_name", self._num_records)
         numbers = _repeat_numbers(names, np.array(self._name_hashes, np.int64))
         rows = np.flatnonzero(numbers)
@@ -344,23 +321,15 @@ def _name(record: Record) -> str:
 
 
 def _numbered(name: str, number: int) -> str:
-    """The name of the number-th record of that name; 0 leaves it."""
+    """Name of the number-th record of that name; unchanged for 0."""
     return f"{name}_dup{number}" if number else name
 
 
 def _repeat_numbers(names: ByteColumn, hashes: Int64) -> npt.NDArray[np.int32]:
-    """Numbers for `_numbered` that make every name unique, without all names in memory.
+    """int32 (n,), for `_numbered`: 0 for a new name, 2 for the second record of a name, ..., skipping taken names.
 
-    Two different names share their 64-bit hash about once in 10^5 inputs of 10^7 records; the later one is
-    then renamed without need, which keeps it unique all the same.
-
-    Args:
-        names: (n,), names of the records.
-        hashes: int64 (n,), `hash` of the UTF-8 of each.
-
-    Returns:
-        int32 (n,): 0 for a name that is new; 2 for the second of its name, 3 for the third, and so on, leaving
-        out numbers that would give a name of the input.
+    Works on the int64 `hash` of each UTF-8 name, so that not all names are in memory. Two different names share a hash in
+    about 1 of 10^5 inputs of 10^7 records; the later one is then renamed needlessly, which is harmless.
     """
     order = np.argsort(hashes, kind="stable")
     known = hashes[order]

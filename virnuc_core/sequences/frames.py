@@ -1,4 +1,4 @@
-"""Chunks of records and the stop-free reading frames of chunks, cut and translated without a loop over chunks."""
+"""Chunks of records and their stop-free reading frames, vectorised over chunks."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,19 +13,18 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
 FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
-# Frame number of a chunk without an open frame, whose row has only DNA.
+# Frame number of a chunk without a stop-free frame, whose row has only DNA.
 DNA_ALONE: Final = 6
 ROW_NAMES: Final = (*FRAME_NAMES, "DNA")
-# A, C, G and T that a chunk must hold for a DNA-only score: about ten tokens of DNABERT-S.
+# Minimum of A, C, G and T in a chunk for a DNA-only score: about ten tokens of DNABERT-S.
 LEAST_BASES: Final = 50
 
 _STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
-_DROPPED = 0  # in place of the amino acid of a codon that is not pure ACGT
+_DROPPED = 0  # marks a codon that is not pure ACGT
 _STOP = ord("*")
 
 
 def _base_table(values: tuple[int, int, int, int], other: int) -> bytes:
-    """A translate table that maps A, C, G, T to `values` and every other byte to `other`."""
     table = bytearray([other] * 256)
     for base, value in zip(b"ACGT", values, strict=True):
         table[base] = value
@@ -42,14 +41,7 @@ _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """n chunks in order of record and position; all columns int64 (n,).
-
-    Attributes:
-        record: row of the record.
-        index: 0-based place of the chunk in its record.
-        start: first base, 0-based, in the record.
-        end: one past the last base.
-    """
+    """n chunks ordered by record and position; `index` is 0-based in the record, and start..end-1 are its bases."""
 
     record: Int64
     index: Int64
@@ -61,20 +53,16 @@ class ChunkTable:
 
 
 def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
-    """Cuts records into overlapping chunks.
+    """Cuts records, int64 (R,) lengths in bases of at least 1, into overlapping chunks.
 
-    A record of L bases gives n = ceil(L / chunk_length) chunks that cover all of it; the surplus
-    n * chunk_length - L is shared out as overlaps between neighbours. The last chunk is often shorter.
-
-    Args:
-        lengths: int64 (R,), bases of each record, at least 1.
-        chunk_length: in bp.
+    A record of L bases gives n = ceil(L / chunk_length) chunks that cover all of it; the surplus n * chunk_length - L is
+    distributed as overlaps between neighbours. The last chunk is often shorter.
 
     Raises:
         UsageError: `chunk_length` is below 1.
 
-    Source: VirNucPro, `split_fasta_chunk`: overlaps are base + 1 for the first `longer` chunks and base
-    for the others, so that chunk i is shifted back by i * base + min(i, longer).
+    Source: VirNucPro, `split_fasta_chunk`: overlaps are base + 1 for the first `longer` chunks and base for the others,
+    so that chunk i is shifted back by i * base + min(i, longer).
     """
     if chunk_length < 1:
         raise UsageError(f"The chunk length is {chunk_length} bp; it must be at least 1.")
@@ -92,14 +80,13 @@ def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
-    """n rows of a range of chunks, in order of chunk and frame.
+    """n rows of a range of chunks, ordered by chunk and frame.
 
     Attributes:
-        chunk: int64 (n,), row of the chunk.
-        frame: uint8 (n,), index into ROW_NAMES.
-        protein: the translation; codons with other letters than ACGT are left out.
-        dna: the input of DNABERT-S: the frame's strand from the frame's start, 3 bases a residue and one
-            more unless the chunk ends there.
+        frame: index into ROW_NAMES.
+        protein: the translation, without codons that have letters other than ACGT.
+        dna: input of DNABERT-S: the frame's strand from the frame's start, 3 bases per residue plus one unless the chunk
+            ends there.
     """
 
     chunk: Int64
@@ -111,27 +98,24 @@ class FrameTable:
         return len(self.chunk)
 
     def take(self, rows: Int64) -> "FrameTable":
-        """The given rows, copied, in the given order."""
+        """Copies the given rows in the given order."""
         return FrameTable(self.chunk[rows], self.frame[rows], self.protein.take(rows), self.dna.take(rows))
 
 
 def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
-    """Translates chunks in six frames and keeps each frame whose protein is non-empty and has no stop.
+    """Translates chunks in six frames and keeps those with a non-empty protein without a stop.
 
-    Args:
-        bases: uint8 (N,), upper-case sequence; records may lie end to end.
-        starts: int64 (C,), first base of each chunk in `bases`.
-        ends: int64 (C,), one past the last base of each chunk.
+    `bases` is upper-case sequence, uint8 (N,), possibly of several records; chunk i is bases[starts[i]:ends[i]].
 
-    Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no least length;
-    the slice given to DNABERT-S is strand[f : f + 1 + 3 * residues].
+    Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no minimum length; the slice
+    given to DNABERT-S is strand[f : f + 1 + 3 * residues].
     """
     total = len(bases)
     forward = np.ascontiguousarray(bases).tobytes()
     strands = forward + forward[::-1].translate(_COMPLEMENT)
     residues, codons_per_phase = _translate_by_phase(strands)
 
-    # A chunk's reverse complement lies mirrored in the second half of `strands`.
+    # A chunk's reverse complement is at the mirrored position in the second half of `strands`.
     shift = np.arange(3)
     first = np.concatenate([starts[:, None] + shift, (2 * total - ends)[:, None] + shift], axis=1).ravel()
     num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
@@ -156,15 +140,10 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
 
 
 def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
-    """Adds a row for each chunk without an open frame: no protein, and all its DNA as it is given.
+    """Adds a row for each chunk without a stop-free frame: no protein, and all its DNA as given.
 
-    A chunk with fewer than `LEAST_BASES` of A, C, G and T gets none: its vector would be that of the gap.
-
-    Args:
-        frames: the open frames of the chunks.
-        bases: as for `open_frames`.
-        starts: as for `open_frames`.
-        ends: as for `open_frames`.
+    A chunk with fewer than `LEAST_BASES` of A, C, G and T gets none: its vector would be that of the gap. `frames` are the
+    stop-free frames of the chunks; the other arguments are those of `open_frames`.
     """
     is_base = np.frombuffer(np.ascontiguousarray(bases).tobytes().translate(_FIRST), np.uint8) < 64
     num_bases = _count_between(np.flatnonzero(is_base), starts, ends)
@@ -185,11 +164,9 @@ def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: In
 
 
 def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
-    """Amino acid of the codon at every position, grouped by position mod 3.
+    """Amino acid of the codon at every position, uint8 (3 * M,), and M, grouped by position mod 3.
 
-    Returns:
-        uint8 (3 * M,) and M: the codon at position p is at (p % 3) * M + p // 3, so that every reading
-        frame is one contiguous range.
+    The codon at position p is at (p % 3) * M + p // 3, so that every reading frame is contiguous.
     """
     codes = np.frombuffer(strands.translate(_FIRST), np.uint8).copy()
     codes[:-1] += np.frombuffer(strands.translate(_SECOND), np.uint8)[1:]
@@ -203,7 +180,7 @@ def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
 
 
 def _count_between(positions: Int64, begin: Int64, end: Int64) -> Int64:
-    """int64 (n,): how many of the ascending positions lie in begin[i]..end[i]-1."""
+    """int64 (n,): how many of the ascending positions are in begin[i]..end[i]-1."""
     counts: Int64 = np.searchsorted(positions, end) - np.searchsorted(positions, begin)
     return counts
 

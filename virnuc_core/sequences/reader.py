@@ -1,4 +1,4 @@
-"""Sequence files in, records out: FASTA and FASTQ, plain or compressed, recognised by content."""
+"""Reads records of FASTA and FASTQ files, plain or compressed, detected by content."""
 
 import bz2
 import hashlib
@@ -32,7 +32,7 @@ MAX_FOREIGN_SHARE = 0.1
 _BUFFER_BYTES: Final = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f"
-# Control characters become "?", as letters outside ASCII do: a sequence is written to tables, too.
+# Control characters become "?", as non-ASCII letters do: sequences are also written to tables.
 _UPPER = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper())
 _UPPER_DNA = _UPPER.replace(b"U", b"T")
 _NUCLEOTIDE_CODES = b"ACGTUNRYSWKMBDHV"
@@ -45,20 +45,16 @@ _MAGICS: Final = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
 }
-# Bytes that tell the beginning of one member from another; a bgzip member is a gzip member marked here.
+# Enough bytes to identify a member; a bgzip member is a gzip member with this mark.
 _HEADER_BYTES: Final = 16
 _BGZIP_MARK: Final = (slice(12, 16), b"BC\x02\x00")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as it stands in a file, cleaned but not judged.
+    """A record, cleaned but not validated: upper case, without whitespace, in DNA with U read as T.
 
-    Attributes:
-        number: 1-based place in the input, counted over all files.
-        path: the file it came from.
-        name: first word of the header, "" when there is none.
-        sequence: upper case without blanks; U read as T when the alphabet is DNA.
+    `number` is 1-based over all files; `name` is the first word of the header, or "".
     """
 
     number: int
@@ -68,17 +64,13 @@ class Record:
 
 
 def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Record]:
-    """Yields every record of every file in order; one record is in memory at a time.
+    """Yields all records of all files in order, including unusable ones (see `rejection_reason`), one at a time in memory.
 
-    Lines that begin with `#` and blank lines are skipped, as dnaio does; blanks within a sequence are
-    dropped. Records that cannot be used are yielded too: see `rejection_reason`.
-
-    Args:
-        paths: FASTA or FASTQ files, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input.
-        alphabet: "dna" reads U as T.
+    Files are FASTA or FASTQ, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input. Like dnaio, skips blank lines and
+    lines that begin with `#`; whitespace within a sequence is dropped, and U in DNA is read as T.
 
     Raises:
-        InputError: a file is missing, not a file, truncated, damaged, or neither FASTA nor FASTQ.
+        InputError: a file is missing, not a file, truncated, corrupt, or neither FASTA nor FASTQ.
     """
     table = _UPPER_DNA if alphabet == "dna" else _UPPER
     number = 0
@@ -88,7 +80,7 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
             for header, letters in _parse(text, path):
                 number += 1
                 words = header.split(maxsplit=1)
-                # A letter outside ASCII becomes "?", which the record is then judged by.
+                # Non-ASCII letters become "?", which counts as foreign in `rejection_reason`.
                 sequence = letters.encode("ascii", "replace").translate(table, _BLANKS)
                 yield Record(number, path, words[0] if words else "", sequence)
         if number == first:
@@ -96,10 +88,10 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
 
 
 def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
-    """Why a cleaned sequence cannot be used, or None when it can.
+    """Why a cleaned sequence is unusable, or None.
 
-    DNA may hold up to 10 % of letters that are not IUPAC nucleotide codes (their codons are dropped
-    later); a protein may hold only letters, `*`, `-` and `.`.
+    DNA may have up to 10 % of letters that are not IUPAC nucleotide codes (their codons are dropped later); a protein may
+    have only letters, `*`, `-` and `.`.
     """
     if not sequence:
         return "empty sequence"
@@ -115,10 +107,10 @@ def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
 
 
 def input_digest(path: str | Path) -> InputFile:
-    """Name, size and SHA-256 of a file as it is stored.
+    """Identity of a file as stored.
 
     Raises:
-        InputError: the file is missing, unreadable, or can be read only once or without end.
+        InputError: the file is missing, unreadable, or not a regular file.
     """
     path = Path(path)
     is_stream = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
@@ -131,10 +123,10 @@ def input_digest(path: str | Path) -> InputFile:
 
 @contextmanager
 def reading_text(path: str) -> Iterator[io.BufferedReader]:
-    """Opens a file, decompressed where need be, and names it in whatever goes wrong while it is read.
+    """Opens a file, decompressing it if needed; errors while it is read name it.
 
     Raises:
-        InputError: it is missing, not a file, truncated or damaged.
+        InputError: it is missing, not a file, truncated or corrupt.
     """
     with _reading(path) as raw:
         compression = _compression_of(raw.peek(_HEADER_BYTES))
@@ -146,7 +138,7 @@ def reading_text(path: str) -> Iterator[io.BufferedReader]:
 
 
 class _Entry(NamedTuple):
-    """Stands in for dnaio's record class, which refuses headers with letters outside ASCII."""
+    """Replaces dnaio's record class, which rejects non-ASCII headers."""
 
     name: str
     sequence: str
@@ -154,7 +146,6 @@ class _Entry(NamedTuple):
 
 
 def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (header, sequence letters) of an open file."""
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
@@ -174,7 +165,7 @@ def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _reading(path: str) -> Iterator[io.BufferedReader]:
-    """Opens a file or standard input and names it in whatever goes wrong while it is read."""
+    """Opens a file or standard input; errors while it is read name it."""
     source: str | int = sys.stdin.fileno() if path == STDIN else path
     try:
         with io.FileIO(source, closefd=path != STDIN) as file:
@@ -200,7 +191,7 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         ) from error
     except FileFormatError as error:
         raise InputError(f"{path} cannot be parsed: {error}. Mend or remove that record.") from error
-    except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         raise InputError(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
 
 
@@ -209,8 +200,6 @@ class _DamagedDataError(Exception):
 
 
 class _Decompressor(Protocol):
-    """What the decompressors of one member have in common."""
-
     @property
     def eof(self) -> bool: ...
 
@@ -224,7 +213,7 @@ class _Decompressor(Protocol):
 
 
 def _new_zstd() -> _Decompressor:
-    # As wide a window as `zstd --long=31` makes.
+    # The window of `zstd --long=31`.
     largest_window = zstd.DecompressionParameter.window_log_max.bounds()[1]
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: largest_window}
     return cast(_Decompressor, zstd.ZstdDecompressor(options=options))
@@ -244,10 +233,9 @@ def _compression_of(start: bytes) -> str | None:
 
 
 class _Members(io.RawIOBase):
-    """All members of a compressed file; zeros may stand between and behind them, as gzip, xz and tapes have them.
+    """All members of a compressed file, with zero padding allowed between and after them, as in gzip, xz and tape archives.
 
-    Reading raises EOFError where the compressed data end early, and _DamagedDataError where they are damaged or followed
-    by something else.
+    Reading raises EOFError for truncated data, and _DamagedDataError for corrupt data or trailing garbage.
     """
 
     def __init__(self, raw: io.BufferedReader, compression: str) -> None:
@@ -258,16 +246,15 @@ class _Members(io.RawIOBase):
         self._is_bgzip = self._lacks_end = False
 
     def readable(self) -> bool:
-        """As io.BufferedReader asks."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fills the beginning of a buffer and returns how many bytes these are; 0 at the end."""
+        """Fills the start of the buffer and returns the number of bytes; 0 at the end."""
         while self._member is not None or self._begin_member():
             assert self._member is not None
             content = self._decompress(self._member, len(buffer))
             if content:
-                # Cut between two blocks, a bgzip file is still a valid, shorter gzip file, but lacks its empty last block.
+                # A bgzip file truncated between blocks is valid gzip, but lacks its empty last block.
                 self._lacks_end = self._is_bgzip
             if self._member.eof:
                 self._ahead = self._member.unused_data
@@ -289,7 +276,7 @@ class _Members(io.RawIOBase):
             raise _DamagedDataError(str(error)) from error
 
     def _begin_member(self) -> bool:
-        """Goes on to the next member; False when there is none."""
+        """Starts the next member; False if there is none."""
         self._ahead = self._ahead.lstrip(b"\0")
         while len(self._ahead) < _HEADER_BYTES and (more := self._raw.read1(_BUFFER_BYTES)):
             self._ahead = (self._ahead + more).lstrip(b"\0")
@@ -308,13 +295,9 @@ class _Members(io.RawIOBase):
 
 
 class _RecordShape(NamedTuple):
-    """What a parser holds in memory at once.
+    """Memory model of a parser: maximum bytes of memory per byte, and per line end, read since the last separator.
 
-    Attributes:
-        separators: where it lets go of all that came before; each ends with `mark`.
-        mark: one byte, which is searched for first.
-        byte_cost: bytes of memory for each byte read since then, at most.
-        line_cost: bytes of memory for each line end since then.
+    At `separators`, it releases everything before; each ends with `mark`, one byte, which is searched for first.
     """
 
     separators: tuple[bytes, ...]
@@ -323,16 +306,16 @@ class _RecordShape(NamedTuple):
     line_cost: int
 
 
-# The text, its letters, their copies in upper case and in the batch, and their frames; one Python string a line.
+# The text, its letters, their copies in upper case and in the batch, and their frames; one Python string per line.
 _FASTA_RECORD: Final = _RecordShape((b"\n>", b"\r>"), b">", byte_cost=8, line_cost=64)
-# A line is up to half of a record, of which the parser's growing buffer holds up to two copies.
+# A line is up to half of a record; the parser's growing buffer holds up to two copies of it.
 _FASTQ_LINE: Final = _RecordShape((b"\n",), b"\n", byte_cost=16, line_cost=0)
 _GUARD_BLOCK_BYTES: Final = 1 << 16
 _SHARE_OF_MEMORY: Final = 0.5
 
 
 class _RecordGuard(io.BufferedIOBase):
-    """Stops with an InputError before one record takes half of the memory: a few kB of compressed data may hold any amount."""
+    """Raises InputError before one record takes half of the memory: a few kB of compressed data may expand to any size."""
 
     def __init__(self, stream: io.BufferedReader, shape: _RecordShape, path: str) -> None:
         self._stream = stream
@@ -343,20 +326,17 @@ class _RecordGuard(io.BufferedIOBase):
         self._last = b""
 
     def readable(self) -> bool:
-        """As the parsers ask."""
         return True
 
     def read1(self, size: int = -1) -> bytes:
-        """The next block, of whatever size is there."""
         return self._counted(self._stream.read1(_GUARD_BLOCK_BYTES))
 
     def read(self, size: int | None = -1) -> bytes:
-        """That many bytes, or fewer at the end."""
         return self._counted(self._stream.read(size))
 
     def _counted(self, block: bytes) -> bytes:
         shape, counted = self._shape, block
-        # Most blocks of a long record have no mark, which is found out many times faster than the rest.
+        # Fast path: most blocks of a long record have no mark.
         if shape.mark in block:
             seen = self._last + block
             begin = max(map(seen.rfind, shape.separators))

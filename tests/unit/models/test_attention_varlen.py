@@ -42,7 +42,7 @@ def install(site: Path, version: str, program: str) -> None:
     (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flash-attn-4\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize("version", ["4.0.0b36.dev1", "4.0.0", "4.0.0b30"])
+@pytest.mark.parametrize("version", ["4.0.0b36.dev1", "4.0.0"])
 def test_only_the_version_that_was_tested_is_taken(version: str, site: Path) -> None:
     install(site, version, ENTRY)
     wanted = f"needs flash-attn-4 {FLASH_ATTN_VERSION}, and {version} is installed"
@@ -55,11 +55,7 @@ def test_only_the_version_that_was_tested_is_taken(version: str, site: Path) -> 
     ("program", "reason"),
     [
         ("import no_such_compiler", "ModuleNotFoundError: No module named 'no_such_compiler'"),
-        (
-            "raise OSError('libcuda.so.1: cannot open shared object file')",
-            "OSError: libcuda.so.1: cannot open",
-        ),
-        ("", "ImportError: cannot import name 'flash_attn_varlen_func'"),
+        ("raise OSError('libcuda.so.1: cannot open')", "OSError: libcuda.so.1: cannot open"),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_named_with_the_reason(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, processors
 from torch import Tensor
 
 from benchmarks.reliability.binary_edits import hostile_json
 from benchmarks.reliability.crafted import safetensors_headers
 from benchmarks.reliability.material import make_models
+from tests.made_models import make_tokenizer
 from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model, parameter_shapes
@@ -176,10 +176,13 @@ ESM2_LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "bin": lambda folder: in_bin_folder(folder, masked_lm()),
     "safetensors in shards": lambda folder: in_shards(folder, masked_lm(), "safetensors"),
     "bin in shards": lambda folder: in_shards(folder, masked_lm(), "bin"),
-    "transformers": lambda folder: by_transformers(folder, "EsmModel", esm_model()),
     "transformers, masked": lambda folder: by_transformers(folder, "EsmForMaskedLM", masked_lm()),
     "transformers, in shards": lambda folder: by_transformers(folder, "EsmModel", esm_model(), "8KB"),
 }
+
+
+def shapes_of(state: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in state.items()}
 
 
 @pytest.mark.parametrize("layout", ESM2_LAYOUTS)
@@ -188,7 +191,7 @@ def test_every_esm2_layout_gives_the_same_tensors(layout: str, tmp_path: Path) -
     assert checkpoint.family == "esm2"
     assert checkpoint.spec == ESM2_SPEC
     state, theirs = checkpoint.state_dict(), esm_model()
-    assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(ESM2_SPEC)
+    assert shapes_of(state) == parameter_shapes(ESM2_SPEC)
     expected = {
         "embed_tokens": "embeddings.word_embeddings",
         "final_norm": "encoder.emb_layer_norm_after",
@@ -231,14 +234,11 @@ def test_dnabert_s_and_dnabert_2_give_the_same_tensors(tmp_path: Path) -> None:
         assert (spec.num_layers, spec.embedding_dim, spec.num_heads, spec.ffn_dim) == (3, 96, 12, 384)
         assert (spec.vocab_size, spec.layer_norm_eps) == (4096, 1e-12)
         state = checkpoint.state_dict()
-        assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(spec)
+        assert shapes_of(state) == parameter_shapes(spec)
         for ours, theirs in {
-            "embedding_norm.weight": "embeddings.LayerNorm.weight",
             "layers.2.qkv.weight": "encoder.layer.2.attention.self.Wqkv.weight",
-            "layers.2.attention_out.bias": "encoder.layer.2.attention.output.dense.bias",
             "layers.2.attention_norm.weight": "encoder.layer.2.attention.output.LayerNorm.weight",
             "layers.0.ffn_in.weight": "encoder.layer.0.mlp.gated_layers.weight",
-            "layers.2.ffn_out.weight": "encoder.layer.2.mlp.wo.weight",
             "layers.2.ffn_norm.bias": "encoder.layer.2.mlp.layernorm.bias",
         }.items():
             assert torch.equal(state[ours], published[theirs])
@@ -266,25 +266,22 @@ def refused(path: Path, message: str) -> None:
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(tmp_path: Path) -> None:
     vocabulary = {name: i for i, name in enumerate(["[UNK]", "[CLS]", "[SEP]", *map(str, range(5000))])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer.save(str(dnabert_2(tmp_path) / "tokenizer.json"))
-    refused(tmp_path, "its tokenizer has 5003 entries and its embedding 4096")
+    path = dnabert_2(tmp_path) / "tokenizer.json"
+    make_tokenizer(path)
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"] |= {"vocab": vocabulary, "merges": []}
+    path.write_text(json.dumps(tokenizer))
+    refused(tmp_path, "its tokenizer has 500[0-9] entries and its embedding 4096")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"encoder.layer.1.output.dense.bias": None},
-            r"lacks tensors: encoder\.layer\.1\.output\.dense\.bias\.",
-        ),
+        ({"encoder.layer.1.output.dense.bias": None}, r"lacks tensors: encoder.layer.1.output.dense.bias\."),
         ({"adapter.weight": torch.zeros(2)}, r"has unknown tensors: adapter\.weight"),
         (
-            {"encoder.layer.0.attention.self.key.weight": torch.zeros(24, 23)},
-            r"has misshapen tensors: encoder\.layer\.0\.attention\.self\.key\.weight \(24, 23\)",
+            {"encoder.layer.0.output.dense.weight": torch.zeros(24, 23)},
+            r"has misshapen tensors: encoder.layer.0.output.dense.weight \(24, 23\)",
         ),
         ({f"x{i}": torch.zeros(1) for i in range(9)}, r"x0, x1, x2, x3, x4 and 4 more"),
     ],
@@ -335,18 +332,24 @@ def test_what_the_weights_do_not_say_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, r"has no config\.json beside")
 
 
-def test_other_models_are_refused(tmp_path: Path) -> None:
+def test_a_file_of_something_else_or_a_missing_one_is_named(tmp_path: Path) -> None:
     refused(tmp_path, r"holds no model\.safetensors or pytorch_model\.bin")
     save_file({"roberta.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     refused(tmp_path, r"holds neither ESM-2 nor DNABERT-S weights \(first tensors: roberta\.weight\)")
     with pytest.raises(CheckpointError, match="holds a DNABERT-S model where an ESM-2 model is needed"):
         open_checkpoint(str(GOLDEN / "dnabert_s"), "esm2")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    in_shards(tmp_path, masked_lm(), "safetensors")
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    refused(tmp_path, r"lacks the weight shards model-00002-of-00002\.safetensors")
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    in_shards(shards, masked_lm(), "safetensors")
+    (shards / "model-00002-of-00002.safetensors").unlink()
+    refused(shards, r"lacks the weight shards model-00002-of-00002\.safetensors")
+    for content, message in (
+        ([1], "holds no state dict"),
+        ({}, "no state dict"),
+        ({"a": 1}, "more than tensors"),
+    ):
+        torch.save(content, tmp_path / "a.pt")
+        refused(tmp_path / "a.pt", message)
 
 
 OUTSIDE = ("../dnabert/model.safetensors", "/etc/passwd", "a\0", "x" * 5000, "", 3, None, "\x1b[2J")
@@ -361,22 +364,13 @@ def test_an_index_names_files_beside_it(content: str, tmp_path: Path) -> None:
     refused(tmp_path, "is not an index of weight shards")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("layout", ["fair-esm", "before torch 1.6", "one file of a folder"])
 def test_a_truncated_file_is_refused(layout: str, share: float, tmp_path: Path) -> None:
     path = ESM2_LAYOUTS[layout](tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     refused(path, "cannot be read as .*truncated")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [([1], "holds no state dict"), ({}, "no state dict"), ({"a": 1}, "more than tensors")],
-)
-def test_files_of_something_else_are_refused(content: object, message: str, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "a.pt")
-    refused(tmp_path / "a.pt", message)
 
 
 @pytest.fixture
@@ -427,12 +421,7 @@ def test_family_of(model: str, expected: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "family", "error", "message"),
     [
-        (
-            "7B",
-            "esm2",
-            CheckpointError,
-            r"no model 7B: [^,]*, [^,]*, and not one of tiny, 8M, 35M, 150M, 650M, 3B",
-        ),
+        ("7B", "esm2", CheckpointError, r"no model 7B: [^,]*, [^,]*, and not one of tiny, 8M, 35M, 150M"),
         ("7B", None, CheckpointError, r"one of tiny(?!.*tiny)"),
         ("tiny", None, UsageError, "give esm2:tiny or dnabert:tiny"),
         ("random:nonsense", "esm2", CheckpointError, r"random:nonsense is not .* one of tiny, 8M"),
@@ -460,9 +449,7 @@ def test_random_weights_are_the_same_every_time(family: Family) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert 0.01 < float(first["layers.0.ffn_out.weight"].std()) < 0.03
     assert abs(float(first["layers.0.ffn_norm.weight"].mean()) - 1) < 0.1
-
-
-def test_random_weights_are_told_apart_and_have_a_vocabulary() -> None:
-    names = ("8M", "35M", "tiny")
-    assert len({open_checkpoint(f"random:{name}", "esm2").fingerprint for name in names}) == 3
-    assert open_checkpoint("random:DNABERT-S", "dnabert_s").tokenizer.vocab_size == 4096
+    other = {"esm2": "random:8M", "dnabert_s": "random:DNABERT-S"}[family]
+    assert open_checkpoint(other, family).fingerprint != checkpoint.fingerprint
+    if family == "dnabert_s":
+        assert open_checkpoint(other, family).tokenizer.vocab_size == 4096

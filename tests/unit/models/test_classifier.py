@@ -16,12 +16,12 @@ from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
 
 
-def trained(in_features: int = 7, hidden_width: int = 512) -> MLPClassifier:
-    """A head whose running statistics differ from the initial ones."""
+def trained(hidden_width: int = 512) -> MLPClassifier:
+    """A head whose running statistics are not those of a fresh one."""
     torch.manual_seed(0)
-    classifier = MLPClassifier(in_features, hidden_width)
+    classifier = MLPClassifier(7, hidden_width)
     for _ in range(3):
-        classifier(torch.randn(32, in_features) * 2 + 1)
+        classifier(torch.randn(32, 7) * 2 + 1)
     return classifier.eval()
 
 
@@ -37,45 +37,30 @@ def test_probabilities_are_those_of_the_formula() -> None:
     torch.testing.assert_close(probabilities, torch.softmax(logits, 1))
     torch.testing.assert_close(probabilities.sum(1), torch.ones(5))
     assert not probabilities.requires_grad
-
-
-def test_features_of_another_width_are_refused() -> None:
     with pytest.raises(MismatchError, match="takes 7 features and the models give 8"):
-        trained().virus_probabilities(torch.zeros(2, 8))
+        classifier.virus_probabilities(torch.zeros(2, 8))
 
 
-def test_a_head_can_be_trained() -> None:
-    classifier = MLPClassifier(4).train()
-    classifier(torch.randn(8, 4)).sum().backward()
-    assert classifier.hidden_layer.weight.grad is not None
-
-
-@pytest.mark.parametrize("name", ["head.safetensors", "head.pt", "head.pth", "head.bin"])
-def test_state_dicts_are_loaded_ready_to_score(name: str, tmp_path: Path) -> None:
-    classifier = trained(hidden_width=16)
-    if name.endswith("safetensors"):
-        save_file(classifier.state_dict(), tmp_path / name)
+@pytest.mark.parametrize("name", ["head.safetensors", "head.pth", "module.pth"])
+def test_heads_are_loaded_ready_to_score(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier, path = trained(hidden_width=16), tmp_path / name
+    if name == "head.safetensors":
+        save_file(classifier.state_dict(), path)
+    elif name == "head.pth":
+        torch.save(classifier.state_dict(), path)
     else:
-        torch.save(classifier.state_dict(), tmp_path / name)
-    loaded = load_classifier(tmp_path / name)
+        published = type("MLPClassifier", (nn.Module,), {"__module__": "__main__"})
+        monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", published, raising=False)
+        module = published()
+        for child_name, child in classifier.named_children():
+            module.add_module(child_name, child)
+        torch.save(module, path)
+        monkeypatch.undo()
+    loaded = load_classifier(path)
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     features = torch.randn(3, 7)
     assert torch.equal(loaded.virus_probabilities(features), classifier.virus_probabilities(features))
-
-
-def test_a_whole_pickled_module_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    published = type("MLPClassifier", (nn.Module,), {"__module__": "__main__"})
-    monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", published, raising=False)
-    original = trained()
-    module = published()
-    for name, child in original.named_children():
-        module.add_module(name, child)
-    torch.save(module, tmp_path / "model.pth")
-    monkeypatch.undo()
-    features = torch.randn(3, 7)
-    loaded = load_classifier(tmp_path / "model.pth")
-    assert torch.equal(loaded.virus_probabilities(features), original.virus_probabilities(features))
 
 
 class Evil:
@@ -86,17 +71,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (os.system, (self.command,))
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_pickled_code_does_not_run(zipped: bool, tmp_path: Path) -> None:
-    evil = trained().state_dict() | {"note": Evil(f"touch {tmp_path / 'ran'}")}
-    torch.save(evil, tmp_path / "evil.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(
-        CheckpointError, match=r"evil\.pth holds a pickled posix\.system, which could run code"
-    ):
-        load_classifier(tmp_path / "evil.pth")
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
@@ -119,44 +93,38 @@ def test_a_plain_pickle_is_called_what_it_is(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pickled_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    torch.save(nn.Bilinear(2, 2, 2), tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"):
-        load_classifier(tmp_path / "other.pth")
-
-
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        nn.Linear(3, 2),
-        nn.Linear(3, 2).state_dict(),
-        {"hidden_layer.weight": torch.zeros(3)},
-        {"a": 1},
-        [1, 2],
-        torch.zeros(3),
+        (nn.Bilinear(2, 2, 2), r"holds a pickled torch\.nn\.modules\.linear\.Bilinear"),
+        *(
+            (content, "is not an MLPClassifier head")
+            for content in (
+                nn.Linear(3, 2),
+                {"hidden_layer.weight": torch.zeros(3)},
+                {"a": 1},
+                [1, 2],
+                trained().state_dict()
+                | {"output_layer.weight": torch.zeros(5, 512), "output_layer.bias": torch.zeros(5)},
+            )
+        ),
+        (b"half a file", "cannot be read"),
     ],
 )
-def test_something_else_is_refused(content: object, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=r"other\.pth is not an MLPClassifier head"):
-        load_classifier(tmp_path / "other.pth")
+def test_something_else_is_refused(content: object, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(CheckpointError, match=rf"other\.pth .*{message}"):
+        load_classifier(path)
 
 
-def test_a_head_with_other_outputs_is_refused(tmp_path: Path) -> None:
-    state = trained().state_dict() | {
-        "output_layer.weight": torch.zeros(5, 512),
-        "output_layer.bias": torch.zeros(5),
-    }
-    save_file(state, tmp_path / "five.safetensors")
-    with pytest.raises(CheckpointError, match=r"five\.safetensors is not an MLPClassifier head"):
-        load_classifier(tmp_path / "five.safetensors")
-
-
-@pytest.mark.parametrize("name", ["head.safetensors", "head.pth"])
-def test_a_damaged_file_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"half a file")
+def test_a_damaged_safetensors_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "head.safetensors").write_bytes(b"half a file")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_classifier(tmp_path / name)
+        load_classifier(tmp_path / "head.safetensors")
 
 
 def test_the_fingerprint_is_that_of_the_file(tmp_path: Path) -> None:

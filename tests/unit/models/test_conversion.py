@@ -32,10 +32,7 @@ def test_fair_esm_becomes_a_published_folder(data_dir: Path, tmp_path: Path) -> 
     assert (done.kind, done.out) == ("model", out)
     assert torch.equal(vectors(source, "esm2"), vectors(out, "esm2"))
     assert done.fingerprint == open_checkpoint(str(out), "esm2").fingerprint
-    assert [check_hash(out / name)[1] for name in ("model.safetensors", "config.json")] == [
-        "",
-        "",
-    ]
+    assert all(check_hash(out / name)[1] == "" for name in ("model.safetensors", "config.json"))
     assert [path.name for path in tmp_path.iterdir()] == ["esm2"]
 
 
@@ -82,22 +79,6 @@ def test_a_pickled_head_gives_the_same_scores(data_dir: Path, tmp_path: Path) ->
     after = load_classifier(tmp_path / "head.safetensors")
     assert torch.equal(before.virus_probabilities(features), after.virus_probabilities(features))
     np.testing.assert_allclose(after.virus_probabilities(features), golden["probabilities"], atol=1e-6)
-
-
-class Evil:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (self.mark,)
-
-
-def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
-    torch.save({"hidden_layer.weight": Evil(tmp_path / "mark")}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match="could run code"):
-        convert(tmp_path / "evil.pth", tmp_path / "head.safetensors")
-    assert not (tmp_path / "mark").exists()
-    assert not (tmp_path / "head.safetensors").exists()
 
 
 def test_names_that_do_not_fit(data_dir: Path, tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
-"""The fused CPU path against plain torch, which runs when gradients are recorded."""
+"""The fused CPU path against plain torch, and weights in fp8; fp8 products are tried in tests/gpu."""
 
 import pytest
 import torch
 from torch import nn
 
-from virnuc_core.models.fused import linear, linear_add_norm, linear_gated_gelu, linear_gelu
+from virnuc_core.models.fused import (
+    Fp8Linear,
+    linear,
+    linear_add_norm,
+    linear_gated_gelu,
+    linear_gelu,
+    quantize_layers,
+    quantize_rows,
+)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 77])
@@ -33,16 +41,31 @@ def test_fused_equals_plain(tokens: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs.detach(), rtol=tolerance, atol=tolerance)
 
 
-def test_dropout_is_on_the_branch_only() -> None:
-    layer, norm, residual = nn.Linear(8, 8), nn.LayerNorm(8), torch.randn(4, 8)
-    total, normed = linear_add_norm(layer, torch.randn(4, 8), residual, norm, layer, dropout=1.0)
-    assert torch.equal(total, residual)
-    assert torch.equal(normed, norm(residual))
-
-
-def test_a_post_norm_layer_adds_the_next_branch_to_the_norm() -> None:
+def test_the_residual_of_dropout_and_of_a_post_norm_layer() -> None:
     layer, norm = nn.Linear(8, 8), nn.LayerNorm(8)
     x, residual = torch.randn(4, 8), torch.randn(4, 8)
+    total, normed = linear_add_norm(layer, x, residual, norm, layer, dropout=1.0)
+    assert torch.equal(total, residual)
+    assert torch.equal(normed, norm(residual))
     added_to, normed = linear_add_norm(layer, x, residual, norm, layer, normed_residual=True)
     assert torch.equal(added_to, normed)
     torch.testing.assert_close(normed, norm(residual + layer(x)))
+
+
+def test_fp8_rows_are_within_the_rounding_of_e4m3() -> None:
+    matrix = torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+    matrix *= 10.0 ** torch.arange(-3, 4)[:, None]
+    values, scale = quantize_rows(matrix)
+    # Three bits of mantissa; what is small in its row is rounded to steps of 2^-9.
+    assert ((values.float() * scale - matrix).abs() <= (matrix.abs() / 16).clamp(min=2**-10 * scale)).all()
+    values, scale = quantize_rows(torch.tensor([[3.0, -6.0], [0.0, 0.0]]))
+    assert values.float().tolist() == [[224.0, -448.0], [0.0, 0.0]]
+    assert (scale > 0).all()
+
+
+def test_layers_with_widths_for_tensor_cores_are_in_fp8() -> None:
+    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24))
+    wanted = model[0].weight.detach().clone()
+    quantize_layers(model)
+    assert [type(layer) for layer in model] == [Fp8Linear, nn.Linear]
+    assert torch.allclose(model[0].weight.float() * model[0].scale.t(), wanted, rtol=1 / 16, atol=1e-3)

@@ -1,11 +1,9 @@
 """No weight file can run code."""
 
-import io
 import pickle
 import struct
 import sys
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,14 @@ def malicious(name: str, marker: Path) -> bytes:
 
 
 HEARD: list[str] = []
-FORBIDDEN = (
+FORBIDDEN = {
     "os.system",
     "os.posix_spawn",
     "subprocess.Popen",
     "os.exec",
     "pickle.find_class",
     "socket.connect",
-)
+}
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -65,12 +63,9 @@ def test_the_payloads_are_no_blanks(name: str, tmp_path: Path) -> None:
 def test_no_code_runs(name: str, tmp_path: Path, heard: list[str]) -> None:
     marker, path = tmp_path / "ran", tmp_path / "evil.pth"
     path.write_bytes(malicious(name, marker))
-    with pytest.raises(CheckpointError, match=r"evil\.pth"):
-        load_classifier(path)
-    with pytest.raises(CheckpointError, match=r"evil\.pth"):
-        read_tensors(path)
-    with pytest.raises(CheckpointError, match=r"evil\.pth"):
-        read_pickle(path)
+    for read in (load_classifier, read_tensors, read_pickle):
+        with pytest.raises(CheckpointError, match=r"evil\.pth"):
+            read(path)
     assert not marker.exists()
     assert heard == []
 
@@ -80,15 +75,8 @@ def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> No
     """Without torch, whose own restrictions are the second line of defence."""
     path = tmp_path / "evil.pth"
     path.write_bytes(malicious(f"{name}, torch archive", tmp_path / "ran"))
-    with pytest.raises(CheckpointError, match=r"holds a pickled .+, which could run code"):
-        require_inert(path, ())
-
-
-@pytest.mark.parametrize("name", ["GLOBAL posix.system", "INST", "REDUCE inside a state dict"])
-def test_the_message_names_what_would_run(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "evil.pth"
-    path.write_bytes(malicious(f"{name}, torch archive", tmp_path / "ran"))
-    with pytest.raises(CheckpointError, match=r"holds a pickled posix\.system, which could run code"):
+    code = r"posix\.system" if name.startswith(("GLOBAL posix", "INST", "REDUCE inside")) else ".+"
+    with pytest.raises(CheckpointError, match=f"holds a pickled {code}, which could run code"):
         require_inert(path, ())
 
 
@@ -113,21 +101,8 @@ def test_tied_weights_are_read(tmp_path: Path) -> None:
     assert torch.equal(tensors["embedding"], tensors["output"])
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(compressed_archive())
-    with pytest.raises(CheckpointError, match="larger in memory than on the disk"):
-        read_tensors(tmp_path / "a.pt")
-
-
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    torch.save({"a": torch.zeros(1000)}, buffer)
-    with (
-        zipfile.ZipFile(buffer) as stored,
-        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
+    (tmp_path / "a.pt").write_bytes(compressed_archive())
     with pytest.raises(CheckpointError, match="larger in memory than on the disk"):
         read_tensors(tmp_path / "a.pt")
 

@@ -13,15 +13,9 @@ from virnuc_core.models.positions import (
 
 
 def test_positions_start_again_in_each_sequence() -> None:
-    bounds = torch.tensor([0, 3, 7, 10], dtype=torch.int32)
-    assert position_ids(bounds, 10).tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
-    assert sequence_index(bounds, 10).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_empty_sequences_have_no_positions() -> None:
-    bounds = torch.tensor([0, 0, 2, 2, 3, 3], dtype=torch.int32)
-    assert position_ids(bounds, 3).tolist() == [0, 1, 0]
-    assert sequence_index(bounds, 3).tolist() == [1, 1, 3]
+    bounds = torch.tensor([0, 0, 3, 5, 5, 6, 6], dtype=torch.int32)
+    assert position_ids(bounds, 6).tolist() == [0, 1, 2, 0, 1, 0]
+    assert sequence_index(bounds, 6).tolist() == [1, 1, 1, 2, 2, 4]
 
 
 def test_rotation_is_that_of_complex_numbers() -> None:

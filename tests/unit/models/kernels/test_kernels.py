@@ -68,26 +68,18 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     test_attention_equals_the_reference(positions, 128)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "shared_memory", "fits"),
-    [
+def test_keys_and_products_take_the_shared_memory_there_is() -> None:
+    fitting = (
         (128, 166_912, True),
         (128, 101_376, False),
         (64, 101_376, True),
         (16, 28_672, True),
         (16, 28_671, False),
-    ],
-)
-def test_keys_are_resident_where_they_fit(head_dim: int, shared_memory: int, fits: bool) -> None:
-    assert attention.fits_resident(head_dim, shared_memory) == fits
-
-
-@pytest.mark.parametrize(
-    ("shared_memory", "tiles"),
-    [(232_448, gemm_gelu.Tiles(128, 256, 64, 3)), (101_376, gemm_gelu.Tiles(128, 128, 64, 3))],
-)
-def test_products_take_tiles_that_fit(shared_memory: int, tiles: gemm_gelu.Tiles) -> None:
-    assert gemm_gelu.choose_tiles(shared_memory) == tiles
+    )
+    for head_dim, shared_memory, fits in fitting:
+        assert attention.fits_resident(head_dim, shared_memory) == fits
+    assert gemm_gelu.choose_tiles(232_448) == gemm_gelu.Tiles(128, 256, 64, 3)
+    assert gemm_gelu.choose_tiles(101_376) == gemm_gelu.Tiles(128, 128, 64, 3)
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
@@ -143,12 +135,8 @@ def test_every_token_is_in_one_tile() -> None:
         covered[begin + first : begin + min(length, first + attention.BLOCK)] += 1
     assert (covered == 1).all()
     assert short[:, 1].max() <= attention.RESIDENT_TOKENS < long[:, 1].min()
-
-
-@pytest.mark.parametrize("lengths", [[5], [400], [7, 200]])
-def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[int]) -> None:
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    assert min(len(part) for part in attention.plan_tiles(cu_seqlens)) >= 2
+    for bounds in ([0, 5], [0, 400], [0, 7, 207]):  # a list of one tile would be compiled for alone
+        assert min(len(part) for part in attention.plan_tiles(np.array(bounds, np.int32))) >= 2
 
 
 @pytest.mark.parametrize("width", [48, 320, 1280])
@@ -156,29 +144,16 @@ def test_no_list_of_tiles_has_a_size_that_is_compiled_for_alone(lengths: list[in
 def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> None:
     residual, branch = _random(9, width), _random(9, width, seed=1)
     bias, gain, shift = (_random(width, seed=seed) for seed in (2, 3, 4))
-    total, normed, values, scale = rowwise.add_norm(
-        branch if has_branch else None,
-        bias if has_branch else None,
-        residual,
-        gain,
-        shift,
-        1e-5,
-        True,
-        True,
-        True,
-    )
+    added = (branch, bias) if has_branch else (None, None)
+    total, normed, values, scale = rowwise.add_norm(*added, residual, gain, shift, 1e-5, True, True, True)
     wanted = residual.double() + ((branch.double() + bias.double()) if has_branch else 0.0)
     assert _relative_error(total, wanted) < 1e-3
     wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
     assert _relative_error(normed, wanted) < 1e-3
     assert _relative_error(values.float() * scale, wanted) < FP8_ERROR
     assert bool((values.float().abs().amax(1) == 448).all())
-
-
-def test_what_is_not_wanted_is_empty() -> None:
-    residual, weight = _random(4, 32), _random(32, seed=1)
-    kept = rowwise.add_norm(None, None, residual, weight, weight, 1e-5, False, True, False)
-    assert [tensor.numel() for tensor in kept] == [0, 4 * 32, 0, 0]
+    kept = rowwise.add_norm(*added, residual, gain, shift, 1e-5, False, True, False)
+    assert [tensor.numel() for tensor in kept] == [0, 9 * width, 0, 0]
 
 
 def test_gelu_is_the_erf_form() -> None:
