@@ -1,4 +1,4 @@
-"""The tables and the run.json of a finished run, written by hand: what a report is made from."""
+"""Hand-written tables and run.json of a finished run: the inputs of a report."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ CHUNK_LENGTH = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeContig:
-    """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
+    """A contig by its chunk scores, None for no score; regions are (start, end).
 
-    The first `dna_alone` of the scores are of chunks without an open frame.
+    The first `dna_alone` scores are of chunks without a stop-free frame.
     """
 
     name: str
@@ -53,7 +53,7 @@ class MadeContig:
 
 
 def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
-    """A contig with a viral part: chunks begin to end - 1; each third chunk has no open frame."""
+    """A contig with viral chunks `begin` to `end` - 1; every third chunk has no stop-free frame."""
     inside = [begin <= i < end for i in range(chunks)]
     p_virus = tuple(None if i % 3 == 2 else 0.9 if inside[i] else 0.1 for i in range(chunks))
     region = (begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH)
@@ -61,7 +61,7 @@ def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> Made
 
 
 def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
-    """Contigs of random scores; each seventh has no open frame."""
+    """Contigs with random scores; every seventh has no stop-free frame."""
     generator = random.Random(1)
     return [
         MadeContig(
@@ -81,7 +81,7 @@ def write_run(
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
 ) -> tuple[RunFolder, dict[str, Any]]:
-    """Writes the tables; gives the folder and the content of its run.json."""
+    """Writes the tables; returns the folder and the content of its run.json."""
     folder = RunFolder(root)
     rejected = list(rejected)
     rows = [contig_row(number, contig) for number, contig in enumerate(contigs, 1)]
@@ -127,7 +127,7 @@ def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
 
 
 def write(table: Path, parquet: Path, schema: pa.Schema, rows: list[tuple[object, ...]]) -> None:
-    """Writes a table as text and as Parquet."""
+    """Writes a table as TSV and Parquet."""
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     made = pa.table(dict(zip(schema.names, map(list, columns), strict=True)), schema)
     pq.write_table(made, parquet)

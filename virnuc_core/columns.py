@@ -12,11 +12,7 @@ import numpy.typing as npt
 def concatenated_ranges(
     starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1.
-
-    Returns:
-        int64 (sum of lengths,), the numbers, and int64 (n + 1,), the offset of each range among them.
-    """
+    """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1; also returns their offsets, int64 (n + 1,)."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets
@@ -24,12 +20,9 @@ def concatenated_ranges(
 
 @dataclass(frozen=True, slots=True)
 class ByteColumn:
-    """n byte strings stored end to end.
+    """n byte strings stored end to end in a uint8 buffer; string i is data[offsets[i]:offsets[i + 1]].
 
-    Attributes:
-        data: uint8 buffer.
-        offsets: int64 (n + 1,), ascending; string i is data[offsets[i]:offsets[i + 1]]. offsets[0] may be above 0, so that
-            a range of rows is a view.
+    `offsets` is int64 (n + 1,), ascending, and may start above 0, so that a range of rows is a view.
     """
 
     data: npt.NDArray[np.uint8]

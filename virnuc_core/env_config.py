@@ -77,9 +77,7 @@ class EnvConfig:
     Attributes:
         home: folder for data that outlive a run.
         switches: names of the active `SWITCHES`.
-        compile_cache_gb: size limit of the compile cache in `home`.
         threads: CPU threads shared by all lanes.
-        cuda_visible_devices: ids of the GPUs that this process may use.
     """
 
     home: Path
@@ -115,11 +113,7 @@ def env() -> EnvConfig:
 
 
 def reload() -> EnvConfig:
-    """Reads the environment again after this process has changed it.
-
-    Raises:
-        UsageError: a variable has an invalid value.
-    """
+    """Reads the environment again after this process has changed it; raises as `env`."""
     env.cache_clear()
     return env()
 
@@ -167,11 +161,7 @@ def user_config_folder() -> Path:
 
 @contextmanager
 def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables that are not set, for this block and its child processes.
-
-    Raises:
-        UsageError: a variable has an invalid value.
-    """
+    """Sets variables that are not set, for this block and its child processes; raises as `env`."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

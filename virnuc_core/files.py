@@ -116,12 +116,9 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 
 def from_json(kind: type[Record], values: object, where: str = "") -> Record:
-    """Converts parsed JSON to a dataclass, recursively.
+    """Converts parsed JSON to a dataclass of numbers, strings, Literals, tuples and dataclasses, each or None.
 
-    Args:
-        kind: its fields are numbers, strings, Literals, tuples, dataclasses, or unions of these with None.
-        values: an object with exactly its fields; those with defaults may be missing.
-        where: path of the object in the document, for messages.
+    Fields with defaults may be missing; `where` is the path of the object in the document, for messages.
 
     Raises:
         ValueError: a field, which is named, is missing, unknown or of another type.

@@ -10,7 +10,7 @@ _PROC: Final = Path("/proc")
 
 
 class _Files(NamedTuple):
-    """Files of a control group: limit, usage, and the key of its reclaimable page cache in memory.stat."""
+    """Of a control group: limit, usage, and the key of its reclaimable page cache in memory.stat."""
 
     limit: str
     used: str

@@ -61,10 +61,7 @@ class Run:
 
     Attributes:
         out: output named in the report: the folder, or the file of an embed run or a head.
-        plan: set by `plan`.
-        lane_reports: set by `embed`.
         work: counters summed over all shards.
-        counts: set by `classify`.
         seconds: wall time of each finished stage, in order.
         links: other places to view the run.
     """
@@ -108,11 +105,7 @@ class Run:
 
 
 class Move(Run):
-    """Moves a predict run to other models, another head or other settings; `force` discards an unfinished move.
-
-    Attributes:
-        old: plan of the original run.
-    """
+    """Moves a predict run (`old` is its plan) to other models, heads or settings; `force` discards an unfinished move."""
 
     def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
         self.old = read_plan(folder.plan)
@@ -121,14 +114,7 @@ class Move(Run):
 
 
 class Training(Run):
-    """A run that a head is trained on.
-
-    Attributes:
-        groups: TSV of records and the groups to be kept together in the split.
-        labelled: set by `label`.
-        split: training, validation and test records; set by `divide`.
-        head: set by `fit`.
-    """
+    """A run that a head is trained on; `groups` is a TSV of records and the groups to be kept together in the split."""
 
     labelled: "Labelled"
     split: "RecordSplit"

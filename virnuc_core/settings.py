@@ -1,7 +1,7 @@
 """Single definition of every setting: type, bounds, default and description.
 
-Generated from these models: command-line options, settings files, environment variables, flow parameters, the Python
-API, MLflow parameters and the settings page of the docs. A description may end with the default in brackets.
+Command line, settings files, environment variables, flows, Python API, MLflow and docs are generated from these models.
+A description may end with the default in brackets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -197,7 +197,6 @@ class TrainSettings(TwoModelSettings):
 
 
 def _optional_fields(kind: type[Settings], leave_out: set[str]) -> type[Settings]:
-    """A model with the fields of another one, all optional."""
     fields: dict[str, Any] = {
         name: (
             Optional[field.rebuild_annotation()],  # noqa: UP045 (a value, not an annotation)

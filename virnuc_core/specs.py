@@ -24,9 +24,7 @@ class ModelSpec:
     """Architecture of a transformer, read from its checkpoint.
 
     Attributes:
-        num_layers: a `repr_layer` is valid in 0..num_layers.
-        embedding_dim: hidden width D.
-        num_heads: N; head_dim is D / N.
+        embedding_dim: hidden width.
         ffn_dim: width of the feed-forward layer (for DNABERT-S, of each gated half).
         token_dropout: ESM-2 only: embeddings are rescaled for masked tokens at inference too.
     """
@@ -48,13 +46,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """Identity of an input file: its content, not its location.
-
-    Attributes:
-        name: without folders.
-        size: bytes as stored.
-        sha256: hex digest of the bytes as stored.
-    """
+    """Identity of an input file: name without folders, and size and hex SHA-256 of the bytes as stored."""
 
     name: str
     size: int

@@ -16,15 +16,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """Versions of one package known to work.
+    """Versions of one package known to work: from `since`, and before `before`, the first that fails or is untested.
 
     Attributes:
         package: name on PyPI; "python" is the interpreter.
-        since: first version that works.
-        before: first version that fails or is untested.
         newer: state of versions from `before` on.
         why: the reason, for the message.
-        is_optional: whether virnuc works without it.
     """
 
     package: str

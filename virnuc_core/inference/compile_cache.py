@@ -1,7 +1,4 @@
-"""The size-limited cache of code compiled by torch, Triton and flash-attn-4, in the home folder.
-
-Must not import torch: all three read the environment on first import.
-"""
+"""Size-limited cache of code compiled by torch, Triton and flash-attn-4; must not import torch, which reads its variables."""
 
 import fcntl
 import logging

@@ -34,8 +34,7 @@ _log = logging.getLogger(__name__)
 def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
     """Torch names of devices: "cpu" alone, or "cuda:0", "cuda:1", ..., in the given order.
 
-    Args:
-        choice: ("auto",) for all GPUs, or the CPU if there is none; ("cpu",); or GPU indices.
+    `choice` is ("auto",) for all GPUs, or the CPU if there is none; ("cpu",); or GPU indices.
 
     Raises:
         UsageError: a name is invalid or repeated, or CPU and GPUs are mixed.
@@ -93,7 +92,6 @@ def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
 
 
 def _require_fp8(device: str) -> None:
-    """Rejects a GPU or a torch without row-wise scaled fp8 matrix products."""
     capability = torch.cuda.get_device_capability(device)
     if capability < _FP8_CAPABILITY:
         raise DeviceError(
@@ -181,7 +179,6 @@ def least_free_memory(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def _query_free_memory() -> dict[str, int]:
-    """Free bytes by GPU UUID, as known to nvidia-smi."""
     rows = query_gpus(("uuid", "memory.free"), units=False)
     return {row[0]: int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdecimal()}
 
@@ -189,8 +186,8 @@ def _query_free_memory() -> dict[str, int]:
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
     """Peak bytes per token of a layer, in and after the feed-forward.
 
-    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward before and after its activation
-    2 F, or 3 F if gated; pooling D in fp32.
+    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated; pooling D
+    in fp32.
     """
     ffn_buffers = 2 if spec.family == "esm2" else 3
     elements = 6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim
@@ -212,13 +209,10 @@ class AsyncCopy:
 
 
 class Streams:
-    """Host-device copies that overlap with the models on a GPU; no-ops on the CPU.
+    """Host-device copies; on a GPU, uploads, models and downloads overlap on three streams. The host waits for copies only.
 
-    A GPU has three streams: uploads, models and downloads. The host waits only for an `AsyncCopy`, never for the device.
-
-    Attributes:
-        max_in_flight: batches launched before the first is retired: enough to keep the GPU busy, few enough to detect
-            non-finite vectors early.
+    `max_in_flight` batches are launched before the first is retired: enough to keep the GPU busy, few enough to detect
+    non-finite vectors early.
     """
 
     def __init__(self, device: str) -> None:

@@ -32,11 +32,9 @@ class StageSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneStarted:
-    """A lane's process has started, replacing an earlier one if any.
+    """A lane's process has started; `shards` is empty if it only plans.
 
-    Attributes:
-        device: "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host.
-        shards: to be computed; empty for a process that only plans.
+    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host.
     """
 
     lane: int
@@ -98,16 +96,13 @@ LaneEvent = LaneStarted | ModelsLoaded | ShardDone | GpuSample | LaneFailed | La
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneReport:
-    """Work of one lane over all of its processes.
+    """Work of one lane over all of its processes; `host` and `device` are those of the last `LaneStarted`.
 
     Attributes:
-        host: name of the last machine.
-        device: as in `LaneStarted`.
         device_name: of the hardware; empty if no process loaded its models.
         started: start of the first process, in Unix seconds.
         load_seconds: process start-up and model loading.
         seconds: wall time with a process running.
-        shards: in order of completion.
     """
 
     lane: int

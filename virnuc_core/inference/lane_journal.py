@@ -1,7 +1,6 @@
 """A lane's journal in JSON Lines, for monitoring from another process or machine.
 
-A journal is not state: only valid shard files count as done. Readers skip invalid lines, and a lane continues when its
-journal cannot be written.
+A journal is not state: readers skip invalid lines, and a lane continues when its journal cannot be written.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Local lanes: assigns shards to devices and runs one process per device.
-
-Must not import torch before a lane's process has selected its device.
-"""
+"""Local lanes, one process per device; torch must not be imported before a lane's process has selected its device."""
 
 import heapq
 import logging
@@ -81,10 +78,9 @@ def require_main_process() -> None:
 
 
 def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
-    """Assigns shards to lanes so that all finish at about the same time: by falling cost, each to the least loaded lane.
+    """Assigns shards to lanes for equal finish times: by falling cost, each to the least loaded lane.
 
-    Returns:
-        Shards of each lane in row order; lanes without work are left out.
+    Returns the shards of each lane in row order; lanes without work are left out.
     """
     loads = [(0.0, lane) for lane in range(num_lanes)]
     assigned: list[list[int]] = [[] for _ in loads]
@@ -96,9 +92,9 @@ def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tupl
 
 
 def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
-    """Computes the missing shards: on the CPU in this process, on GPUs in one process each.
+    """Computes the missing shards: on "cpu" in this process, on "cuda:0", "cuda:1", ... in one process each.
 
-    `devices` are "cpu" alone, or "cuda:0", "cuda:1", ...; no other process may work in the folder.
+    No other process may work in the folder.
 
     Raises:
         VirnucError: a lane failed; finished shards are kept.
@@ -128,10 +124,8 @@ def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) ->
     with ThreadPoolExecutor(max(1, len(lanes)), thread_name_prefix="lane") as threads:
         try:
             return list(threads.map(compute, lanes))
-        except (
-            BaseException
-        ):  # a lane has failed or this is interrupted; the threads wait for their processes
-            end_lane_processes()
+        except BaseException:
+            end_lane_processes()  # which the threads wait for
             raise
 
 
@@ -146,15 +140,8 @@ def run_lane(
 ) -> LaneReport:
     """Computes shards in a child process and waits for it; lanes run concurrently when called from several threads.
 
-    Log records of the child are handled by this process's loggers.
-
-    Args:
-        folder: with plan and frame store.
-        indices: shards to compute.
-        device: "cpu" or "cuda:N", as seen by this process.
-        lane: number of the lane, for events and messages.
-        num_lanes: concurrent lanes on this machine, which share the CPU threads.
-        on_event: called in this thread for every event of the lane.
+    The `num_lanes` lanes of this machine share the CPU threads. Events are passed to `on_event` in this thread; log records
+    of the child go to this process's loggers. `device` is "cpu" or "cuda:N", as seen by this process.
 
     Raises:
         LaneError: the process died before finishing.
@@ -223,7 +210,6 @@ def _run_lane_here(
 def _recorder(
     on_event: Callable[[LaneEvent], None] | None,
 ) -> tuple[list[JournalEntry], Callable[[LaneEvent], None]]:
-    """A list, and a function that appends an event to it and forwards it."""
     entries: list[JournalEntry] = []
 
     def emit(event: LaneEvent) -> None:
@@ -239,7 +225,6 @@ def _lane_started(lane: int, device: str, pid: int, shards: Sequence[int]) -> La
 
 
 def _child_environment(device: str, num_lanes: int) -> dict[str, str]:
-    """Sets a lane's share of the CPU threads, and its only visible GPU."""
     threads = str(max(1, available_threads() // num_lanes))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     environment = dict.fromkeys(names, threads)
@@ -300,7 +285,6 @@ def _lane_main(
     log_level: int,
     sender: Connection,
 ) -> None:
-    """Entry point of the lane's process; `_received` reads what it sends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.update(environment | compile_cache_environment())
@@ -325,7 +309,6 @@ def _lane_main(
 
 
 def _unexpected(error: Exception, lane: int) -> VirnucError:
-    """Wraps an unexpected error for the parent process."""
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     # By text: torch has a class for these since 2.8, but other libraries have none.
     if "CUDA error" in text or "CUDNN_STATUS" in text or "CUBLAS_STATUS" in text:
@@ -340,7 +323,6 @@ def _unexpected(error: Exception, lane: int) -> VirnucError:
 
 
 def _die_with_parent() -> None:
-    """Ends this process when its parent dies."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

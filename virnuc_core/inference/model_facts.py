@@ -20,13 +20,11 @@ _PUBLISHED_BYTES: Final = 4  # per parameter: published checkpoints are fp32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSpeed:
-    """One result of a committed benchmark.
+    """One result of a committed benchmark, with its result file and command.
 
     Attributes:
         letters_per_second: residues for ESM-2, bases for DNABERT-S.
         letters: length of each sequence.
-        result: name of the result file.
-        command: that measured it.
     """
 
     family: Family
@@ -41,12 +39,9 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """One model of the catalogue.
+    """One model of the catalogue; `location` is None if it is not installed.
 
-    Attributes:
-        location: local path; None if not installed.
-        disk_bytes: size of its files, or of fp32 parameters if not installed.
-        speeds: measured; may be empty.
+    `disk_bytes` is the size of its files, or of fp32 parameters if not installed.
     """
 
     entry: CatalogueEntry

@@ -1,8 +1,7 @@
 """The plan of a run: its file, and the comparison with the requested settings on resume.
 
-A plan holds everything that determines the results: input, models, arithmetic and shard bounds, but no devices, lanes or
-folders, so that it gives the same shards wherever they are computed. It changes in one case only: a run resumed with
-other emergency switches computes its missing shards differently, see `Continuation`.
+A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
+they are computed. After its creation, only `Continuation`s and the threshold change.
 """
 
 import hashlib
@@ -56,10 +55,8 @@ class PlannedModel:
     """A transformer with resolved settings.
 
     Attributes:
-        name: as recorded in the outputs.
         repr_layer: layer whose hidden states are averaged, 0..num_layers.
         weights_fingerprint: SHA-256 over weight files and tokenizer.
-        attention: "padded" implies padded batches.
         token_budget: maximum tokens in a packed batch.
         location: absolute path of the checkpoint.
     """
@@ -109,13 +106,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """Shards computed after the run was resumed with other emergency switches.
-
-    Attributes:
-        switches: the environment variables set then.
-        models: the plan's models with the resulting arithmetic.
-        shards: indices, ascending.
-    """
+    """Shards (ascending) computed by `models`, with the arithmetic of other emergency switches that were set on resume."""
 
     switches: tuple[str, ...]
     models: tuple[PlannedModel, ...]
@@ -127,21 +118,17 @@ class RunPlan:
     """Everything that determines the results of a run.
 
     Attributes:
-        schema_version: layout of plan and shards.
         kind: "predict" (chunks, frames and calls), "embed" (one vector per sequence), or "train" (vectors of frames).
         inputs: files, for information only.
         input_digest: digest of the frame store's content.
-        chunk_length: in bp; None for whole sequences.
-        rows: not meaningful for whole sequences.
+        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
         models: DNA model first, then protein model; at least one.
         head: None if nothing is scored.
         dna_head: for chunks without a stop-free frame; None if these are not scored.
-        embeddings: dtype of the stored vectors, or "none".
         shards: contiguous, in row order.
         warnings: reasons why the run is slower than possible.
         switches: emergency switches set when the plan was made.
         continued: shards whose arithmetic differs from `models`.
-        min_length: shorter records are not used.
         threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
     """
 
@@ -325,7 +312,6 @@ def reused_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
 
 
 def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
-    """Everything that determines the vectors of models, as a key."""
     return json.dumps([model.fingerprint_fields for model in models], sort_keys=True)
 
 
@@ -358,7 +344,6 @@ def _ways_out(existing: RunPlan, differing: list[str], folder: RunFolder) -> str
 
 
 def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) -> str:
-    """One difference: field, flag, old and new value."""
     family, _, name = key.rpartition(".")
     if key == "input_digest":
         return f"input was {_input_names(existing)} ({old[:12]}), now {_input_names(wanted)} ({new[:12]})"

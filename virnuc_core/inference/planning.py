@@ -113,7 +113,6 @@ def _input_digest_for(existing: RunPlan, files: tuple[InputFile, ...]) -> str:
 
 
 def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[object, ...]) -> bool:
-    """Whether an intact store of these files and settings exists."""
     if not path.exists():
         return False
     try:
@@ -137,8 +136,7 @@ def open_plan(
     """Reads the plan of a run folder, creating it if missing.
 
     A run derived from another one keeps its shards, and the resolved settings of unchanged models. With other emergency
-    switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type; token
-    budgets fit each of them.
+    switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type.
 
     Raises:
         MismatchError: the folder holds a run with other settings.
@@ -382,7 +380,6 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
 def _plan_heads(
     config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
 ) -> tuple[PlannedHead, PlannedHead | None]:
-    """The main head, and the DNA head if requested."""
     require_heads(config)
     head = _plan_head(head_of(config), models, existing.head if existing else None)
     if (name := dna_head_of(config)) is None:
@@ -410,7 +407,6 @@ def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead 
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Reasons why a run is slower than its hardware allows, one sentence each."""
     found = list(dict.fromkeys(filter(None, (compile_warning(model.compile_mode) for model in models))))
     in_half = any(model.precision != "fp32" for model in models)
     if devices[0] != "cpu" and in_half and (reason := _why_no_kernels(devices)):

@@ -70,12 +70,10 @@ class HostBatch:
 class ModelInputs:
     """The d distinct sequences of a shard for one model, in batch order, which is that of their vectors.
 
-    A row may have no sequence: a chunk without a stop-free frame has no protein.
-
     Attributes:
-        batches: cover each sequence once.
         rows: int64 (d,), first row of the store with each sequence.
-        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence.
+        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence, such as the
+            protein of a chunk without a stop-free frame.
         counters: planned work.
     """
 
@@ -105,13 +103,7 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInputs:
-    """A shard ready for the device.
-
-    Attributes:
-        models: for each model of the plan, its sequences or reused vectors.
-        counters: planned work.
-        seconds: collation time.
-    """
+    """A shard ready for the device: planned work, collation time, and sequences or reused vectors per model."""
 
     shard: Shard
     models: tuple[ModelInputs | ReusedVectors, ...]
@@ -121,13 +113,7 @@ class ShardInputs:
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Reads and batches the sequences of shards; needs no model.
-
-    Attributes:
-        models: with their tokenizers.
-        streams: of the target device.
-        reused: shards of the run that this one is derived from.
-    """
+    """Reads and batches the sequences of shards for the device of `streams`; needs no model."""
 
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
@@ -224,13 +210,9 @@ def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
 class Prefetcher(Generic[T, R]):
     """Applies a function to items in a background thread and yields the results in order.
 
-    A context manager: entering starts the first items, and leaving joins the thread. Items are drawn in the calling thread;
-    exceptions of the function are raised by `next`. If drawing fails, earlier items are still processed; if the caller
-    stops, only items already started are.
-
-    Args:
-        function: called in the background thread.
-        depth: items submitted beyond the one that is waited for.
+    A context manager: entering starts the first items, and leaving joins the thread. Items are drawn in the calling thread,
+    up to `depth` ahead; exceptions of the function are raised by `next`. If drawing fails, earlier items are still processed;
+    if the caller stops, only items already started are.
     """
 
     def __init__(self, function: Callable[[T], R], items: Iterable[T], *, depth: int) -> None:

@@ -59,8 +59,7 @@ _log = logging.getLogger(__name__)
 class Scorer:
     """A classifier head, applied in blocks of fixed shape, with an optional DNA-only head for rows whose protein vector is zero.
 
-    Raises:
-        CheckpointError: a file is not a head.
+    Raises CheckpointError for a file that is not a head.
     """
 
     def __init__(self, path: Path, device: torch.device | str, dna_path: Path | None = None) -> None:
@@ -74,9 +73,7 @@ class Scorer:
     ) -> npt.NDArray[np.float32]:
         """P(other) and P(virus) of n rows, fp32 (n, 2).
 
-        Args:
-            dna: (n, D_dna), or both vectors concatenated.
-            protein: (n, D_protein); None for a DNA-only head, or if `dna` has both.
+        `dna` is (n, D_dna) and `protein` (n, D_protein); without `protein`, `dna` has all features of the head.
 
         Raises:
             MismatchError: the head expects another number of features.
@@ -109,8 +106,7 @@ class Scorer:
 class ModelRunner:
     """One model on one device, from host batches to mean vectors on the device.
 
-    Adapts the batch size to the available memory, and recomputes overflowed sequences in fp32, with the model that
-    `load_fp32` loads (None for a model in fp32).
+    Adapts the batch size to the available memory, and recomputes overflowed sequences with the fp32 model from `load_fp32`.
     """
 
     def __init__(
@@ -172,17 +168,10 @@ class ModelRunner:
             self._streams.download(vectors).wait()
 
     def embed(self, batch: HostBatch, vectors: Tensor, name_of: Callable[[int], str]) -> int:
-        """Launches a batch, split if the device runs out of memory; does not synchronise.
+        """Launches a batch, split if the device runs out of memory; returns how often it did. Does not synchronise.
 
-        After running out of memory, batches are limited to half as many tokens, except for a longer single sequence.
-
-        Args:
-            batch: sequences to embed.
-            vectors: fp32 (d, D) on the device; receives the vectors of the batch.
-            name_of: name of the sequence of a vector.
-
-        Returns:
-            How many times the device ran out of memory.
+        After running out of memory, batches are limited to half as many tokens, except for a longer single sequence. Fills in
+        the batch's part of `vectors`, fp32 (d, D) on the device.
 
         Raises:
             DeviceError: a single sequence does not fit.
@@ -215,16 +204,10 @@ class ModelRunner:
         return failures
 
     def recompute_fp32(self, inputs: ModelInputs, vectors: Tensor) -> int:
-        """Recomputes sequences with non-finite vectors in fp32, synchronously; all batches must be launched.
+        """Recomputes sequences with non-finite vectors in fp32, synchronously; returns how often memory ran out.
 
-        The low-precision model moves to the host meanwhile, so that the device need not fit both.
-
-        Args:
-            inputs: of the shard.
-            vectors: fp32 (d + 1, D) on the device, d of them computed.
-
-        Returns:
-            How many times the device ran out of memory.
+        All batches must be launched; `vectors` is fp32 (d + 1, D) on the device, d of them computed. The low-precision model
+        moves to the host meanwhile, so that the device need not fit both.
 
         Raises:
             CheckpointError: vectors are not finite in fp32 either.
@@ -264,7 +247,7 @@ class ModelRunner:
         return failures
 
     def _broken(self, inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> CheckpointError:
-        """The error for vectors that are not finite in fp32, the precision of this model."""
+        """The error for vectors that are not finite in fp32."""
         index = _first_in_row_order(inputs, indices)
         [batch] = inputs.select(np.array([index]))
         return CheckpointError(
@@ -303,7 +286,6 @@ class ModelRunner:
         return True
 
     def _random_batch(self, num_tokens: int) -> HostBatch:
-        """A batch of at most `num_tokens` random tokens."""
         repeats = max(1, num_tokens // sum(_WARM_UP_LENGTHS))
         lengths = (
             np.repeat(_WARM_UP_LENGTHS, repeats) if num_tokens >= sum(_WARM_UP_LENGTHS) else [num_tokens]
@@ -343,13 +325,7 @@ def _first_in_row_order(inputs: ModelInputs, indices: npt.NDArray[np.int64]) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputedShard:
-    """A shard whose results are being copied to the host.
-
-    Attributes:
-        names: field of the result for each copied tensor.
-        copy: tensors with rows in row order.
-        seconds: so far.
-    """
+    """A shard whose results, the fields `names` with rows in row order, are being copied to the host."""
 
     shard: Shard
     names: tuple[str, ...]
@@ -373,15 +349,9 @@ class ComputedShard:
 
 @dataclass(frozen=True, slots=True)
 class _ShardInFlight:
-    """A shard on the device with batches in flight; the counters are per model.
+    """A shard on the device with batches in flight; `num_batches` is over all models that compute, the counters per model.
 
-    Attributes:
-        begun: launch time, by `time.perf_counter`.
-        num_batches: over all models that compute.
-        vectors: fp32 (d + 1, D) on the device; the last one is zeros, for rows without a sequence.
-        retired: completed batches.
-        overflowed_batches: batches with non-finite vectors.
-        out_of_memory: times that the device ran out of memory.
+    `vectors` are fp32 (d + 1, D) on the device; the last one is zeros, for rows without a sequence.
     """
 
     inputs: ShardInputs
@@ -436,8 +406,7 @@ class InferenceRunner:
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
         """Computes shards in order; the results of a shard depend only on the plan and its rows.
 
-        Keeps several batches in flight, also across shards: the next shard is drawn once all batches of the previous one are
-        launched.
+        The next shard is drawn once all batches of the previous one are launched, to keep several batches in flight.
 
         Raises:
             CheckpointError: a vector is not finite, even in fp32.

@@ -1,8 +1,4 @@
-"""Shard files: one HDF5 file per shard, written atomically and fully verified on reading; see docs/formats.md.
-
-A shard is the unit of commit, with the vectors of both models and the scores of its rows; valid shard files are the
-progress of a run.
-"""
+"""Shard files, the units of commit: written atomically, fully verified on reading; see docs/formats.md."""
 
 import hashlib
 import json
@@ -53,8 +49,6 @@ class ModelCounters:
 
     Attributes:
         sequences: distinct ones; duplicates are embedded once.
-        tokens: of these sequences.
-        batches: as planned.
         capacity: tokens that the batches have room for, including padding.
         fp32_batches: batches with sequences recomputed in fp32 because of non-finite values.
         out_of_memory: times that the device ran out of memory and a batch was split.
@@ -109,12 +103,12 @@ def sum_counters(parts: Iterable[ShardCounters]) -> ShardCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardResult:
-    """Results of one shard, in row order.
+    """Results of one shard, in row order; None for what the run does not have.
 
     Attributes:
-        dna: (n, D_dna), in the dtype to be stored; None without a DNA model.
-        protein: (n, D_protein), in the dtype to be stored; None without a protein model.
-        scores: fp32 (n, 2), P(other) and P(virus); None without a head.
+        dna: (n, D_dna), in the dtype to be stored.
+        protein: (n, D_protein), in the dtype to be stored.
+        scores: fp32 (n, 2), P(other) and P(virus).
     """
 
     dna: npt.NDArray[np.floating[Any]] | None
@@ -285,12 +279,7 @@ def require_all_shards(folder: RunFolder, plan: RunPlan) -> None:
 
 
 def iter_shard_results(folder: RunFolder, plan: RunPlan) -> Iterator[tuple[Shard, ShardResult]]:
-    """Yields all shards in row order, each verified when read.
-
-    Raises:
-        DamagedFileError: a shard is missing, incomplete or altered.
-        MismatchError: a shard is of another run.
-    """
+    """Yields all shards in row order; raises as `require_all_shards` and `read_shard`."""
     require_all_shards(folder, plan)
     for shard in plan.shards:
         yield shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))

@@ -95,7 +95,6 @@ def _row_work(
 
 
 def _flops(spec: ModelSpec, num_tokens: Float64) -> Float64:
-    """Floating-point operations per sequence: matrix products and attention."""
     width, ffn_matrices = spec.embedding_dim, 2 if spec.family == "esm2" else 3
     per_token = 2 * (4 * width * width + ffn_matrices * width * spec.ffn_dim)
     return spec.num_layers * num_tokens * (per_token + 4 * width * num_tokens)
@@ -124,16 +123,10 @@ def _group_ends(row_work: RowWork, groups: Int64, block_rows: int) -> Iterator[F
 def cut_rows(
     row_work: RowWork, groups: Int64, limits: tuple[int, int, float], block_rows: int = _BLOCK_ROWS
 ) -> tuple[Shard, ...]:
-    """Divides rows into contiguous shards of about equal cost, never splitting a group.
+    """Divides rows into contiguous shards of about equal cost that cover all rows; a group is never split.
 
-    Args:
-        row_work: letters and estimated seconds of each of the rows begin..end-1.
-        groups: int64 (n,), ascending group of each row (the chunk of a frame).
-        limits: maximum rows, letters and seconds of a shard, unless a single group exceeds them.
-        block_rows: rows processed at once; does not affect the result.
-
-    Returns:
-        Shards that cover all rows in order; none for no rows.
+    `row_work` gives letters and estimated seconds of each of the rows begin..end-1; `groups`, int64 (n,), ascending, is the
+    group of each row; `limits` are the maximum rows, letters and seconds of a shard, unless a single group exceeds them.
     """
     total = np.zeros(3)
     for ends in _group_ends(row_work, groups, block_rows):

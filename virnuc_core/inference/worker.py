@@ -36,14 +36,7 @@ def run_shards(
     """Loads the models once and commits one shard after another.
 
     Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
-    emits `ShardDone`. Both end before this returns.
-
-    Args:
-        folder: with plan and frame store.
-        indices: shards to compute, in this order.
-        device: "cpu" or "cuda:N", as seen by this process.
-        lane: number of the lane, for events.
-        emit: called when models are loaded and, in the writer thread, for every committed shard.
+    emits `ShardDone`. Both end before this returns. `device` is "cpu" or "cuda:N", as seen by this process.
 
     Raises:
         MismatchError: the run was started over meanwhile.
@@ -62,7 +55,6 @@ def _run_alike(
     lane: int,
     emit: Callable[[LaneEvent], None],
 ) -> None:
-    """`run_shards` for shards with the same arithmetic."""
     started = time.perf_counter()
     streams = Streams(device)
     reused = ReusedShards.open(folder, plan)

@@ -46,14 +46,12 @@ class StoreMeta:
     """Contents and origin of a frame store.
 
     Attributes:
-        chunk_length: in bp; None for whole sequences.
-        rows: not meaningful for whole sequences.
+        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
         num_records: used records.
         num_frames: rows to embed: frames or whole sequences.
         num_closed: rows of chunks without a stop-free frame.
         num_renamed: records renamed because an earlier one has the same name.
         content_sha256: hex digest of all columns.
-        min_length: shorter records were rejected.
     """
 
     chunk_length: int | None
@@ -136,11 +134,7 @@ def map_column(folder: Path, name: str, dtype: npt.DTypeLike, count: int) -> npt
 
 
 def map_strings(folder: Path, name: str, count: int) -> ByteColumn:
-    """Memory-maps a column of byte strings, read-only.
-
-    Raises:
-        DamagedFileError: one of its two files is missing or of the wrong size.
-    """
+    """Memory-maps a column of byte strings, read-only; raises as `map_column`."""
     if count == 0:
         return ByteColumn.from_strings(())
     offsets = map_column(folder, f"{name}.offsets", np.int64, count + 1)
@@ -149,21 +143,20 @@ def map_strings(folder: Path, name: str, count: int) -> ByteColumn:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FrameStore:
-    """Read-only, memory-mapped view of a frame store.
+    """Read-only, memory-mapped view of a frame store; `record_*`, `chunk_*` and `frame_*` have one row per record, chunk, frame.
 
     Attributes:
-        record_length: (num_records,), letters of each record.
-        record_number: (num_records,), 1-based index in the input.
-        chunk_record: (num_chunks,), row of the record.
-        chunk_index: (num_chunks,), 0-based index in the record.
-        chunk_start: (num_chunks,), first letter, 0-based.
-        chunk_end: (num_chunks,), one past the last letter.
-        frame_chunk: (num_frames,), row of the chunk; ascending.
-        frame_number: (num_frames,), index into ROW_NAMES; 0 for whole sequences.
-        names: (num_records,), unique record names in UTF-8.
-        sequences: (num_records,), upper-case bases; None for whole sequences.
-        protein: (num_frames,), for ESM-2; None for whole DNA sequences.
-        dna: (num_frames,), for DNABERT-S; None for whole proteins.
+        record_number: 1-based index in the input.
+        chunk_record: row of the record.
+        chunk_index: 0-based index in the record.
+        chunk_start: first letter, 0-based.
+        chunk_end: one past the last letter.
+        frame_chunk: row of the chunk; ascending.
+        frame_number: index into ROW_NAMES; 0 for whole sequences.
+        names: unique record names in UTF-8.
+        sequences: upper-case bases of the records; None for whole sequences.
+        protein: of each frame, for ESM-2; None for whole DNA sequences.
+        dna: of each frame, for DNABERT-S; None for whole proteins.
     """
 
     folder: Path
@@ -183,11 +176,7 @@ class FrameStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Maps a store into memory.
-
-        Raises:
-            DamagedFileError: the folder is not a complete store, or is of another schema version.
-        """
+        """Maps a store into memory; raises as `StoreMeta.read` and `map_column`."""
         folder = Path(folder)
         meta = StoreMeta.read(folder)
 

@@ -48,19 +48,11 @@ def build_frame_store(
     min_length: int = 0,
     rejected_copy: Path | None = None,
 ) -> FrameStore:
-    """Stores the stop-free frames of sequence files, or their whole sequences, in a new store.
+    """Stores the stop-free frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
 
     The store appears under its name when complete, replacing an older one. Peak memory is about 5 bytes per letter of
-    the longest record plus 8 bytes per record.
-
-    Args:
-        inputs: regular files, see `iter_records`.
-        folder: path of the store.
-        chunk_length: in bp; None stores whole sequences.
-        alphabet: of the records; frames need "dna".
-        rows: which rows are stored for chunks.
-        min_length: shorter records are rejected.
-        rejected_copy: where rejected.tsv is also written, even if no record is usable.
+    the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, which is written even if
+    no record is usable.
 
     Raises:
         InputError: an input cannot be read, changes meanwhile, or has no usable record.
@@ -98,7 +90,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 class _ColumnWriter:
-    """Appends to columns in one folder; synced to disk when its block succeeds."""
+    """Appends to columns; synced to disk when its block succeeds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,8 +127,6 @@ class _ColumnWriter:
 
 
 class _Builder:
-    """Writes the columns, tables and meta.json of one store into an empty folder."""
-
     def __init__(
         self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows, min_length: int
     ) -> None:
@@ -198,7 +188,6 @@ class _Builder:
         ).write(self._folder)
 
     def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
-        """Groups usable records into batches and writes the others to the table."""
         rejected.write("record\tid\tfile\tlength\treason\n")
         batch: list[Record] = []
         letters = 0
@@ -337,18 +326,10 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _repeat_numbers(names: ByteColumn, hashes: Int64) -> npt.NDArray[np.int32]:
-    """Numbers for `_numbered` that make all names unique, without holding all names in memory.
+    """int32 (n,), for `_numbered`: 0 for a new name, 2 for the second record of a name, ..., skipping taken names.
 
-    Two different names share a 64-bit hash in about 1 of 10^5 inputs of 10^7 records; the later one is then renamed
-    needlessly, which is harmless.
-
-    Args:
-        names: (n,), names of the records.
-        hashes: int64 (n,), `hash` of the UTF-8 of each.
-
-    Returns:
-        int32 (n,): 0 for a new name, 2 for the second record of a name, 3 for the third, ..., skipping numbers that would
-        collide with a name in the input.
+    Works on the int64 `hash` of each UTF-8 name, so that not all names are in memory. Two different names share a hash in
+    about 1 of 10^5 inputs of 10^7 records; the later one is then renamed needlessly, which is harmless.
     """
     order = np.argsort(hashes, kind="stable")
     known = hashes[order]

@@ -25,7 +25,6 @@ _STOP = ord("*")
 
 
 def _base_table(values: tuple[int, int, int, int], other: int) -> bytes:
-    """A translate table that maps A, C, G, T to `values` and any other byte to `other`."""
     table = bytearray([other] * 256)
     for base, value in zip(b"ACGT", values, strict=True):
         table[base] = value
@@ -54,14 +53,10 @@ class ChunkTable:
 
 
 def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
-    """Cuts records into overlapping chunks.
+    """Cuts records, int64 (R,) lengths in bases of at least 1, into overlapping chunks.
 
     A record of L bases gives n = ceil(L / chunk_length) chunks that cover all of it; the surplus n * chunk_length - L is
     distributed as overlaps between neighbours. The last chunk is often shorter.
-
-    Args:
-        lengths: int64 (R,), bases of each record, at least 1.
-        chunk_length: in bp.
 
     Raises:
         UsageError: `chunk_length` is below 1.
@@ -110,10 +105,7 @@ class FrameTable:
 def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     """Translates chunks in six frames and keeps those with a non-empty protein without a stop.
 
-    Args:
-        bases: uint8 (N,), upper-case sequence; records may be concatenated.
-        starts: int64 (C,), first base of each chunk in `bases`.
-        ends: int64 (C,), one past the last base of each chunk.
+    `bases` is upper-case sequence, uint8 (N,), possibly of several records; chunk i is bases[starts[i]:ends[i]].
 
     Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no minimum length; the slice
     given to DNABERT-S is strand[f : f + 1 + 3 * residues].
@@ -172,10 +164,9 @@ def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: In
 
 
 def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:
-    """Amino acid of the codon at every position, grouped by position mod 3.
+    """Amino acid of the codon at every position, uint8 (3 * M,), and M, grouped by position mod 3.
 
-    Returns:
-        uint8 (3 * M,) and M: the codon at position p is at (p % 3) * M + p // 3, so that every reading frame is contiguous.
+    The codon at position p is at (p % 3) * M + p // 3, so that every reading frame is contiguous.
     """
     codes = np.frombuffer(strands.translate(_FIRST), np.uint8).copy()
     codes[:-1] += np.frombuffer(strands.translate(_SECOND), np.uint8)[1:]

@@ -52,12 +52,9 @@ _BGZIP_MARK: Final = (slice(12, 16), b"BC\x02\x00")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record, cleaned but not validated.
+    """A record, cleaned but not validated: upper case, without whitespace, in DNA with U read as T.
 
-    Attributes:
-        number: 1-based, counted over all files.
-        name: first word of the header; "" if there is none.
-        sequence: upper case, without whitespace; with U read as T in DNA.
+    `number` is 1-based over all files; `name` is the first word of the header, or "".
     """
 
     number: int
@@ -69,11 +66,8 @@ class Record:
 def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Record]:
     """Yields all records of all files in order, including unusable ones (see `rejection_reason`), one at a time in memory.
 
-    Like dnaio, skips blank lines and lines that begin with `#`; whitespace within a sequence is dropped.
-
-    Args:
-        paths: FASTA or FASTQ files, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input.
-        alphabet: "dna" reads U as T.
+    Files are FASTA or FASTQ, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input. Like dnaio, skips blank lines and
+    lines that begin with `#`; whitespace within a sequence is dropped, and U in DNA is read as T.
 
     Raises:
         InputError: a file is missing, not a file, truncated, corrupt, or neither FASTA nor FASTQ.
@@ -152,7 +146,6 @@ class _Entry(NamedTuple):
 
 
 def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
-    """Yields header and sequence of each record."""
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
@@ -207,8 +200,6 @@ class _DamagedDataError(Exception):
 
 
 class _Decompressor(Protocol):
-    """Common interface of the decompressors."""
-
     @property
     def eof(self) -> bool: ...
 
@@ -304,13 +295,9 @@ class _Members(io.RawIOBase):
 
 
 class _RecordShape(NamedTuple):
-    """Memory model of a parser.
+    """Memory model of a parser: maximum bytes of memory per byte, and per line end, read since the last separator.
 
-    Attributes:
-        separators: where it releases everything before; each ends with `mark`.
-        mark: one byte, searched for first.
-        byte_cost: maximum bytes of memory per byte read since then.
-        line_cost: bytes of memory per line end since then.
+    At `separators`, it releases everything before; each ends with `mark`, one byte, which is searched for first.
     """
 
     separators: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Which device, arithmetic and batch size are chosen; which errors are of memory, and whose memory it is."""
+"""Choice of device, arithmetic and batch size; recognizing out-of-memory errors, and of which memory."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Journals: what is written is read again, by others, while it is written, and whatever was killed in between."""
+"""Journals: readable by others while they are written, and after their writer was killed."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def test_an_unfinished_line_waits_until_it_is_complete(path: Path) -> None:
 
 
 def test_lines_that_make_no_sense_are_passed_over(path: Path) -> None:
-    """Such as what a killed writer has left."""
+    """Such as those of a killed writer."""
     finished = {"time": 1.0, "event": "LaneFinished", "lane": 0, "seconds": 1.0}
     odd: list[dict[str, Any]] = [
         finished | {"time": 10**400},

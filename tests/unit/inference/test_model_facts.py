@@ -1,4 +1,4 @@
-"""Figures of the catalogue, against what was measured and what is published."""
+"""The catalogue's numbers, against measured and published ones."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_memory_is_about_what_was_measured(result: str) -> None:
     for case in json.loads((RESULTS / f"{result}.json").read_text())["cases"]:
         [entry] = find_entries(case["model"].removeprefix("random:"), case["family"])
         needed = needed_bytes(entry.spec, case["precision"], case["token_budget"])
-        # The gated feed-forward of DNABERT-S takes less than its three buffers side by side.
+        # DNABERT-S's gated feed-forward needs less than three full buffers.
         least = 0.9 if case["family"] == "esm2" else 0.6
         assert least <= case["peak_memory_bytes"] / needed <= 1.1, case["precision"]
 

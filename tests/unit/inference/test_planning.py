@@ -1,4 +1,4 @@
-"""Every "auto" is decided once, a run is resumed only with what it was begun with, and its frame store stays."""
+"""Every "auto" is resolved once; a run is resumed only with its own settings and keeps its frame store."""
 
 import logging
 import re
@@ -129,7 +129,7 @@ def test_compile_mode(
 
 @pytest.fixture
 def gpu_config(made_models: MadeModels, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """Settings of an embed run that can be planned for GPUs where there are none; they say they are H100s."""
+    """Settings of an embed run that can be planned for H100s without any GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     return made_models.config(dnabert_model=None, head=None, attention="varlen", token_budget=1000)
@@ -144,7 +144,7 @@ def plan_gpus(run: MadeRun, config: RunConfig, number: int = 1, **changes: objec
 def test_a_plan_is_the_same_for_any_number_of_gpus(
     finished_run: MadeRun, gpu_config: RunConfig, monkeypatch: pytest.MonkeyPatch, per_device: float
 ) -> None:
-    """Also where the work is enough to be compiled for, on one of them or on each of two."""
+    """Also with enough work to compile the model, on one of them or on each of two."""
     whole = sum(shard.cost for shard in plan_gpus(finished_run, gpu_config, shard_seconds=1e-4).shards)
     monkeypatch.setattr(compilation, "_REPAID_AFTER_SECONDS", whole * per_device)
     one, *others = (plan_gpus(finished_run, gpu_config, n, shard_seconds=1e-4) for n in (1, 2, 8))
@@ -186,7 +186,7 @@ def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
 
 
 def test_settings_of_one_model(finished_run: MadeRun, made_models: MadeModels) -> None:
-    """Those of the DNA model go before those of both; the layer is of the protein model, or of the only one."""
+    """The DNA model's settings override the shared ones; the layer is the protein model's, or the only one's."""
     found = plan(finished_run, made_models.config(dnabert_engine="reference", precision="fp32", repr_layer=2))
     assert values(found, "engine", "attention", "repr_layer") == [
         ("reference", "reference", 3),

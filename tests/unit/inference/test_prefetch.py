@@ -1,4 +1,4 @@
-"""Collating a shard, and work in a thread: order, bounds, errors, and that no thread is left."""
+"""Collating a shard in a background thread: order, bounds, errors, and no leaked threads."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""A run that is made from another one is byte for byte the one made from nothing, and computes only what it must."""
+"""A run that reuses another is byte-identical to a new run, and computes only what it must."""
 
 import logging
 from dataclasses import replace
@@ -28,7 +28,7 @@ from virnuc_core.settings import RunConfig
 
 @pytest.fixture
 def models(tmp_path: Path) -> MadeModels:
-    """Models of its own, whose files a test may break."""
+    """Private models, whose files a test may break."""
     return make_models(tmp_path)
 
 
@@ -46,7 +46,7 @@ def results(run: MadeRun) -> list[ShardResult]:
 
 
 def break_weights(models: MadeModels) -> None:
-    """Makes the DNA model one that cannot be loaded any more."""
+    """Makes the DNA model unloadable."""
     weights = models.dnabert / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
 
@@ -80,7 +80,7 @@ def test_it_is_the_run_from_nothing(move: str, models: MadeModels, run: MadeRun,
     assert reused is not None
     assert reused.families == ({"dnabert_s", "esm2"} if move in ALL_KEPT else {"dnabert_s"})
     fresh = from_nothing(moved, tmp_path / "fresh")
-    break_weights(models)  # what is reused is not computed
+    break_weights(models)  # reused vectors need no model
     moved.compute()
     for made in (moved, fresh):
         write_results(made)

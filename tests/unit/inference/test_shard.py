@@ -1,4 +1,4 @@
-"""A shard is written whole, no change of it goes unnoticed, and only intact ones of this run are kept."""
+"""Shards are written atomically, every change of one is detected, and only intact ones of this run are kept."""
 
 import logging
 import time
@@ -73,7 +73,7 @@ def test_it_reads_back_equal(tmp_path: Path, changes: dict[str, np.ndarray | Non
 
 
 def test_the_same_shard_is_the_same_file(shard: Path, tmp_path: Path) -> None:
-    time.sleep(1.1)  # longer than the resolution of times in HDF5
+    time.sleep(1.1)  # longer than HDF5's time resolution
     write_shard(tmp_path / "again.h5", RESULT, IDENTITY)
     assert shard.read_bytes() == (tmp_path / "again.h5").read_bytes()
 
@@ -88,7 +88,7 @@ def test_no_flipped_byte_goes_unnoticed(shard: Path) -> None:
             result = read_shard(shard, IDENTITY)
         except (DamagedFileError, MismatchError):
             continue
-        assert_equal(result, RESULT)  # a byte that holds nothing
+        assert_equal(result, RESULT)  # an unused byte
 
 
 @pytest.mark.parametrize("size", [None, 0, 100, 1000, -1])

@@ -1,4 +1,4 @@
-"""One lane's work in this process: its events, its files, its warning."""
+"""One lane's work in this process: events, files and warnings."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
-    """A run of four shards or more, none of them computed."""
+    """A run of at least four shards, none computed."""
     run = plan_run(tmp_path / "run", contigs, made_models.config(), shard_seconds=0.04)
     assert len(run.plan.shards) >= 4
     return run
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
 def test_a_lane_writes_nothing_into_the_folder_of_another_run(
     run: MadeRun, contigs: Path, made_models: MadeModels, settings: dict[str, int]
 ) -> None:
-    """The run is started over while the lane is at work, as a worker of a pool can be that nobody has stopped."""
+    """The run is started over while an old lane of a pool, which nobody has stopped, is running."""
 
     def start_over(event: LaneEvent) -> None:
         if isinstance(event, ShardDone) and event.shard == 0:
@@ -156,7 +156,7 @@ def test_a_lane_writes_nothing_into_the_folder_of_another_run(
 
 
 def test_attention_that_cannot_run_here_is_an_error_of_its_own(run: MadeRun) -> None:
-    """A plan may come from a machine that has more than this one."""
+    """The plan may come from a machine with other packages or GPUs."""
     models = tuple(replace(model, attention="triton", precision="bf16") for model in run.plan.models)
     write_plan(run.folder.plan, replace(run.plan, models=models))
     with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):

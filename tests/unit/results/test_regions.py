@@ -1,4 +1,4 @@
-"""Regions from made scores, and their files, read by the rules of each format."""
+"""Regions from synthetic scores, and their files, parsed by the rules of each format."""
 
 import csv
 import gzip
@@ -37,7 +37,7 @@ from virnuc_core.sequences.frames import chunk_table
 NAN = float("nan")
 STEP = 480  # neighbours overlap by 20 bp
 LOW, HIGH = [0.05] * 15, [0.9] * 10
-# As GFF3 1.26 has it: letters that a sequence's name may hold as they are.
+# Source: GFF3 1.26, characters that need no escaping in a sequence's name.
 GFF3_NAME = re.compile(r"(?:[a-zA-Z0-9.:^*$@!+_?|-]|%[0-9A-F]{2})+")
 
 
@@ -178,7 +178,7 @@ def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
 
 
 def bed_rows(path: Path) -> Iterator[tuple[str, int, int, str, int]]:
-    """A reader of BED6: no header lines, six columns."""
+    """Parses BED6: no header lines, six columns."""
     for line in path.read_text().splitlines():
         assert not line.startswith(("#", "track", "browser"))
         chrom, start, end, name, score, strand = line.split("\t")
@@ -190,7 +190,7 @@ def bed_rows(path: Path) -> Iterator[tuple[str, int, int, str, int]]:
 
 
 def gff3_rows(path: Path) -> Iterator[tuple[str, int, int, float, dict[str, str]]]:
-    """A reader of GFF3: the version first, nine columns, attributes, unique IDs, within the sequence-region."""
+    """Parses GFF3: version first, nine columns, attributes, unique IDs, within the sequence-region."""
     lines = path.read_text().splitlines()
     assert lines[0] == "##gff-version 3"
     lengths: dict[str, int] = {}

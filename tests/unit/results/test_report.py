@@ -1,4 +1,4 @@
-"""The report: the same numbers as the tables, never more than its limits, and nothing that its data could do."""
+"""The report: same numbers as the tables, within its size limits, and safe against hostile data."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_every_known_probability_is_in_one_bin() -> None:
 
 
 def changed(path: Path, column: str, value: object) -> None:
-    """Writes another value into the last row of a table."""
+    """Sets a column of the last row of a table."""
     table = pq.read_table(path)
     index = table.schema.get_field_index(column)
     values = [*table[column].to_pylist()[:-1], value]

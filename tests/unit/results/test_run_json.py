@@ -1,4 +1,4 @@
-"""The record of a run: how fast it was, what a reader must know, and its result files."""
+"""The record of a run: speed, notes for readers, and result files."""
 
 import hashlib
 import json
@@ -37,13 +37,6 @@ def test_throughput_is_over_the_time_in_which_lanes_worked(lanes: list[LaneRepor
     assert run_of(lanes).throughput["sequences_per_second"] == round(speed, 1)
 
 
-def test_a_lane_has_its_place_and_its_speed() -> None:
-    row = lane_row(report())
-    assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
-    assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
-    assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0
-
-
 def test_result_files_are_recorded(tmp_path: Path) -> None:
     out = tmp_path / "vectors.h5"
     out.write_bytes(b"vectors")
@@ -53,13 +46,6 @@ def test_result_files_are_recorded(tmp_path: Path) -> None:
     assert document["packing_efficiency"] == {"esm2": 0.5}
     digest = hashlib.sha256(b"vectors").hexdigest()
     assert document["files"] == [{"name": "vectors.h5", "size": 7, "sha256": digest}]
-
-
-def test_warnings_of_the_plan_are_notes() -> None:
-    slow = replace(run_of([]), plan=replace(PLAN, warnings=("Triton is not installed.",)))
-    assert slow.document["warnings"] == ("Triton is not installed.",)
-    assert slow.document["notes"] == ["Triton is not installed."]
-    assert "note: Triton is not installed." in slow.summary
 
 
 def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,18 +60,25 @@ def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyP
     assert not {"prefect", "mlflow"} & versions.keys()
 
 
-def test_where_settings_came_from_is_kept_for_runs_of_a_command_line() -> None:
-    with settings_given({"precision": "flag --precision"}):
-        asked = run_of([])
-    assert asked.document["settings_from"] == {"precision": "flag --precision"}
-    assert run_of([]).document["settings_from"] is None
-
-
-def test_the_summary_says_what_has_no_score_and_not_why() -> None:
+def test_what_the_document_and_the_summary_say() -> None:
     counts = TableCounts(
         records=3, rejected=0, chunks=9, scored_chunks=8, dna_alone_chunks=5, viral_chunks=6, frames=3,
         contigs_virus=1, contigs_other=1, contigs_unscored=1,
     )  # fmt: skip
-    summary = replace(run_of([]), counts=counts).summary
-    assert "3 contigs: 1 virus, 1 other, 1 without a score;" in summary
-    assert "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone" in summary
+    slow = replace(PLAN, warnings=("Triton is not installed.",))
+    with settings_given({"precision": "flag --precision"}):
+        run = replace(run_of([report()]), plan=slow, counts=counts)
+    assert run.document["settings_from"] == {"precision": "flag --precision"}
+    assert run_of([]).document["settings_from"] is None
+    assert run.document["warnings"] == ("Triton is not installed.",)
+    assert run.document["notes"] == ["Triton is not installed."]
+    for line in (
+        "note: Triton is not installed.",
+        "3 contigs: 1 virus, 1 other, 1 without a score;",
+        "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone",
+    ):
+        assert line in run.summary
+    row = lane_row(report())
+    assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
+    assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
+    assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0

@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, and what is deleted and what stays."""
+"""A run's folder: one run at a time, and what is deleted and what is kept."""
 
 from pathlib import Path
 
@@ -43,12 +43,6 @@ def test_force_deletes_what_virnuc_wrote_and_nothing_else(tmp_path: Path) -> Non
         assert names(tmp_path) == {".virnuc.lock", "lanes", "shards", "mine.txt"}
 
 
-def test_force_leaves_what_only_has_the_name_of_a_result(tmp_path: Path) -> None:
-    make(tmp_path / "contigs.tsv")
-    with open_run_folder(tmp_path, force=True) as folder:
-        assert folder.contigs.exists()
-
-
 @pytest.mark.parametrize("meta", [None, '{"camera": 1}'])
 @pytest.mark.parametrize("force", [False, True])
 def test_frames_that_are_not_of_a_run_are_refused(tmp_path: Path, meta: str | None, force: bool) -> None:
@@ -73,19 +67,13 @@ def test_paths_that_can_be_no_folder(tmp_path: Path) -> None:
             pass
 
 
-def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
-    left = [".embeddings.h5.tmp", ".contigs.tsv.tmp", ".plan.json.0123456789abcdef.tmp"]
-    mine = [".mine.tmp", "mine.tmp"]
-    make(
-        *(tmp_path / name for name in (*left, *mine)), tmp_path / ".next.tmp/0", tmp_path / ".incoming.tmp/0"
-    )
-    with open_run_folder(tmp_path, force=False):
-        assert names(tmp_path) == {*mine, ".virnuc.lock"}
-
-
-def test_folders_that_only_have_the_names_of_a_moved_run_stay(tmp_path: Path) -> None:
-    plans = [tmp_path / name / "plan.json" for name in ("next", "incoming")]
-    make(*plans)
+def test_what_killed_runs_left_is_removed_and_what_only_has_the_name_of_a_result_stays(
+    tmp_path: Path,
+) -> None:
+    left = [".embeddings.h5.tmp", ".plan.json.0123456789abcdef.tmp", ".next.tmp/0", ".incoming.tmp/0"]
+    mine = [".mine.tmp", "mine.tmp", "contigs.tsv", "next/plan.json", "incoming/plan.json"]
+    make(*(tmp_path / name for name in (*left, *mine)))
     for force in (False, True):
         with open_run_folder(tmp_path, force=force):
-            assert all(plan.exists() for plan in plans)
+            assert names(tmp_path) == {".virnuc.lock", *(name.split("/")[0] for name in mine)}
+            assert all((tmp_path / name).exists() for name in mine)

@@ -27,15 +27,16 @@ from virnuc_core.training.labels import (
 Region = tuple[str, int, int, Mapping[str, str]]
 
 
-def made_record(
-    name: str, lineage: Sequence[str], regions: Sequence[Region] = (), length: int = 600
-) -> SeqRecord:
-    sequence = "".join(random.Random(name).choices("ACGT", k=length))
-    record = SeqRecord(Seq(sequence), id=f"{name}.1", name=name, description="made")
+def dna(seed: object, length: int = 400) -> str:
+    return "".join(random.Random(str(seed)).choices("ACGT", k=length))
+
+
+def made_record(name: str, lineage: Sequence[str], regions: Sequence[Region] = ()) -> SeqRecord:
+    record = SeqRecord(Seq(dna(name, 600)), id=f"{name}.1", name=name, description="made")
     record.annotations = {"molecule_type": "DNA", "taxonomy": list(lineage), "organism": "made"}
     record.features = [
         SeqFeature(FeatureLocation(begin, end), type=kind, qualifiers={k: [v] for k, v in said.items()})
-        for kind, begin, end, said in [("source", 0, length, {"organism": "made"}), *regions]
+        for kind, begin, end, said in [("source", 0, 600, {"organism": "made"}), *regions]
     ]
     return record
 
@@ -43,6 +44,11 @@ def made_record(
 def write_genbank(path: Path, *records: SeqRecord) -> Path:
     SeqIO.write(records, path, "genbank")
     return path
+
+
+def write_fasta(path: Path, **records: str) -> str:
+    path.write_text("".join(f">{name} made\n{sequence}\n" for name, sequence in records.items()))
+    return str(path)
 
 
 def converted(path: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -61,86 +67,57 @@ def test_the_class_is_in_the_lineage(tmp_path: Path) -> None:
         made_record("NOTHING", []),
     ]
     path = write_genbank(tmp_path / "x.gb", *records)
-    sequences, classes = converted(path)
-    assert classes == {"PHAGE.1": "viral", "ECOLI.1": "bacteria", "HUMAN.1": "eukaryota"}
-    assert sequences == {f"{record.name}.1": str(record.seq) for record in records[:3]}
     counts = convert_genbank(str(path), tmp_path / "y.fa", tmp_path / "y.tsv")
     assert (counts.records, counts.left_out, counts.prophages) == (5, 2, 0)
+    compressed = tmp_path / "compressed"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    assert is_genbank(str(compressed))
+    sequences, classes = converted(compressed)
+    assert classes == {"PHAGE.1": "viral", "ECOLI.1": "bacteria", "HUMAN.1": "eukaryota"}
+    assert sequences == {f"{record.name}.1": str(record.seq) for record in records[:3]}
 
 
 def test_prophages_are_cut_out_of_cellular_records_alone(tmp_path: Path) -> None:
     regions: list[Region] = [
         ("mobile_element", 100, 200, {"mobile_element_type": "other: prophage Lambda-like"}),
         ("misc_feature", 180, 250, {"note": "Provirus; predicted"}),
-        ("source", 590, 600, {"proviral": ""}),
         ("CDS", 300, 330, {"product": "prophage tail protein"}),
         ("misc_feature", 400, 420, {"note": "attachment site"}),
+        ("source", 500, 520, {"note": "prophage Lambda"}),
+        ("source", 590, 600, {"proviral": ""}),
     ]
-    path = write_genbank(
-        tmp_path / "x.gb",
-        made_record("HOST", ["Bacteria"], regions),
-        made_record("VIRUS", ["Viruses"], regions),
-    )
-    sequences, _ = converted(path)
-    whole = str(made_record("HOST", []).seq)
-    assert sequences["HOST.1:1-100"] == whole[:100]
-    assert sequences["HOST.1:251-590"] == whole[250:590]
-    assert len(sequences["VIRUS.1"]) == 600
-    assert len(sequences) == 3
-
-
-def test_the_note_of_a_source_marks_a_region_only_where_it_is_one(tmp_path: Path) -> None:
-    host = made_record("HOST", ["Bacteria"], [("source", 100, 200, {"note": "prophage Lambda"})])
+    host, virus = made_record("HOST", ["Bacteria"], regions), made_record("VIRUS", ["Viruses"], regions)
     host.features[0].qualifiers["note"] = ["derivative of K-12, cured of its prophage"]
     provirus = made_record("PROVIRUS", ["Eukaryota"])
     provirus.features[0].qualifiers["proviral"] = [""]
-    sequences, _ = converted(write_genbank(tmp_path / "x.gb", host, provirus))
-    assert sequences == {"HOST.1:1-100": str(host.seq)[:100], "HOST.1:201-600": str(host.seq)[200:]}
+    sequences, _ = converted(write_genbank(tmp_path / "x.gb", host, virus, provirus))
+    kept = {f"HOST.1:{begin + 1}-{end}": (begin, end) for begin, end in ((0, 100), (250, 500), (520, 590))}
+    assert sequences == {
+        **{name: str(host.seq)[begin:end] for name, (begin, end) in kept.items()},
+        "VIRUS.1": str(virus.seq),
+    }
 
 
-def test_compressed_files_are_recognised_by_content(tmp_path: Path) -> None:
-    plain = write_genbank(tmp_path / "x.txt", made_record("PHAGE", ["Viruses"]))
-    packed = tmp_path / "packed"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    fasta = tmp_path / "x.fa"
-    fasta.write_text(">a\nACGT\n")
-    assert [is_genbank(str(path)) for path in (plain, packed, fasta)] == [True, True, False]
-    assert converted(packed)[1] == {"PHAGE.1": "viral"}
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_a_truncated_file_is_named(tmp_path: Path, share: float) -> None:
-    content = write_genbank(tmp_path / "x.gb", made_record("PHAGE", ["Viruses"])).read_text()
-    damaged = tmp_path / "damaged.gb"
-    damaged.write_text(content[: int(share * len(content))])
-    with pytest.raises(InputError, match=r"damaged\.gb .*Download it (again|with its sequence)"):
-        convert_genbank(str(damaged), tmp_path / "y.fa", tmp_path / "y.tsv")
-    assert not (tmp_path / "y.fa").exists()
-
-
-def test_a_record_without_its_sequence_is_named(tmp_path: Path) -> None:
-    path = write_genbank(tmp_path / "x.gb", made_record("CHROMOSOME", ["Bacteria"]))
-    lines = path.read_text().splitlines(keepends=True)
-    begin = next(i for i, line in enumerate(lines) if line.startswith("ORIGIN"))
-    path.write_text("".join([*lines[:begin], "CONTIG      join(ABC.1:1..600)\n", "//\n"]))
-    with pytest.raises(InputError, match=r"CHROMOSOME\.1 .* has no sequence"):
+@pytest.mark.parametrize(
+    ("cut_at", "end", "message"),
+    [
+        ("DEFINITION", "", "Download it again"),
+        ("ORIGIN", "", "Download it (again|with its sequence)"),
+        ("       61 ", "", "Download it again"),
+        ("ORIGIN", "CONTIG      join(ABC.1:1..600)\n//\n", r"CHROMOSOME\.1 of .* has no sequence"),
+        ("LOCUS", ">a\nACGT\n", "is not GenBank"),
+    ],
+)
+def test_files_that_are_no_whole_genbank_are_refused(
+    tmp_path: Path, cut_at: str, end: str, message: str
+) -> None:
+    path = write_genbank(tmp_path / "damaged.gb", made_record("CHROMOSOME", ["Bacteria"]))
+    content = path.read_text()
+    path.write_text(content[: content.index(cut_at)] + end)
+    with pytest.raises(InputError, match=message) as caught:
         convert_genbank(str(path), tmp_path / "y.fa", tmp_path / "y.tsv")
-
-
-def test_what_is_not_genbank_is_refused(tmp_path: Path) -> None:
-    fasta = tmp_path / "x.fa"
-    fasta.write_text(">a\nACGT\n")
-    with pytest.raises(InputError, match="is not GenBank"):
-        convert_genbank(str(fasta), tmp_path / "y.fa", tmp_path / "y.tsv")
-
-
-def write_fasta(path: Path, **records: str) -> str:
-    path.write_text("".join(f">{name} made\n{sequence}\n" for name, sequence in records.items()))
-    return str(path)
-
-
-def dna(seed: int, length: int = 400) -> str:
-    return "".join(random.Random(seed).choices("ACGT", k=length))
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "y.fa").exists()
 
 
 def records_of(files: LabelledFiles, scratch: Path, groups: dict[str, str] | None = None) -> RecordTable:
@@ -170,10 +147,8 @@ def test_every_way_to_say_what_a_record_is(tmp_path: Path) -> None:
 
 
 def test_groups_of_a_person_and_of_likeness_are_joined(tmp_path: Path) -> None:
-    files = LabelledFiles(
-        viral=(write_fasta(tmp_path / "v.fa", a=dna(1), b=dna(1)[:300], c=dna(2), d=dna(3)),),
-        other=(write_fasta(tmp_path / "o.fa", x=dna(4)),),
-    )
+    viral = write_fasta(tmp_path / "v.fa", a=dna(1), b=dna(1)[:300], c=dna(2), d=dna(3))
+    files = LabelledFiles(viral=(viral,), other=(write_fasta(tmp_path / "o.fa", x=dna(4)),))
     groups = records_of(files, tmp_path, {"b": "mine", "c": "mine"}).groups
     assert groups[0] == groups[1] == groups[2]
     assert len(np.unique(groups)) == 3
@@ -194,30 +169,35 @@ def test_the_same_sequence_in_both_classes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\tviral\n", "no columns record and class"),
-        ("record\tclass\na\tviral\na\tplant\n", "two values of class: viral and plant"),
-        ("record\tclass\na\n", "line 2: the record or its class is missing"),
-        ("record\tclass\nb\tviral\n", "record a .* has no label"),
+        (b"a\tviral\n", "no columns record and class"),
+        (b"record\tclass\na\tviral\na\tplant\n", "two values of class: viral and plant"),
+        (b"record\tclass\na\n", "line 2: the record or its class is missing"),
+        (b"record\tclass\nb\tviral\n", "record a .* has no label"),
+        (b"\xff", "cannot be read as a table"),
     ],
 )
-def test_tables_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
+def test_tables_that_cannot_be_used(tmp_path: Path, content: bytes, message: str) -> None:
     table = tmp_path / "labels.tsv"
-    table.write_text(content)
+    table.write_bytes(content)
     files = LabelledFiles(labelled=(write_fasta(tmp_path / "l.fa", a=dna(1)),), labels=str(table))
     with pytest.raises(InputError, match=message):
         records_of(files, tmp_path)
-    with pytest.raises(InputError, match="cannot be read as a table"):
-        read_table(str(tmp_path), "class")
 
 
-def test_files_that_do_not_go_together(tmp_path: Path) -> None:
-    fasta = write_fasta(tmp_path / "v.fa", a=dna(1))
-    for files, message in (
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
         (LabelledFiles(), "no sequences are given"),
-        (LabelledFiles(labelled=(fasta,)), "nothing says which records"),
-        (LabelledFiles(viral=(fasta,), labels=fasta), "--labels is for files"),
-        (LabelledFiles(viral=(fasta,), other=(fasta,)), "is given twice"),
+        (LabelledFiles(labelled=("a.fa",)), "nothing says which records"),
+        (LabelledFiles(viral=("a.fa",), labels="a.fa"), "--labels is for files"),
+        (LabelledFiles(viral=("a.fa",), other=("a.fa",)), "is given twice"),
         (LabelledFiles(viral=("-",)), "standard input"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            open_sources(files, tmp_path)
+    ],
+)
+def test_files_that_do_not_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: LabelledFiles, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_fasta(tmp_path / "a.fa", a=dna(1))
+    with pytest.raises(UsageError, match=message):
+        open_sources(files, tmp_path)

@@ -17,14 +17,12 @@ from virnuc_core.training.split import (
     TRAIN,
     VALIDATION,
     KinshipSketches,
-    join_groups,
     sample_weights,
     sampled_kmers,
     split_records,
     subsample,
 )
 
-COMPLEMENT = str.maketrans("ACGT", "TGCA")
 EVERYTHING = 1 << 63 << 1
 
 
@@ -32,11 +30,8 @@ def dna(length: int, seed: int) -> str:
     return "".join(random.Random(seed).choices("ACGT", k=length))
 
 
-def mutated(sequence: str, every: int, seed: int = 0) -> str:
-    draws = random.Random(seed)
-    return "".join(
-        draws.choice("ACGT".replace(base, "")) if draws.random() < 1 / every else base for base in sequence
-    )
+def reversed_strand(sequence: str) -> str:
+    return sequence.translate(str.maketrans("ACGT", "TGCA"))[::-1]
 
 
 def groups_of(*sequences: str, max_samples: int = 1 << 25) -> list[int]:
@@ -46,55 +41,47 @@ def groups_of(*sequences: str, max_samples: int = 1 << 25) -> list[int]:
     return sketches.groups().tolist()
 
 
-def test_a_kmer_is_the_same_on_both_strands_and_odd_letters_are_in_none() -> None:
+def test_a_kmer_is_the_same_on_both_strands_and_odd_letters_are_in_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sequence = dna(300, 1)
-    reverse = sequence.translate(COMPLEMENT)[::-1]
     forward = sampled_kmers(sequence.encode(), EVERYTHING - 1)
     assert len(forward) == 300 - KMER_LENGTH + 1
-    np.testing.assert_array_equal(forward, sampled_kmers(reverse.encode(), EVERYTHING - 1))
+    np.testing.assert_array_equal(forward, sampled_kmers(reversed_strand(sequence).encode(), EVERYTHING - 1))
     broken = sequence[:100] + "N" + sequence[101:]
     assert len(sampled_kmers(broken.encode(), EVERYTHING - 1)) == len(forward) - KMER_LENGTH
-    assert len(sampled_kmers(sequence[:20].encode(), EVERYTHING - 1)) == 0
-
-
-def test_blocks_of_a_long_record_lose_no_kmer(monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence = dna(5000, 3).encode()
-    whole = sampled_kmers(sequence, EVERYTHING - 1)
-    monkeypatch.setattr("virnuc_core.training.split._BLOCK_BASES", 700)
-    np.testing.assert_array_equal(sampled_kmers(sequence, EVERYTHING - 1), whole)
+    monkeypatch.setattr("virnuc_core.training.split._BLOCK_BASES", 70)
+    np.testing.assert_array_equal(forward, sampled_kmers(sequence.encode(), EVERYTHING - 1))
 
 
 def test_relatives_are_together_and_strangers_are_not() -> None:
-    genome = dna(20_000, 4)
-    fragment = genome[5000:6500].translate(COMPLEMENT)[::-1]
-    relative, distant = mutated(genome, every=50), mutated(genome, every=5)
-    stranger = dna(20_000, 5)
-    first, *others = groups_of(genome, stranger, fragment, relative, distant)
+    genome, draws = dna(20_000, 4), random.Random(0)
+    relative, distant = (
+        "".join(draws.choice("ACGT") if draws.random() < share else base for base in genome)
+        for share in (0.025, 0.25)
+    )
+    fragment = reversed_strand(genome[5000:6500])
+    first, *others = groups_of(genome, dna(20_000, 5), fragment, relative, distant)
     assert [other == first for other in others] == [False, True, True, False]
-
-
-def test_equal_records_without_any_kmer_are_together() -> None:
-    short = "ACGTTGCA" + "A"
-    groups = groups_of(short, "ACGTTGCC", short, short.translate(COMPLEMENT)[::-1])
-    assert groups[0] == groups[2] == groups[3] != groups[1]
+    first, *others = groups_of(genome, dna(20_000, 5), genome[:10_000], max_samples=400)
+    assert [other == first for other in others] == [False, True]
+    short = "ACGTTGCAA"  # without any k-mer
+    first, *others = groups_of(short, "ACGTTGCC", short, reversed_strand(short))
+    assert [other == first for other in others] == [False, True, True]
     assert groups_of() == []
 
 
-def test_few_samples_find_kin_too() -> None:
-    genome = dna(30_000, 6)
-    groups = groups_of(genome, dna(30_000, 7), genome[:15_000], max_samples=500)
-    assert groups[0] == groups[2] != groups[1]
-
-
-def three_records() -> tuple[str, str, str]:
-    """A fragment, a record that has 31 % of its k-mers, and a longer one that has half of these."""
-    shared = dna(3_100, 8)
-    return shared + dna(6_900, 10), shared + dna(10_000, 11), shared[:1_550] + dna(20_000, 12)
-
-
-def test_every_pair_counts_and_not_only_that_with_the_longest() -> None:
-    fragment, relative, longest = groups_of(*three_records())
-    assert fragment == relative != longest
+@pytest.mark.parametrize("max_pairs", [1_000, 10_000])  # of 4,700
+def test_pairs_are_sampled_where_very_many_records_share_a_kmer(
+    monkeypatch: pytest.MonkeyPatch, max_pairs: int
+) -> None:
+    monkeypatch.setattr("virnuc_core.training.split._MAX_PAIRS", max_pairs)
+    shared, repeat = dna(3_100, 8), dna(400, 14)
+    # A record with 31 % of the k-mers of a fragment, a longer one that has half of these, and strangers.
+    related = [shared + dna(6_900, 10), shared + dna(10_000, 11), shared[:1_550] + dna(20_000, 12)]
+    fragment, relative, *others = groups_of(*related, *(repeat + dna(4_000, 15 + i) for i in range(20)))
+    assert fragment == relative
+    assert len({fragment, *others}) == 22
 
 
 @st.composite
@@ -122,22 +109,6 @@ def test_groups_are_those_of_comparing_every_pair(records: list[str], block: int
     assert [found.index(group) for group in found] == [expected.index(group) for group in expected]
 
 
-def test_pairs_are_sampled_where_very_many_records_share_a_kmer(monkeypatch: pytest.MonkeyPatch) -> None:
-    repeat = dna(400, 14)
-    records = [*three_records(), *(repeat + dna(4_000, 15 + seed) for seed in range(20))]
-    monkeypatch.setattr("virnuc_core.training.split._MAX_PAIRS", 1_000)  # of 4,700
-    fragment, relative, *others = groups_of(*records)
-    assert fragment == relative
-    assert len({fragment, *others}) == 22
-
-
-def test_joined_groups_are_the_finest_that_split_neither() -> None:
-    first, second = np.array([0, 0, 1, 2, 3]), np.array([5, 6, 6, 7, 8])
-    joined = join_groups(first, second)
-    assert joined[0] == joined[1] == joined[2]
-    assert len(set(joined.tolist())) == 3
-
-
 RECORDS = st.lists(st.tuples(st.booleans(), st.integers(0, 25), st.booleans()), min_size=1, max_size=120)
 
 
@@ -148,12 +119,14 @@ def test_no_group_is_on_two_sides_and_each_side_has_both_classes(
     is_viral, groups, is_usable = (np.array(column) for column in zip(*records, strict=True))
     try:
         part = split_records(is_viral, groups, is_usable, holdout_fraction, seed)
-    except InputError:
+    except InputError as error:
+        message = str(error)
         pure = [
             set(groups[(is_viral == viral) & is_usable]) - set(groups[is_viral != viral])
             for viral in (True, False)
         ]
         assert min(map(len, pure)) < 3
+        assert "at least 3" in message
         return
     for group in set(groups.tolist()):
         assert len(set(part[groups == group].tolist())) == 1
@@ -161,14 +134,6 @@ def test_no_group_is_on_two_sides_and_each_side_has_both_classes(
         for viral in (True, False):
             assert ((part == number) & (is_viral == viral) & is_usable).any()
     np.testing.assert_array_equal(part, split_records(is_viral, groups, is_usable, holdout_fraction, seed))
-
-
-def test_shares_are_of_the_groups_of_a_class() -> None:
-    is_viral = np.arange(300) < 100
-    part = split_records(is_viral, np.arange(300), np.ones(300, bool), 0.2, seed=1)
-    for viral, expected in ((True, [60, 20, 20]), (False, [120, 40, 40])):
-        counts = np.bincount(part[is_viral == viral], minlength=3)
-        assert counts.tolist() == expected
 
 
 def test_a_group_of_both_classes_is_for_training_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,13 +144,10 @@ def test_a_group_of_both_classes_is_for_training_only(caplog: pytest.LogCaptureF
         assert part[:2].tolist() == [TRAIN, TRAIN]
         assert {VALIDATION, TEST} <= set(part.tolist())
     assert "1 groups of related records hold viral and other records" in caplog.text
-
-
-def test_too_few_groups_are_named() -> None:
-    is_viral = np.array([True, True, True, False, False, False])
-    groups = np.array([0, 0, 1, 2, 3, 4])
-    with pytest.raises(InputError, match=r"2 groups of related viral records .* at least 3"):
-        split_records(is_viral, groups, np.ones(6, bool), 0.1, seed=0)
+    is_viral = np.arange(300) < 100
+    part = split_records(is_viral, np.arange(300), np.ones(300, bool), 0.2, seed=1)
+    assert np.bincount(part[is_viral]).tolist() == [60, 20, 20]
+    assert np.bincount(part[~is_viral]).tolist() == [120, 40, 40]
 
 
 def test_weights_are_class_balanced_and_grow_with_a_power_of_the_group() -> None:
