@@ -1,1 +1,1 @@
-"""Measurements, each run as `python -m benchmarks.NAME`; what they find is in benchmarks/results/."""
+"""Benchmarks, each run as `python -m benchmarks.NAME`; results are in benchmarks/results/."""

@@ -2,9 +2,9 @@
 
     python -m benchmarks.accuracy FASTA... [--precision fp16,bf16,fp8] [--device 0]
 
-Writes benchmarks/results/accuracy.json. Every frame goes the whole way of a run, through processes, packing
-and shards, once for each precision. The default models are the bundled ones, whose head also gives calls; with
-other models (--esm-model random:650M) there are vectors only.
+Writes benchmarks/results/accuracy.json. Every frame passes through a whole run, with processes, packing and shards,
+once per precision. The default models are the bundled ones, whose head also gives calls; other models
+(--esm-model random:650M) give vectors only.
 """
 
 import argparse
@@ -35,7 +35,7 @@ RESULT = Path(__file__).parent / "results" / "accuracy.json"
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one precision gives for all frames: vectors of each model by kind, and scores (n, 2) if any."""
+    """Results of one precision for all frames: vectors of each model by kind, and scores (n, 2) if any."""
 
     vectors: dict[str, npt.NDArray[np.float32]]
     scores: npt.NDArray[np.float32] | None
@@ -59,7 +59,7 @@ def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str
 
 
 def has_head(config: RunConfig) -> bool:
-    """Whether there is a head for these models: the bundled one is for the bundled pair."""
+    """Whether these are the bundled models, for which there is a head."""
     return config.head is not None or config.esm_model == config.dnabert_model == "tiny"
 
 
@@ -84,7 +84,7 @@ def compare(found: Answers, reference: Answers, frame_chunk: npt.NDArray[np.int6
 def calls(
     scores: npt.NDArray[np.float32], frame_chunk: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.bool_]]:
-    """Viral or not, for each frame and then for each chunk: its best score for virus against that for other."""
+    """Whether each frame, then each chunk, is viral; a chunk by its best scores for virus and for other."""
     first = np.flatnonzero(np.diff(frame_chunk, prepend=-1))
     best = np.maximum.reduceat(scores, first)
     for each in (scores, best):
@@ -92,7 +92,7 @@ def calls(
 
 
 def main() -> None:
-    """Measures, prints and writes benchmarks/results/accuracy.json."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,8 @@
 """ESM-2 on the CPU: virnuc against fair-esm and transformers, in one run on the same cores.
 
-Random weights of the 8M architecture, proteins of one length, token ids in and mean vectors out. Every
-contender runs once a round, in turn, so that whatever else the machine does falls on all of them alike;
-each peer is quoted at its best batch size. The GEMM floors are the model's own matrix products and nothing
-else, by torch's default path (MKL) and by oneDNN.
+Random weights of the 8M architecture, proteins of one length, token ids in and mean vectors out. All contenders
+take turns in every round, so that other load on the machine affects them alike; each peer is quoted at its best
+batch size. The GEMM floors are only the model's matrix products, by torch's default path (MKL) and by oneDNN.
 
     python -m benchmarks.cpu_speed [--rounds 30] [--threads 2] [--length 166]
 """
@@ -42,7 +41,7 @@ Contender = Callable[[], object]
 
 
 def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Contender:
-    """Packing, forward and pooling of all proteins, as a run does it."""
+    """Packing, forward and pooling of all proteins, as in a run."""
     model = ESM2(SPEC).eval().to(dtype)
 
     def run() -> list[torch.Tensor]:
@@ -95,7 +94,7 @@ def gemm_floor(num_tokens: int, *, onednn: bool) -> Contender:
 
 
 def contenders(length: int) -> dict[str, Contender]:
-    """Everything that is measured, each over the same number of proteins of `length` residues."""
+    """All contenders, each over the same number of proteins of `length` residues."""
     rng = np.random.default_rng(0)
     ids = rng.integers(4, 24, (NUM_PROTEINS, length + 2), dtype=np.int32)
     ids[:, 0], ids[:, -1] = 0, 2
@@ -116,7 +115,7 @@ def contenders(length: int) -> dict[str, Contender]:
 
 
 def measure(runs: dict[str, Contender], rounds: int, residues: int) -> dict[str, dict[str, int]]:
-    """Residues/s of each contender: its median and its best round."""
+    """Median and best residues/s of each contender."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
         for turn in range(rounds + 1):
@@ -132,7 +131,7 @@ def measure(runs: dict[str, Contender], rounds: int, residues: int) -> dict[str,
 
 
 def summarise(figures: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
-    """Speed of virnuc at its default budget over each peer at its best batch, by median and best round."""
+    """Speedup of virnuc at its default budget over each peer at its best batch, by median and best round."""
     ours = figures[f"virnuc fp32, budget {default_token_budget(SPEC, 'fp32', 'cpu')}"]
     return {
         statistic: {
@@ -146,7 +145,7 @@ def summarise(figures: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Measures, prints a table and writes benchmarks/results/cpu_speed.json."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,12 +1,11 @@
-"""Attention kernels on a GPU: virnuc's own, flash-attn-4, FlashAttention 3 as fa3-fwd has it, and torch's.
+"""Attention kernels on a GPU: virnuc's, flash-attn-4, FlashAttention 3 of fa3-fwd, and torch's.
 
     python -m benchmarks.flash_attention [--out FILE.json] [--seconds S] [--device 0]
 
-Attention alone is timed as a layer calls it, from the fused buffer of queries, keys and values, and without rotating
-queries and keys, for those whose kernel does not do that itself. Every figure is the median of a few measurements of
-at least S seconds. Each result is also compared with plain fp32 softmax. Forward passes are those of whole models with
-random weights; the candidates take turns on the same batches. A candidate that fails, or is not installed, is
-recorded with the reason. Writes benchmarks/results/flash_attention.json.
+Attention alone is timed as a layer calls it, from the fused QKV buffer, and without the rotation for kernels that do not
+include it. Every value is the median of a few measurements of at least S seconds, and every result is compared with plain
+fp32 softmax. Forward passes are those of whole models with random weights; the candidates take turns on the same batches.
+A candidate that fails or is not installed is recorded with the reason. Writes benchmarks/results/flash_attention.json.
 """
 
 import argparse
@@ -46,17 +45,17 @@ BACKENDS: Final[dict[str, AttentionChoice]] = {
 }
 PRECISIONS: Final[dict[ResolvedPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 PACKAGES: Final = (FLASH_ATTN, "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi", "fa3-fwd")
-# Tokens of a batch: of attention alone, and of whole models, whose rounds have eight batches.
+# Tokens per batch: for attention alone, and for whole models, with eight batches per round.
 _TOKENS, _FORWARD_TOKENS = 65_536, 16_384
 _REPEATS, _FORWARD_REPEATS = 5, 3
-_CALLS: Final = 10  # of attention in one step of the clock
+_CALLS: Final = 10  # attention calls per measured step
 
 Attention = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Fa3Attention:
-    """FlashAttention 3 of the package fa3-fwd, which has no ALiBi; attributes as of `VarlenAttention`."""
+    """FlashAttention 3 of fa3-fwd, without ALiBi; attributes as in `VarlenAttention`."""
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -74,7 +73,7 @@ class Fa3Attention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """The heads of a model and the lengths of its sequences."""
+    """Heads of a model and lengths of its sequences."""
 
     model: str
     family: Family
@@ -94,7 +93,7 @@ SHAPES: Final = (
 
 
 def bounds_of(shape: Shape, num_tokens: int) -> np.ndarray:
-    """int32 (B + 1,): sequences with first and last token, at most so many tokens together."""
+    """int32 (B + 1,): sequences with special tokens, `num_tokens` at most in total."""
     lengths = Lengths.parse(shape.lengths)
     special = 0 if lengths.kind == "tokens" else 2
     drawn = draw_lengths(lengths, num_tokens, np.random.default_rng(0)) + special
@@ -116,10 +115,10 @@ def layout_of(
 def attention_of(
     candidate: str, shape: Shape, bounds: np.ndarray, precision: ResolvedPrecision, device: str
 ) -> Attention:
-    """What a candidate computes for a batch.
+    """The attention of a candidate for a batch.
 
     Raises:
-        UsageError: it cannot do that, or is not installed.
+        UsageError: it does not support this, or is not installed.
     """
     if candidate != "fa3-fwd":
         backend = resolve_attention(BACKENDS[candidate], device, shape.family, precision, shape.head_dim)
@@ -145,20 +144,20 @@ def milliseconds(attention: Attention, qkv: Tensor, seconds: float, device: str)
 
 
 def summary(unit: str, repeats: list[float]) -> dict[str, Any]:
-    """Median, all measurements, and the highest minus the lowest over the median."""
+    """Median, all measurements, and their range over the median."""
     median = statistics.median(repeats)
     return {unit: median, "repeats": repeats, "spread": (max(repeats) - min(repeats)) / median}
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Norm of the difference over the norm of `expected`."""
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def attention_rows(
     shape: Shape, precision: ResolvedPrecision, seconds: float, device: str
 ) -> Iterator[dict[str, Any]]:
-    """One row for each candidate: as a layer calls it, and without the rotation where that is apart."""
+    """One row per candidate: as a layer calls it, and without the rotation where that is separate."""
     bounds = bounds_of(shape, _TOKENS)
     num_tokens = int(bounds[-1])
     generator = torch.Generator(device).manual_seed(0)
@@ -181,7 +180,7 @@ def attention_rows(
 def forward_rows(
     name: str, precision: ResolvedPrecision, seconds: float, device: str
 ) -> Iterator[dict[str, Any]]:
-    """One row for each backend and distribution of lengths; they take turns on the same batches."""
+    """One row per backend and length distribution; they take turns on the same batches."""
     config = RunConfig(
         chunk_length=None,
         esm_model=f"random:{name}",
@@ -203,7 +202,7 @@ def forward_rows(
                     replace(planned, attention=backend), model, Lengths.parse(lengths), device
                 )
                 steps = made.steps(model, planned.repr_layer)
-                for step in steps:  # each once: tables and kernels are made for its longest sequence
+                for step in steps:  # warm-up: builds tables and kernels for the longest sequence
                     step()
                 synchronize(device)
                 rounds[candidate] = partial(tokens_per_second, steps, made.tokens, seconds, device)
@@ -226,7 +225,7 @@ def tokens_per_second(
 
 @contextmanager
 def recording_failure(row: dict[str, Any]) -> Iterator[None]:
-    """A block of which a failure is written into the row, in one line."""
+    """Records a failure of the block in the row, in one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -234,7 +233,7 @@ def recording_failure(row: dict[str, Any]) -> Iterator[None]:
 
 
 def measure(seconds: float, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every row with the part of the report that it belongs to."""
+    """Every row, with its section of the report."""
     with torch.inference_mode():
         for shape in SHAPES:
             for precision in PRECISIONS:
@@ -248,7 +247,7 @@ def measure(seconds: float, device: str) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def main() -> None:
-    """Measures and writes the result."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

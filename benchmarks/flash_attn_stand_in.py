@@ -1,7 +1,7 @@
-"""flash_attn for programs that insist on it, where only torch is installed: its name, on torch's own FA2 kernel.
+"""Stand-in for flash_attn where only torch is installed: the same module name over torch's FA2 kernel.
 
-Only what esm-efficient calls at inference is there. The kernel is the same algorithm, built by torch. That is flash-attn 2;
-flash-attn-4 lies under the same name but has none of it.
+It has only what esm-efficient calls at inference. The algorithm is that of flash-attn 2; flash-attn-4 has the same module
+name but none of this API.
 """
 
 import sys
@@ -26,7 +26,7 @@ def varlen_attention(
     max_seqlen_k: int,
     **options: object,
 ) -> Tensor:
-    """Attention of packed sequences, (T, N, H) in and out; of the options only causal=False is served."""
+    """Attention of packed sequences, (T, N, H) in and out; supports only causal=False."""
     if options.get("causal"):
         raise NotImplementedError("the stand-in for flash_attn serves bidirectional attention only")
     lengths = (int(max_seqlen_q), int(max_seqlen_k))
@@ -38,12 +38,12 @@ def varlen_attention(
 
 
 def is_needed() -> bool:
-    """Whether flash-attn 2 is not installed."""
+    """Whether flash-attn 2 is missing."""
     return not installed_version("flash-attn")
 
 
 def provide() -> bool:
-    """Makes `import flash_attn` work; says whether it is the stand-in that is imported."""
+    """Makes `import flash_attn` work; returns whether it is the stand-in."""
     if not is_needed():
         return False
     package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")

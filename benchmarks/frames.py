@@ -1,10 +1,10 @@
-"""Speed of reading, and of building a whole frame store, on one core.
+"""Speed of reading, and of building a frame store, on one core.
 
     python -m benchmarks.frames [FASTA...]
 
-Writes benchmarks/results/frames.json. Always measured: random sequence, of which almost no frame is stop-free, and
-sequence without T, of which every frame is; real genomes, given as files, lie between. Input is cut after 40 Mbp. The
-time is processor time, since other programs may run.
+Writes benchmarks/results/frames.json. Always measured: random sequence, with almost no stop-free frame, and sequence
+without T, in which every frame is stop-free; real genomes, given as files, lie between. Input is cut after 40 Mbp. CPU
+time is measured, since other programs may run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ REPEATS = 3
 
 
 def best_speed(bases: int, work: Callable[[], object]) -> float:
-    """Mbp a second of processor time, the fastest of some runs; everything here runs in one thread."""
+    """Mbp per second of CPU time, best of several single-threaded runs."""
     seconds = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -79,7 +79,7 @@ def file_sequences(path: Path) -> list[bytes]:
 
 
 def main() -> None:
-    """Measures, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

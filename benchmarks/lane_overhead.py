@@ -1,11 +1,11 @@
-"""What a lane costs besides its work: starting, importing, loading, and everything that Prefect does for it.
+"""Overhead of a lane: startup, imports, loading, and everything that Prefect does for it.
 
     python -m benchmarks.lane_overhead [--repeats 5] [--lanes 6]
 
-Everything is real: the lane flow of this package, its device process on the CPU with the bundled models, and a
-Prefect server with SQLite and a worker of their own, on the loopback interface. In one process a lane finds nothing
-to do; on the pool each has one small shard. All measurements are kept; quote minima or medians, since other programs
-may be at work. Writes benchmarks/results/lane_overhead.json.
+Everything is real: the lane flow of this package, its device process on the CPU with the bundled models, and a separate
+Prefect server with SQLite and a worker, on the loopback interface. In one process a lane has no work; in the pool each has
+one small shard. All measurements are kept; quote minima or medians, since other programs may run. Writes
+benchmarks/results/lane_overhead.json.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from virnuc_core.settings import RunConfig
 RESULT: Final = Path(__file__).parent / "results" / "lane_overhead.json"
 EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
 ROW_TABLES: Final = ("flow_run", "flow_run_state", "task_run", "task_run_state", "log", "events", "artifact")
-# So that the few examples make a shard for each lane.
+# Small enough to split the few examples into a shard per lane.
 _SHARD_SECONDS: Final = 0.2
 _SECONDS_IDLE: Final = 20.0
 _CLIENTS: Final = 4
@@ -51,7 +51,7 @@ _SECONDS_OF_REQUESTS: Final = 3.0
 _MOST_SECONDS: Final = 600.0
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 _REQUEST: Final = re.compile(r'"([A-Z]+ \S+?)(?:\?\S*)? HTTP/1\.1"')
-# What a lane's processes import, from nothing to everything.
+# Imports of a lane's processes, from nothing to everything.
 _PROGRAMS: Final = {
     "interpreter": "pass",
     "torch": "import torch",
@@ -68,7 +68,7 @@ Request = tuple[str, str, Json | None]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A Prefect server: its address, the log of its requests, its database, and how long it took to start."""
+    """A Prefect server: address, request log, database, and startup time."""
 
     url: str
     log: Path
@@ -92,7 +92,7 @@ class Server:
 
 
 def prepare_environment(home: Path, port: int) -> None:
-    """Gives Prefect and virnuc a home of their own, here and in every process started from here.
+    """Sets separate home folders for Prefect and virnuc, here and in child processes.
 
     Prefect reads the environment when it is first imported, so this module imports it inside functions.
     """
@@ -107,7 +107,7 @@ def prepare_environment(home: Path, port: int) -> None:
 
 @contextmanager
 def serving(home: Path, port: int) -> Iterator[Server]:
-    """A server with virnuc's pools and deployments, on the loopback interface, for as long as the block lasts."""
+    """A server with virnuc's pools and deployments, on the loopback interface."""
     from deployments.register import NightlyChoice, register
 
     command = (sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
@@ -124,7 +124,7 @@ def serving(home: Path, port: int) -> Iterator[Server]:
 def running(
     command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that is interrupted, as by Ctrl-C, when the block ends."""
+    """A program that is interrupted, as by Ctrl-C, at the end of the block."""
     env = {**os.environ, **environment}
     with (
         log.open("w") as lines,
@@ -150,10 +150,10 @@ def _is_healthy(url: str) -> bool:
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> int:
-    """Looks a few times a second, and says how often it did.
+    """Polls a few times a second, and returns the number of polls.
 
     Raises:
-        TimeoutError: it does not become so.
+        TimeoutError: it does not become true.
     """
     end, looks = time.monotonic() + _MOST_SECONDS, 1
     while not is_so():
@@ -171,7 +171,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def plan_a_run(root: Path) -> RunFolder:
-    """A run over the example contigs with the bundled models; the folder holds its plan and frame store."""
+    """A planned run over the example contigs with the bundled models."""
     root.mkdir()
     folder = RunFolder(root)
     config = RunConfig(
@@ -187,7 +187,7 @@ def plan_a_run(root: Path) -> RunFolder:
 
 
 def program_seconds(repeats: int) -> dict[str, list[float]]:
-    """Seconds of whole processes of this Python that only import."""
+    """Seconds of new Python processes that only import."""
     seconds: dict[str, list[float]] = {name: [] for name in _PROGRAMS}
     for _ in range(repeats):
         for name, program in _PROGRAMS.items():
@@ -197,13 +197,13 @@ def program_seconds(repeats: int) -> dict[str, list[float]]:
 
 
 def device_process_seconds(folder: RunFolder, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a lane's device process without shards: until its models are loaded, and until it has ended."""
+    """Seconds of a lane's device process without shards: until its models are loaded, and until its end."""
     reports = [run_lane(folder, (), "cpu") for _ in range(repeats)]
     return {name: [getattr(report, name) for report in reports] for name in ("load_seconds", "seconds")}
 
 
 def subflow_seconds(repeats: int, folder: Path) -> Json:
-    """Seconds of tasks, subflows and lanes in one process, with Prefect's heartbeats and without them."""
+    """Seconds of tasks, subflows and lanes in one process, with and without Prefect's heartbeats."""
     from prefect import flow, task
     from prefect.cache_policies import NO_CACHE
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
@@ -220,7 +220,7 @@ def subflow_seconds(repeats: int, folder: Path) -> Json:
 
     @flow(name="parent", persist_result=False)
     def parent() -> dict[str, list[float]]:
-        """What a parent calls; the lane finds nothing to do."""
+        """The parent flow; its lane has no work."""
         calls: dict[str, Callable[[], object]] = {
             "task": nothing,
             "subflow": nothing_as_flow,
@@ -236,7 +236,7 @@ def subflow_seconds(repeats: int, folder: Path) -> Json:
 
 
 def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
-    """What lanes of one shard cost on a pool with one worker, and what they leave in the database."""
+    """Cost of one-shard lanes in a pool with one worker, and their rows in the database."""
     from prefect import flow
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -255,7 +255,7 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
 
     @flow(name="parent", persist_result=False)
     def submit_all() -> list[float]:
-        """One lane after another; seconds of each."""
+        """Seconds of each lane, submitted one after another."""
         return [_seconds(partial(submit, lane)) for lane in range(lanes)]
 
     def have_ended() -> bool:
@@ -276,9 +276,9 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
         submitted = submit_all()
         polls = wait_until(have_ended, "all lanes have ended")
         took = time.time() - begin
-        time.sleep(5.0)  # events and logs are written behind
+        time.sleep(5.0)  # events and logs are written asynchronously
         requests, grown = server.requests() - before, server.rows() - rows
-        requests["POST /api/flow_runs/filter"] -= polls  # those are of this benchmark
+        requests["POST /api/flow_runs/filter"] -= polls  # this benchmark's own polls
         runs = [_timeline(client, folder, lane, run_id) for lane, run_id in enumerate(ids)]
     return {
         "lanes": lanes,
@@ -294,10 +294,10 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
 
 
 def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[str, float]:
-    """When a run came into each state for the first time, by the server's clock, and seconds of its device process.
+    """First time of each state of a run, by the server's clock, and seconds of its device process.
 
     Raises:
-        RuntimeError: it did not end well, so its times mean nothing.
+        RuntimeError: it failed, so its times mean nothing.
     """
     from flows.naming import lane_journal_name
 
@@ -314,20 +314,20 @@ def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[st
 
 
 def _phases(runs: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    """Seconds of each phase of lanes that one worker ran one after another."""
+    """Seconds of each phase of lanes that one worker ran in sequence."""
     return {
         "pending_to_running_seconds": [run["RUNNING"] - run["PENDING"] for run in runs],
         "running_to_completed_seconds": [run["COMPLETED"] - run["RUNNING"] for run in runs],
         "load_seconds": [run["load"] for run in runs],
         "process_seconds": [run["process"] for run in runs],
         "completed_to_next_pending_seconds": [b["PENDING"] - a["COMPLETED"] for a, b in pairwise(runs)],
-        # What a lane costs besides its device process.
+        # Cost of a lane besides its device process.
         "besides_process_seconds": [b["PENDING"] - a["PENDING"] - a["process"] for a, b in pairwise(runs)],
     }
 
 
 def server_rates(url: str, repeats: int) -> Json:
-    """What the server answers by kind of request, also while many runs wait."""
+    """Requests per second by kind, also with many runs waiting."""
     from prefect.client.orchestration import get_client
 
     from deployments.server import GPU_POOL
@@ -362,7 +362,7 @@ def server_rates(url: str, repeats: int) -> Json:
 
 
 def _rate(url: str, request: Request, clients: int) -> tuple[float, float]:
-    """Requests a second that are answered, and that are refused because the database is busy."""
+    """Requests per second that are answered, and that are refused because the database is busy."""
 
     def ask_until(end: float) -> Counter[bool]:
         answers: Counter[bool] = Counter()
@@ -379,7 +379,7 @@ def _rate(url: str, request: Request, clients: int) -> tuple[float, float]:
 
 
 def _is_answered(client: httpx.Client, url: str, request: Request) -> bool:
-    """Whether the server answers; one whose database is busy says so, or hangs up."""
+    """A server with a busy database says so, or closes the connection."""
     method, path, body = request
     try:
         response = client.request(method, url + path, json=body)
@@ -391,7 +391,7 @@ def _is_answered(client: httpx.Client, url: str, request: Request) -> bool:
 
 
 def main() -> None:
-    """Measures and writes the result."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,16 +1,16 @@
-"""What a billion frames cost, and how long lanes should be on 1 to 1,000 GPUs: a simulation fed by what was measured.
+"""The cost of a billion frames, and the best lane length on 1 to 1,000 GPUs: a simulation from measurements.
 
     python -m benchmarks.lane_scaling
 
 Reads the speeds of one GPU (forward_*, end_to_end_*, scaling_*), the costs of a lane (lane_overhead) and the speed of
-indexing (frames) from benchmarks/results, and writes lane_simulation.json there, with every assumption in it. It
-takes a few minutes on one core.
+indexing (frames) from benchmarks/results, and writes lane_simulation.json there, with every assumption. It takes a few
+minutes on one core.
 
-The simulation has discrete events. A parent cuts the shards of a run into lanes and submits them one after another;
-idle GPUs take them from a queue. A lane pays for its start and for requests to the server; then it computes shards. A
-failure is one of four: the device process dies (the lane starts another after a delay), the flow run dies (its worker
-takes another lane), the GPU is out, or its host with all of its GPUs. What a lane leaves undone is submitted again when
-that is noticed; a shard is what is lost. All times are in seconds.
+The discrete-event simulation has a parent that divides the shards of a run into lanes and submits them one after another;
+idle GPUs take them from a queue. A lane pays for its start and for requests to the server, then computes shards. A failure
+is one of four: the device process dies (the lane starts another after a delay), the flow run dies (its worker takes another
+lane), the GPU fails, or its host with all of its GPUs. Unfinished shards of a lane are resubmitted once the failure is
+noticed; only the current shard is lost. All times are in seconds.
 """
 
 import argparse
@@ -38,12 +38,12 @@ LANE_MINUTES: Final = (1, 2, 5, 10, 15, 20, 30, 60)
 SEEDS: Final = 3
 PROCESS_RETRY_DELAYS: Final = (2.0, 10.0, 60.0)
 RESUBMIT_DELAYS: Final = (5.0, 30.0, 120.0)
-RUN_NOTICED: Final = 2.0  # until a dead flow run is seen as crashed, and its worker takes work again
+RUN_NOTICED: Final = 2.0  # until a dead flow run is marked as crashed and its worker is free
 
-# What is not measured here.
+# Assumptions, not measured.
 ASSUMPTIONS: Final[dict[str, float]] = {
     "weights_bytes": 11.4e9,  # ESM-2 3B as published, fp32
-    "storage_bytes_per_second": 2e9,  # for each lane that starts
+    "storage_bytes_per_second": 2e9,  # per starting lane
     "speed_spread": 0.02,
     "gpus_per_host": 8,
     "repair_seconds": 3600,
@@ -51,7 +51,7 @@ ASSUMPTIONS: Final[dict[str, float]] = {
     "process_mtbf_hours": 1000,  # of a GPU's work; out of memory, lost contexts
     "run_mtbf_hours": 1000,
     "parent_poll_seconds": 2,
-    "fast_server_times": 10,  # Postgres and several API processes, over SQLite and one
+    "fast_server_times": 10,  # Postgres and several API processes, relative to SQLite and one
     "server_share_of_polls": 0.5,
 }
 # Unexpected interruptions of 16,384 GPUs in 54 days, of GPUs and of all else (Llama 3, arXiv 2407.21783, table 5).
@@ -73,23 +73,23 @@ Steps = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A run cut into lanes, on a pool of GPUs that fail.
+    """A run divided into lanes, on a pool of GPUs that fail.
 
     Attributes:
         num_shards, shard: shards of the run, and work in one.
-        lane: work that a lane should have; lanes hold whole shards, as equally many as possible.
+        lane: target work of a lane; lanes hold whole shards, as evenly as possible.
         start, reload: of a lane until its first shard, and the part of it that a new device process costs.
-        spread: standard deviation of the speed of a lane, relative.
+        spread: relative standard deviation of the speed of a lane.
         whole_rounds: more lanes than `lane` asks for, so that every GPU gets the same number.
-        num_gpus, gpus_per_host: GPUs, each with a worker, and how many a host takes with it.
-        worker_poll, parent_poll: how often a worker asks for work, and the parent for lanes that have ended.
-        submit: what the parent takes to submit a lane.
-        server_rate: requests that the server answers in a second.
-        requests_per_lane, requests_per_poll: requests of a lane, and of a worker each time it asks.
+        num_gpus, gpus_per_host: GPUs, one worker each, and how many fail with a host.
+        worker_poll, parent_poll: polling intervals of a worker, and of the parent for ended lanes.
+        submit: the parent's time to submit a lane.
+        server_rate: requests per second that the server answers.
+        requests_per_lane, requests_per_poll: requests of a lane, and of a worker's poll.
         process_mtbf, run_mtbf, gpu_mtbf, host_mtbf: mean time between failures of a GPU's device process, its flow run,
             the GPU itself and a host.
-        repair: how long a GPU or a host is out.
-        host_noticed: until missing heartbeats say that the lanes of a lost host are dead.
+        repair: downtime of a GPU or a host.
+        host_noticed: until missing heartbeats show that the lanes of a lost host are dead.
     """
 
     num_shards: int
@@ -125,10 +125,9 @@ class Scenario:
 
     @property
     def seconds_behind_polls(self) -> float:
-        """How long the requests of one lane wait, all together, behind polls of the workers.
+        """Total time that the requests of one lane wait behind the workers' polls.
 
-        By the exact mean value analysis of a closed queue with exponential times: the n-th worker finds the queue that
-        there is without it.
+        By exact mean value analysis of a closed queue with exponential times: the n-th worker sees the queue of n - 1.
         """
         if not self.requests_per_poll or math.isinf(self.server_rate):
             return 0.0
@@ -141,7 +140,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class _Lane:
-    """Shards that are left, device processes that died, and times in a row that it was given up without a shard."""
+    """Remaining shards, dead device processes, and consecutive submissions without a finished shard."""
 
     shards: int
     restarts: int = 0
@@ -149,13 +148,14 @@ class _Lane:
 
 
 class Simulation:
-    """One run; the same arguments give the same outcome.
+    """One run, deterministic in its arguments.
 
     Attributes:
         makespan: until the parent knows that all shards are done.
-        spent: GPU seconds by purpose: useful (shards that were kept), starting, lost (unfinished shards, and waiting to
-            begin again), down (GPUs that were out), idle (waiting for lanes).
-        num_lanes, num_failures: lanes that were submitted, again included, and failures that met a lane at work.
+        spent: GPU seconds by purpose: useful (finished shards), starting, lost (unfinished shards, and waiting to
+            restart), down (failed GPUs), idle (waiting for lanes).
+        num_lanes: submitted lanes, resubmissions included.
+        num_failures: failures that hit a running lane.
     """
 
     def __init__(self, scenario: Scenario, seed: int = 0) -> None:
@@ -180,7 +180,7 @@ class Simulation:
 
     @property
     def wasted(self) -> float:
-        """Share of the GPU time that was there (not down) and did nothing useful."""
+        """Share of the available GPU time (not down) without useful work."""
         there = sum(self.spent.values()) - self.spent["down"]
         return 1 - self.spent["useful"] / there if there else 0.0
 
@@ -201,7 +201,7 @@ class Simulation:
         self._queue.put(lane)
 
     def _submit_again(self, lane: _Lane, noticed: float) -> Steps:
-        """What a lane left undone, when the parent has seen that, after a delay that grows."""
+        """Resubmits the rest of a lane after a growing delay, once the parent has noticed."""
         yield self._env.timeout(noticed)
         yield from self._until_polled(self._case.parent_poll)
         yield self._env.timeout(RESUBMIT_DELAYS[min(lane.failures, len(RESUBMIT_DELAYS) - 1)])
@@ -215,7 +215,7 @@ class Simulation:
         while True:
             lane = yield self._queue.get()
             failed = self._host_fails_next(gpu)
-            if failed <= self._env.now:  # it is out: the lane stays where it is
+            if failed <= self._env.now:  # the GPU is down: the lane stays queued
                 self._queue.put(lane)
                 yield from self._be_out("down", failed + self._case.repair - self._env.now)
                 continue
@@ -227,7 +227,7 @@ class Simulation:
             yield from self._compute(lane, gpu)
 
     def _compute(self, lane: _Lane, gpu: int) -> Steps:
-        """A lane on a GPU, until it has ended in one way or another."""
+        """A lane on a GPU, until it ends or fails."""
         shard = self._case.shard / max(0.1, self._rng.gauss(1.0, self._case.spread))
         starting = self._case.start
         while True:
@@ -254,8 +254,8 @@ class Simulation:
             starting = self._case.reload
 
     def _give_up(self, lane: _Lane, kind: str) -> Steps:
-        """Leaves the rest of a lane to the parent, who hears of it later; the GPU may be out meanwhile."""
-        # On a broken GPU the lane finds no device, as often as it tries.
+        """Leaves the rest of a lane to the parent, which notices later; the GPU may be down meanwhile."""
+        # On a failed GPU, every retry of the lane finds no device.
         noticed = {"gpu": sum(PROCESS_RETRY_DELAYS), "host": self._case.host_noticed}.get(kind, RUN_NOTICED)
         self._env.process(self._submit_again(lane, noticed))
         if kind in ("gpu", "host"):
@@ -268,7 +268,7 @@ class Simulation:
         yield self._env.timeout(seconds)
 
     def _next_failure(self, gpu: int, within: float) -> tuple[str, float]:
-        """The first failure that meets a GPU within some seconds, and when; "" for none."""
+        """Kind and time of the first failure that hits a GPU within `within` seconds; "" for none."""
         times = {
             "process": self._draw(self._case.process_mtbf),
             "run": self._draw(self._case.run_mtbf),
@@ -279,7 +279,7 @@ class Simulation:
         return (kind, times[kind]) if times[kind] < within else ("", within)
 
     def _host_fails_next(self, gpu: int) -> float:
-        """When the host of a GPU fails next; in the past while it is out."""
+        """When the host of a GPU fails next; in the past while it is down."""
         host = gpu // self._case.gpus_per_host
         while (repaired := self._host_fails[host] + self._case.repair) <= self._env.now:
             self._host_fails[host] = repaired + self._draw(self._case.host_mtbf)
@@ -296,7 +296,7 @@ def read(name: str) -> Json:
 
 
 def frames_per_second(name: str, precision: str) -> float:
-    """Sequences/s of one GPU, stored sequences to shards; where only the forward pass was measured, by its share."""
+    """Sequences/s of one GPU, end to end; where only the forward pass was measured, scaled by its share."""
     cases = [case for case in read(name)["cases"] if case["precision"] == precision]
     case = next(case for case in cases if case["lengths"] in ("fixed:166", "fixed:500"))
     if case["end_to_end"]:
@@ -306,7 +306,7 @@ def frames_per_second(name: str, precision: str) -> float:
 
 
 def work() -> list[Json]:
-    """GPU time and bytes for each pair of models, a frame."""
+    """GPU time and bytes per frame for each pair of models."""
     dna = frames_per_second("end_to_end_dnabert_s", "fp16")
     return [
         {
@@ -323,7 +323,7 @@ def work() -> list[Json]:
 
 
 def preparing() -> Json:
-    """What the parent does before the first lane, a frame of 500 bp chunks: seconds of one core, and bytes."""
+    """What the parent does before the first lane, per frame of 500-bp chunks: seconds of one core, and bytes."""
     measured = read("frames")["inputs"]["train.fa.gz"]
     frames_per_base = measured["500_bp"]["open_frames"] / (measured["mega_bases"] * 1e6)
     with TemporaryDirectory() as scratch:
@@ -337,7 +337,7 @@ def preparing() -> Json:
 
 
 def lane_costs() -> Json:
-    """Seconds, requests and rows of a lane: the least that was measured, since the machine was not alone."""
+    """Seconds, requests and rows of a lane: minima, since other programs were running."""
     measured = read("lane_overhead")
     pool = measured["pool"]
     rates = {name: max(rate["answered_per_second"]) for name, rate in measured["server"]["rates"].items()}
@@ -359,7 +359,7 @@ def lane_costs() -> Json:
 
 
 def failures_of(times: float) -> Json:
-    """The fields of a scenario for failures so many times as often as was reported for a large training run."""
+    """Fields of a scenario with `times` the failure rate reported for a large training run."""
     if not times:
         return {}
     gpu_hours = REPORTED["gpus"] * REPORTED["days"] * 24
@@ -374,9 +374,9 @@ def failures_of(times: float) -> Json:
 
 
 def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: float) -> Scenario:
-    """A run over so many frames in lanes of 10 minutes, cut as the planning does it on a GPU, without failures.
+    """A run in lanes of 10 minutes, divided as the planning does it on a GPU, without failures.
 
-    Workers ask as often as they may without taking more of the server than their share.
+    Workers poll as often as their share of the server allows.
     """
     shard_rows = min(MAX_SHARD_ROWS, int(rate * SHARD_SECONDS["cuda"]))
     polls = costs["polls_per_second"] * server_times
@@ -399,7 +399,7 @@ def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: 
 
 
 def summary(runs: list[Simulation], num_gpus: int) -> Json:
-    """Means over the seeds; shares are of the GPU time that was there."""
+    """Means over the seeds; shares are of the available GPU time."""
     there = statistics.mean(num_gpus * run.makespan - run.spent["down"] for run in runs)
     shares = {
         key: statistics.mean(run.spent[key] for run in runs) / there for key in ("starting", "lost", "idle")
@@ -439,7 +439,7 @@ def simulations(costs: Json, rate: float) -> Iterator[Json]:
 
 
 def main() -> None:
-    """Simulates and writes the result."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

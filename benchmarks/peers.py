@@ -48,9 +48,9 @@ class Peer:
 
     Attributes:
         name: with its precision.
-        package: what must be installed.
-        budgets: tokens in a batch, padding included, of which the best is quoted.
-        load: architecture and device -> from strings to mean vectors on the host.
+        package: that must be installed.
+        budgets: tokens per batch, padding included; the best is quoted.
+        load: (architecture, device) -> function from strings to mean vectors on the host.
     """
 
     name: str
@@ -96,7 +96,7 @@ def hugging_face_model(spec: ModelSpec, device: str) -> nn.Module:
 
 
 def fair_esm(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
-    """fair-esm's model and batch converter, one mean a sequence as its README does it."""
+    """fair-esm's model and batch converter, with the mean per sequence as in its README."""
     model = fair_esm_model(spec, device).to(dtype)
     convert = model.alphabet.get_batch_converter()
 
@@ -164,7 +164,7 @@ PEERS = (
 
 
 def batches_of(sequences: Batch, budget: int) -> list[Batch]:
-    """Sequences sorted by length in batches of at most `budget` tokens with padding, in random order."""
+    """Length-sorted batches of at most `budget` tokens with padding, in random order."""
     batches: list[Batch] = []
     for sequence in sorted(sequences, key=len):
         if not batches or (len(sequence) + 2) * (len(batches[-1]) + 1) > budget:
@@ -175,7 +175,7 @@ def batches_of(sequences: Batch, budget: int) -> list[Batch]:
 
 
 def residues_per_second(embed: Embed, batches: list[Batch], seconds: float) -> float:
-    """Real residues a second over at least `seconds`, after the longest and the shortest batch."""
+    """Residues per second over at least `seconds`, after warming up with the longest and the shortest batch."""
     for batch in (max(batches, key=lambda b: len(b[-1])), min(batches, key=lambda b: len(b[-1]))):
         embed(batch)
     started = time.perf_counter()
@@ -191,7 +191,7 @@ def residues_per_second(embed: Embed, batches: list[Batch], seconds: float) -> f
 def measure_peer(
     peer: Peer, name: str, sequences: dict[str, Batch], device: str, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """One row for each distribution of lengths: residues/s by budget, and the best."""
+    """One row per length distribution: residues/s by budget, and the best."""
     if importlib.util.find_spec(peer.package) is None:
         yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
         return
@@ -210,7 +210,7 @@ def measure_peer(
 
 
 def free_memory() -> None:
-    """Gives the memory of what is not used any more back to the device."""
+    """Returns unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -245,7 +245,7 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
 
 
 def main() -> None:
-    """Measures, prints and writes benchmarks/results/peers.json."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

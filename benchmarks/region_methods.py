@@ -1,4 +1,4 @@
-"""Ways from chunk scores to viral regions that were compared with the one in `virnuc_core.results.regions`."""
+"""Alternatives to `virnuc_core.results.regions` for finding viral regions from chunk scores."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,12 +29,12 @@ PENALTIES: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoStates:
-    """A hidden Markov model with two states.
+    """A two-state hidden Markov model.
 
     Attributes:
         border_every: mean distance in bp between borders.
-        doubt: how likely a chunk is to report the wrong state.
-        neutral_p: the p_virus that speaks for neither.
+        doubt: probability that a chunk reports the wrong state.
+        neutral_p: the p_virus that favours neither state.
     """
 
     border_every: float
@@ -43,7 +43,7 @@ class TwoStates:
 
 
 def methods() -> dict[str, dict[str, Method]]:
-    """Every method with every setting that was tried, by name and setting."""
+    """Every method with every tested setting, by name and setting."""
     levels = [
         RegionModel(change_every=distance, emission_sd=sd, outlier_weight=weight, max_gap=gap)
         for distance in DISTANCES
@@ -87,7 +87,7 @@ def alone(chunks: ChunkScores, neutral_p: float) -> list[Region]:
 
 
 def likelier_states(chunks: ChunkScores, model: TwoStates) -> list[Region]:
-    """The likelier state for each chunk (forward-backward algorithm)."""
+    """The more likely state of each chunk (forward-backward algorithm)."""
     ratio, border = _ratio(chunks, model), _border(chunks, model.border_every)
     before = _expected(ratio, border)
     after = _expected(ratio[::-1], np.roll(border, -1)[::-1])[::-1]
@@ -103,14 +103,14 @@ def _ratio(chunks: ChunkScores, model: TwoStates) -> Float64:
 
 
 def _border(chunks: ChunkScores, border_every: float) -> Float64:
-    """float64 (C,): how likely a chunk's state is another than that of the one before; 1/2 for the first of a contig."""
+    """float64 (C,): probability of a change of state since the previous chunk; 1/2 for the first of a contig."""
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     distance = np.where(is_first, np.inf, np.diff(chunks.start, prepend=0))
     return np.asarray(-np.expm1(-2 * distance / border_every) / 2)
 
 
 def _expected(ratio: Float64, border: Float64) -> Float64:
-    """float64 (C,): odds of virus for each chunk, from the chunks before it alone."""
+    """float64 (C,): odds of virus for each chunk, from the preceding chunks only."""
     odds, known = [], 1.0
     for own, other in zip(ratio.tolist(), border.tolist(), strict=True):
         odds.append(((1 - other) * known + other) / (other * known + 1 - other))
@@ -119,11 +119,11 @@ def _expected(ratio: Float64, border: Float64) -> Float64:
 
 
 def likeliest_path(chunks: ChunkScores, model: TwoStates) -> list[Region]:
-    """The likeliest sequence of states (Viterbi algorithm)."""
+    """The most likely sequence of states (Viterbi algorithm)."""
     ratio, border = _ratio(chunks, model), _border(chunks, model.border_every)
     is_first = np.diff(chunks.contig, prepend=-1) != 0
     evidence, cost = np.log(ratio).tolist(), np.log((1 - border) / border).tolist()
-    # The lead of virus over other; a state that is behind by more than a border costs is reached by one.
+    # Log-odds of virus; a state that trails by more than the cost of a border is reached through one.
     lead, leads = 0.0, []
     for own, most in zip(evidence, cost, strict=True):
         lead = min(max(lead, -most), most) + own
@@ -139,12 +139,9 @@ def likeliest_path(chunks: ChunkScores, model: TwoStates) -> list[Region]:
 
 
 def change_points(chunks: ChunkScores, penalty: float, neutral_p: float) -> list[Region]:
-    """Stretches of equal mean log-odds (optimal partitioning); those whose mean is above that of `neutral_p` are viral.
+    """Segments of equal mean log-odds (optimal partitioning), viral where the mean exceeds that of `neutral_p`.
 
-    Args:
-        chunks: of some contigs.
-        penalty: what a further stretch costs, in units of the variance between neighbours.
-        neutral_p: p_virus from which a stretch is viral.
+    `penalty` is the cost of another segment, in units of the variance between neighbours.
     """
     is_viral = np.zeros(len(chunks.contig), np.bool_)
     for rows in _contigs(chunks):
@@ -162,7 +159,7 @@ def change_points(chunks: ChunkScores, penalty: float, neutral_p: float) -> list
 
 
 def _partition(values: Float64, penalty: float) -> list[tuple[int, int]]:
-    """The stretches (begin, end) with the least sum of squared differences from their means, and of penalties."""
+    """Segments (begin, end) that minimize the squared differences from their means plus penalties."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     squares = np.concatenate(([0.0], np.cumsum(values**2)))
     best, last = np.zeros(len(values) + 1), np.zeros(len(values) + 1, np.int64)

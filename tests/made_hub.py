@@ -1,4 +1,4 @@
-"""A small real model hub on this machine."""
+"""A small real model hub on localhost."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The requests that a download makes; large files are known by SHA-256, small ones by Git's SHA-1.
+    """Answers a client's requests; large files are identified by SHA-256, small ones by Git's SHA-1.
 
     Attributes:
         repositories: files by name, by repository.
         revision: commit of all of them.
-        sent: what is sent instead of a file's content.
+        sent: replaces a file's content.
     """
 
     protocol_version = "HTTP/1.1"
@@ -70,7 +70,7 @@ def git_sha1(body: bytes) -> str:
 
 @contextmanager
 def running_hub(repositories: Mapping[str, Mapping[str, bytes]], revision: str = COMMIT) -> Iterator[str]:
-    """The address of a hub with these repositories."""
+    """Yields the address."""
     Hub.repositories, Hub.revision, Hub.sent = repositories, revision, {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Difficult inputs, made here, and what virnuc must find in each: docs/hard-inputs.md lists them."""
+"""Difficult inputs and the expected results; docs/hard-inputs.md lists them."""
 
 import gzip
 import random
@@ -12,13 +12,10 @@ CODONS = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT" if a + b + c
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardInput:
-    """A file and what must come of it.
+    """A file and its expected result.
 
     Attributes:
-        name: what the file is called.
-        content: its bytes.
         records: names and sequences (upper case, T for U) of the records that are used.
-        num_rejected: records that are not used.
         num_renamed: records whose name another record has.
         error: part of the message when the file is refused, with exit code 3.
     """
@@ -32,17 +29,16 @@ class HardInput:
 
 
 def dna(length: int, seed: int) -> str:
-    """Random codons but stops, so that every chunk has an open frame."""
+    """Random codons without stops, so that every chunk has a stop-free frame."""
     return "".join(random.Random(seed).choices(CODONS, k=length // 3 + 1))[:length]
 
 
 def protein(length: int, seed: int) -> str:
-    """Random residues."""
     return "".join(random.Random(seed).choices("ACDEFGHIKLMNPQRSTVWY", k=length))
 
 
 def fasta(records: Sequence[Record], width: int = 70, newline: str = "\n") -> bytes:
-    """FASTA with lines of one width."""
+    """FASTA with wrapped lines."""
     lines: list[str] = []
     for name, sequence in records:
         lines += [f">{name}", *(sequence[i : i + width] for i in range(0, len(sequence), width))]
@@ -50,7 +46,6 @@ def fasta(records: Sequence[Record], width: int = 70, newline: str = "\n") -> by
 
 
 def hard_inputs() -> list[HardInput]:
-    """All of them."""
     return [*_letters(), *_layouts(), *_records(), *_refused()]
 
 

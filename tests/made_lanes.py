@@ -1,4 +1,4 @@
-"""What lanes would tell, without any lane."""
+"""Lane reports without lanes."""
 
 from virnuc_core.inference.events import (
     GpuSample,
@@ -28,7 +28,7 @@ def loaded(lane: int = 0) -> ModelsLoaded:
 
 
 def counters(frames: int = 10) -> ShardCounters:
-    """So many frames of 100 residues, in batches that are half full."""
+    """Frames of 100 residues in half-full batches."""
     model = ModelCounters(
         name="tiny", family="esm2", sequences=frames, tokens=100 * frames, batches=2, capacity=200 * frames
     )

@@ -1,4 +1,4 @@
-"""Small models with random weights, and sequences to run them on, for tests of the whole way."""
+"""Small models with random weights, and sequences, for tests of the whole pipeline."""
 
 import json
 import random
@@ -27,13 +27,13 @@ from virnuc_core.specs import ModelSpec
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
 WIDTH = 96
-# No frame of it is open, in windows of 60 bases.
+# No stop-free frame in any window of 60 bases.
 NO_OPEN_FRAME = "TTAATTAACTAGCTAG" * 12
 
 
 @dataclass(frozen=True)
 class MadeModels:
-    """Paths of an ESM-2, a DNABERT-S and a head for the two."""
+    """Paths of an ESM-2, a DNABERT-S and a head for both."""
 
     esm2: Path
     dnabert: Path
@@ -41,11 +41,11 @@ class MadeModels:
 
     @property
     def dna_head(self) -> Path:
-        """A head for the DNA model alone, beside the other."""
+        """A DNA-only head, in the same folder."""
         return self.head.with_name("dna_head.safetensors")
 
     def config(self, **changes: object) -> RunConfig:
-        """Settings of a predict run with these models and 60-bp chunks."""
+        """A predict run with these models and 60-bp chunks."""
         settings = {
             "chunk_length": 60,
             "esm_model": str(self.esm2),
@@ -57,7 +57,7 @@ class MadeModels:
 
 
 def make_models(folder: Path) -> MadeModels:
-    """The golden models, with a tokenizer and a head made here."""
+    """The golden models, with a new tokenizer and head."""
     dnabert = folder / "dnabert"
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
@@ -68,14 +68,14 @@ def make_models(folder: Path) -> MadeModels:
 
 @dataclass(frozen=True)
 class MadeRun:
-    """A run with its plan, up to wherever it has come."""
+    """A planned run in any state."""
 
     folder: RunFolder
     store: FrameStore
     plan: RunPlan
 
     def compute(self, indices: Sequence[int] | None = None) -> None:
-        """Computes shards in this process; None for all of them."""
+        """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
         run_shards(self.folder, chosen, "cpu", 0, lambda event: None)
 
@@ -83,7 +83,7 @@ class MadeRun:
 def plan_run(
     root: Path, fasta: Path, config: RunConfig, *, kind: Kind = "predict", shard_seconds: float = 0.05
 ) -> MadeRun:
-    """Indexes and plans a run with shards small enough to have several."""
+    """Indexes and plans a run with small shards, so that there are several."""
     folder = RunFolder(root)
     root.mkdir(exist_ok=True)
     alphabet = "protein" if config.dnabert_model is None else "dna"
@@ -95,7 +95,7 @@ def plan_run(
 
 
 def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: int = 0) -> Path:
-    """An ESM-2 of random weights, as a published folder."""
+    """Random weights in the layout of a published folder."""
     spec = ModelSpec(
         family="esm2",
         num_layers=num_layers,
@@ -131,7 +131,7 @@ def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: in
 
 
 def make_tokenizer(path: Path) -> None:
-    """Byte pairs of a few DNA words, under the ids of the published vocabulary's special tokens."""
+    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
     words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
     merges = [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")]
     vocabulary = {word: i for i, word in enumerate(words)}
@@ -144,7 +144,7 @@ def make_tokenizer(path: Path) -> None:
 
 
 def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path:
-    """A head of random weights; this bias makes it call both classes on the golden models' vectors."""
+    """Random weights; with this bias both classes are called on the golden models' vectors."""
     torch.manual_seed(seed)
     head = MLPClassifier(width)
     torch.nn.init.normal_(head.output_layer.weight, std=0.3)
@@ -156,7 +156,7 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
 
 
 def write_contigs(path: Path, num_records: int = 40, seed: int = 0) -> Path:
-    """A FASTA file of random contigs, some without any open frame."""
+    """Random contigs in FASTA, some without a stop-free frame."""
     letters = random.Random(seed)
     with path.open("w") as file:
         for number in range(num_records):

@@ -1,4 +1,4 @@
-"""Runs that are moved to other settings, and the runs from nothing that they must equal."""
+"""Reprocessed runs, and the new runs that they must equal."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from virnuc_core.settings import RunConfig
 
 
 def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:
-    """Plans the run that another one is moved to, beside it."""
+    """Plans the successor of a run, beside it."""
     following = run.folder.next
     following.root.mkdir()
     following.link_frames()
@@ -21,7 +21,7 @@ def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:
 
 
 def from_nothing(run: MadeRun, root: Path) -> MadeRun:
-    """A run of the same plan that has nothing to keep."""
+    """A run of the same plan that reuses nothing."""
     folder = RunFolder(root)
     root.mkdir()
     folder.frames.symlink_to(run.folder.frames.resolve())
@@ -32,12 +32,12 @@ def from_nothing(run: MadeRun, root: Path) -> MadeRun:
 
 
 def write_results(run: MadeRun) -> None:
-    """All files of a computed run but its report."""
+    """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
     write_tables(run.folder, run.store)
 
 
 def content(folder: RunFolder) -> dict[str, bytes]:
-    """The bytes of the plan, the shards and the results."""
+    """Bytes of the plan, the shards and the results."""
     files = [folder.plan, *folder.shards.iterdir(), *(path for path in folder.results if path.exists())]
     return {str(path.relative_to(folder.root)): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""A plan of a predict run with two shards, made by hand."""
+"""A hand-written plan of a predict run with two shards."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A slow oracle of chunks and open frames that says the rules one by one."""
+"""A slow oracle of chunks and stop-free frames that applies the rules one by one."""
 
 from math import ceil, floor
 
@@ -6,7 +6,7 @@ from Bio.Seq import Seq
 
 
 def slow_chunks(length: int, k: int) -> list[tuple[int, int]]:
-    """Start and end of the chunks of a record."""
+    """(start, end) of each chunk of a record."""
     n = ceil(length / k)
     r = n * k - length
     base = floor(r / n)
@@ -17,7 +17,7 @@ def slow_chunks(length: int, k: int) -> list[tuple[int, int]]:
 
 
 def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
-    """(frame, nucleotide, protein) of the open frames of a chunk."""
+    """(frame, nucleotide, protein) of each stop-free frame of a chunk."""
     complement = str.maketrans("ACGT", "TGCA")
     found = []
     for direction, strand in (("F", chunk), ("R", chunk[::-1].translate(complement))):

@@ -1,4 +1,4 @@
-"""The limits that keep the code readable, checked on every source file."""
+"""Limits on the size and structure of the code, checked on every source file."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 KERNELS = Path("virnuc_core/models/kernels")
 
-# Named exceptions with their reasons; one that is not needed any more fails.
+# Named exceptions with reasons; an unused one fails.
 BROAD_EXCEPT = {
     "benchmarks/flash_attention.py:recording_failure": "other programs and their compilers raise what they like",
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
@@ -54,7 +54,7 @@ def num_parameters(function: Function) -> int:
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches everything and does not raise it again at its end."""
+    """Whether it catches everything without a final re-raise."""
     if isinstance(handler.type, ast.Tuple):
         caught = [ast.unparse(kind) for kind in handler.type.elts]
     else:
@@ -81,7 +81,7 @@ def test_functions_are_short() -> None:
 
 
 def test_functions_have_few_parameters() -> None:
-    # The arguments of a kernel, and of the operator that launches it, cannot be gathered in a dataclass.
+    # Kernels and the operators that launch them cannot take a dataclass.
     sources = [path for path in SOURCES if KERNELS not in path.parents]
     counts = {name: num_parameters(node) for path in sources for name, node in functions(path)}
     assert {name: n for name, n in counts.items() if n > MAX_PARAMETERS} == {}
@@ -116,7 +116,7 @@ def test_dataclasses_are_frozen() -> None:
 
 
 def test_environment_is_read_in_one_place() -> None:
-    """Settings for another program may be written anywhere; reading is for env_config alone."""
+    """Variables of other programs may be set anywhere; only env_config reads."""
     found = {}
     for path in PRODUCT_SOURCES:
         source = re.sub(r"os\.environ(\.update\(|\.setdefault\(|\[[^]]+\] = )", "", (ROOT / path).read_text())

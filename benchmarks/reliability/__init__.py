@@ -1,1 +1,1 @@
-"""What virnuc does with hostile input, damaged files and failing machines, in figures."""
+"""Reliability under hostile input, damaged files and failing machines."""

@@ -41,7 +41,7 @@ Float32 = npt.NDArray[np.float32]
 def embed(
     model: ModelRunner, streams: Streams, tokens: TokenColumn, rows: Int64, planned: PlannedModel
 ) -> Float32:
-    """fp32 (n, D): the vectors of n rows, packed in this order as a run does it."""
+    """fp32 (n, D): vectors of n rows, packed in this order as in a run."""
     column = tokens.take(rows)
     packing = pack(column.num_tokens, planned.token_budget, padded=planned.attention == "padded")
     at_places = torch.empty((len(rows), planned.spec.embedding_dim), device=streams.device)
@@ -57,7 +57,7 @@ def embed(
 
 
 def measure(name: str, precision: Precision, device: str, number: int) -> dict[str, Any]:
-    """One model in one precision: for each way of packing, how many vectors are others, and by how much."""
+    """For one model and precision, how many vectors differ per way of packing, and by how much."""
     family, model_name = family_of(name)
     config = RunConfig(
         chunk_length=None,
@@ -104,7 +104,7 @@ def _ways(tokens: TokenColumn) -> list[tuple[str, Int64]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Hostile changes of files with an inner structure, made so that their outer checks still hold."""
+"""Hostile edits of structured files that leave their outer checks valid."""
 
 import io
 import json
@@ -37,7 +37,7 @@ _PICKLED_NAMES: Final = (
 
 
 def mutate_safetensors(data: bytes, rng: Random) -> bytes:
-    """Changes the header of a safetensors file, or bytes anywhere."""
+    """Edits the header of a safetensors file, or bytes anywhere."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     (size,) = struct.unpack("<Q", data[:8])
@@ -48,7 +48,7 @@ def mutate_safetensors(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_archive(data: bytes, rng: Random) -> bytes:
-    """Changes the records of a file of torch.save, or bytes anywhere."""
+    """Edits the records of a torch.save file, or bytes anywhere."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     with zipfile.ZipFile(io.BytesIO(data)) as zipped:
@@ -79,10 +79,10 @@ def _edit_records(records: dict[str, bytes], rng: Random) -> None:
 
 
 def mutate_pickle(data: bytes, rng: Random) -> bytes:
-    """Changes numbers, names and order of the operations of a pickle."""
+    """Edits numbers, names and the order of a pickle's operations."""
     try:
         operations = list(pickletools.genops(data))
-    except ValueError:  # by an earlier change it is no pickle any more
+    except ValueError:  # an earlier edit has broken the pickle
         return mutate_bytes(data, rng)
     bounds = [position for _, _, position in operations if position is not None] + [len(data)]
     parts = [data[begin:end] for begin, end in pairwise(bounds)]
@@ -114,7 +114,7 @@ def _hostile_operation(kind: str, rng: Random) -> bytes:
 
 
 def mutate_hdf5(data: bytes, rng: Random) -> bytes:
-    """Changes datasets, links and attributes of an HDF5 file, mostly with a right checksum, or bytes anywhere."""
+    """Edits datasets, links and attributes of an HDF5 file, mostly with a valid checksum, or bytes anywhere."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     buffer = io.BytesIO(data)
@@ -123,12 +123,12 @@ def mutate_hdf5(data: bytes, rng: Random) -> bytes:
             try:
                 rng.choice(_HDF5_EDITS)(file, rng)
             except HDF5_ERRORS:
-                continue  # the library itself does not write such a file
+                continue  # the library refuses to write such a file
     return buffer.getvalue()
 
 
 def _edit_attributes(file: h5py.File, rng: Random) -> None:
-    """Alters what the file says of itself and seals it again, so that the values themselves are met."""
+    """Edits attributes and makes the checksum valid again, so that a reader gets to the values."""
     attributes = {name: value if isinstance(value, str) else int(value) for name, value in file.attrs.items()}
     attributes.pop(_SEALED_BY, None)
     for name in ("models", "counters"):
@@ -184,7 +184,7 @@ def _replace_dataset(file: h5py.File, rng: Random) -> None:
 
 
 def _huge_dataset(file: h5py.File, rng: Random) -> None:
-    """A shape that no storage stands behind."""
+    """A shape without storage behind it."""
     name, old = _any_dataset(file, rng)
     rows = rng.choice((1 << 20, 1 << 27, 1 << 33, 1 << 40, len(old)))
     width = (rng.choice((1, 96, 1 << 16, 1 << 28)),) * (old.ndim - 1)
@@ -195,7 +195,7 @@ def _huge_dataset(file: h5py.File, rng: Random) -> None:
 
 
 def _linked_dataset(file: h5py.File, rng: Random) -> None:
-    """Content that comes from somewhere else."""
+    """Content linked from elsewhere."""
     name, old = _any_dataset(file, rng)
     shape, kind = old.shape, old.dtype
     del file[name]
@@ -214,7 +214,7 @@ def _linked_dataset(file: h5py.File, rng: Random) -> None:
 
 def _any_dataset(file: h5py.File, rng: Random) -> tuple[str, h5py.Dataset]:
     own = [name for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
-    # To read a virtual dataset that is made of itself ends the process.
+    # Reading a virtual dataset that refers to itself crashes the process.
     sets = [name for name in own if isinstance(file[name], h5py.Dataset) and not file[name].is_virtual]
     names = [name for name in sets if file[name].ndim and file[name].nbytes < _MOST_GROWTH]
     if not names:
@@ -230,7 +230,7 @@ _HDF5_EDITS: Final = (
 
 
 def hostile_json(key: str) -> dict[str, bytes]:
-    """Documents that fit no reader, by name."""
+    """JSON documents that no reader expects, by name."""
     deep = b"[" * 200_000 + b"]" * 200_000
     return {
         "nothing": b"",

@@ -1,4 +1,4 @@
-"""One case after another, each in a forked process that may be killed; and what became of it."""
+"""Runs one case after another, each in a forked process that may be killed, and classifies the outcome."""
 
 import ctypes
 import json
@@ -27,9 +27,9 @@ class Outcome:
 
     Attributes:
         ending: "refused" by an error with a documented exit code and a message, or what else happened.
-        exit_code: what `virnuc` would have ended with.
-        error: class of the error that ended it.
-        message: what a person would have read.
+        exit_code: that of `virnuc` for this error.
+        error: class of the error.
+        message: shown to the user.
     """
 
     ending: Ending
@@ -39,9 +39,9 @@ class Outcome:
 
 
 def run_case(case: Callable[[], object], *, most_seconds: float = _MOST_SECONDS) -> Outcome:
-    """Runs a function in a fork of this process that leads a process group of its own.
+    """Runs a function in a fork of this process that leads its own process group.
 
-    The fork ends as a program does whose C libraries clean up behind it.
+    The fork ends like a program, with the cleanup of C libraries.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -66,8 +66,8 @@ def run_case(case: Callable[[], object], *, most_seconds: float = _MOST_SECONDS)
 
 
 def _work(case: Callable[[], object], writer: int) -> NoReturn:
-    """The life of a fork."""
-    # The threads that torch has made before are not in the fork, which would wait for them.
+    """Body of the fork."""
+    # Torch's threads do not exist in the fork, which would wait for them.
     torch.set_num_threads(1)
     outcome = Outcome(ending="completed")
     try:
@@ -83,7 +83,6 @@ def _work(case: Callable[[], object], writer: int) -> NoReturn:
 
 
 def _outcome_of(error: BaseException) -> Outcome:
-    """What `virnuc` would make of an error."""
     name = type(error).__name__
     told = storage_error(error) if isinstance(error, OSError) else error
     if isinstance(told, VirnucError):
@@ -94,7 +93,7 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 
 def _read_until(descriptor: int, deadline: float) -> bytes | None:
-    """What a pipe gives until it ends; None when it does not in time."""
+    """Reads a pipe to its end; None after the deadline."""
     blocks: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -107,7 +106,6 @@ def _read_until(descriptor: int, deadline: float) -> bytes | None:
 
 
 def _ends_by(child: int, deadline: float) -> int | None:
-    """The wait status of a child; None when it has not ended in time."""
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

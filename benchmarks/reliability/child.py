@@ -26,7 +26,7 @@ from virnuc_core.errors import VirnucError
 
 MEMORY_BYTES: Final = 2 << 30
 _MARKER: Final = "executed"
-# What no reader of a weight file has to do; Python tells of each before it happens.
+# Audit events that no reader of a weight file needs.
 _FORBIDDEN: Final = (
     *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn"),
     *("socket.connect", "socket.bind", "pickle.find_class", "code.__new__", "ctypes.dlopen"),
@@ -34,7 +34,7 @@ _FORBIDDEN: Final = (
 
 
 class _Watch:
-    """Notes what the process does while an input is read; an audit hook cannot be removed, so it is switched."""
+    """Records audit events while an input is read; an audit hook cannot be removed, so it is switched."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -47,7 +47,7 @@ class _Watch:
 
 
 def make_material(folder: Path) -> None:
-    """All valid files, in the current folder's terms."""
+    """All valid files, in the current folder."""
     (folder / "in.fa").write_bytes(material.fasta())
     (folder / "in.fq").write_bytes(material.fastq())
     (folder / "proteins.fa").write_bytes(material.fasta("ACDEFGHIKLMNPQRSTVWY"))
@@ -59,7 +59,7 @@ def make_material(folder: Path) -> None:
 
 
 def run_inputs(reader: Reader, seed: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """Reads the inputs begin..end-1 in the current folder and yields what became of each."""
+    """Reads the inputs begin..end-1 in the current folder and yields the outcome of each."""
     valid = {
         str(path): path.read_bytes()
         for pattern in reader.targets
@@ -103,14 +103,14 @@ def run_inputs(reader: Reader, seed: int, begin: int, end: int) -> Iterator[dict
 
 
 def _tail(reader: Reader, marker: Path, begin: int) -> list[tuple[str, bytes]]:
-    """The inputs made by hand, without keeping the large ones that have had their turn."""
+    """The crafted inputs from `begin` on, without keeping large ones in memory."""
     return [
         (label, content if i >= begin else b"") for i, (label, content) in enumerate(reader.crafted(marker))
     ]
 
 
 class _Outcome:
-    """What became of one input: "accepted", "refused", or the name of what must not happen; nothing gets past it."""
+    """Outcome of an input: "accepted", "refused", or the name of a failure; suppresses every exception."""
 
     def __init__(self) -> None:
         self.name, self.message = "accepted", ""
@@ -125,7 +125,7 @@ class _Outcome:
             is_harmless = str(error).replace("\n", "").isprintable()
             self.name = "refused" if is_harmless else "harmful message"
             self.message = repr(str(error))[:400]
-        elif error is not None:  # the panics of a Rust library, which are no Exceptions, among them
+        elif error is not None:  # including panics of a Rust library, which are BaseExceptions
             last = traceback.extract_tb(trace)[-6:]
             at = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(last))
             self.name, self.message = "traceback", f"{type(error).__name__}: {str(error)[:300]} at {at}"
@@ -133,7 +133,7 @@ class _Outcome:
 
 
 def limit_memory() -> None:
-    """From here on, the process can hold MEMORY_BYTES in all; it may lift the limit again."""
+    """Limits the process to MEMORY_BYTES; a soft limit, which it may raise again."""
     pages, resident = (int(word) for word in Path("/proc/self/statm").read_text().split()[:2])
     page = os.sysconf("SC_PAGE_SIZE")
     limit = pages * page + MEMORY_BYTES - resident * page
@@ -141,7 +141,7 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Works through the inputs that the command line asks for."""
+    """Command line."""
     name, seed, begin, end, folder = sys.argv[1:]
     reader = next(reader for reader in READERS if reader.name == name)
     shutil.rmtree(folder, ignore_errors=True)

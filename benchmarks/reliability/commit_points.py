@@ -25,7 +25,7 @@ from benchmarks.reliability.laboratory import Laboratory
 from benchmarks.reliability.power_loss import Disk
 from benchmarks.reports import print_and_write
 
-# A record for people, of which only whole lines are read; and what nothing is written to.
+# A log, of which only complete lines are read; and files that are never written to.
 _RECORDS: Final = re.compile(r"lanes/.*|\.virnuc\.lock")
 _NUMBERS: Final = re.compile(r"(?<=shard_)\d+|\.[0-9a-f]{16}(?=\.tmp)")
 _LOSSES: Final[dict[str, Callable[[Disk], None]]] = {
@@ -36,12 +36,12 @@ _LOSSES: Final[dict[str, Callable[[Disk], None]]] = {
 
 
 def name_of(call: TracedCall, root: Path) -> str:
-    """A call without what changes from shard to shard."""
+    """A call without the parts that vary between shards."""
     return f"{call.kind} {_NUMBERS.sub('', str((call.new_path or call.path).relative_to(root)))}"
 
 
 def iter_points(calls: Sequence[TracedCall]) -> Iterable[tuple[str, int, Fault]]:
-    """Each fault with what it is called and the number of calls before it."""
+    """Each fault with its name and the number of calls before it."""
     writes = 0
     for number, call in enumerate(calls, 1):
         yield "before", number - 1, Fault(calls=Call.changes(), at=number, action=KILL)
@@ -51,16 +51,16 @@ def iter_points(calls: Sequence[TracedCall]) -> Iterable[tuple[str, int, Fault]]
 
 
 def unsynced_at_the_end(calls: Iterable[TracedCall], root: Path) -> list[str]:
-    """What a finished run could still lose with the power, but for records."""
+    """What a finished run could still lose in a power failure, except logs."""
     disk = Disk.after(calls)
-    # The name of the folder itself is in one that does not count.
+    # The folder's own name is in a parent that does not count.
     paths = {*disk.unsynced_content, *disk.unsynced_names} - {root}
     names = {str(path.relative_to(root)) for path in paths}
     return sorted(name for name in names if not _RECORDS.fullmatch(name))
 
 
 def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
-    """Kills and continuations by name of the point, and what went wrong."""
+    """Kills and resumptions by commit point, and problems."""
     laboratory.disturbed(None)
     calls = laboratory.calls()
     points = list(iter_points(calls))
@@ -109,7 +109,7 @@ def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kills, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

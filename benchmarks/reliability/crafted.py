@@ -1,4 +1,4 @@
-"""Hostile inputs made by hand: bombs, huge declared sizes, odd names. All of them are by name."""
+"""Hand-made hostile inputs, by name: decompression bombs, huge declared sizes, odd names."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ from benchmarks.reliability.malicious_pickles import archive
 from virnuc_core.checked_hdf5 import write_attributes
 
 _MIB: Final = 1 << 20
-# More than a process with 2 GB can hold, in every form that a text can have.
+# More than a process with 2 GB can hold, in any string representation.
 _BOMB_BYTES: Final = 3 << 30
 
 HOSTILE_NAMES: Final = (
@@ -70,7 +70,7 @@ def odd_names(begin: bytes, end: bytes) -> dict[str, bytes]:
 
 
 def fasta_layouts() -> dict[str, bytes]:
-    """FASTA that is laid out to take time or memory."""
+    """FASTA layouts that cost time or memory."""
     return {
         "only line ends": b"\n" * (8 * _MIB),
         "only carriage returns": b"\r" * (8 * _MIB),
@@ -89,7 +89,7 @@ def fasta_layouts() -> dict[str, bytes]:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Compressed files of a few kB that are larger than 2 GB when decompressed, or that ask for as much."""
+    """Compressed files of a few kB that decompress to more than 2 GB, or request as much memory."""
     one_record = {"one line": b"A", "one letter a line": b"A\n", "header": b">"}
     for content, piece in one_record.items():
         block = piece * (16 * _MIB // len(piece))
@@ -108,7 +108,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def _members(compress: Any, begin: bytes, block: bytes) -> bytes:
-    """Many compressed parts end to end, which decompress to a begin and then a block again and again."""
+    """Concatenated compressed members: `begin`, then `block` repeatedly."""
     return bytes(compress(begin)) + bytes(compress(block)) * (_BOMB_BYTES // len(block))
 
 
@@ -151,7 +151,7 @@ def safetensors_headers() -> dict[str, bytes]:
 
 
 def torch_files(names: list[str]) -> dict[str, bytes]:
-    """Files of torch.save that declare more than they hold, under the names of a model's tensors."""
+    """torch.save files that declare more than they hold, named like a model's tensors."""
     one = torch.zeros(1)
     wide = {name: one.expand(1 << 14, 1 << 15) for name in names}
     cyclic: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def torch_files(names: list[str]) -> dict[str, bytes]:
 
 
 def compressed_archive() -> bytes:
-    """A torch file of 1 MB that holds 1 GB of a pickle's strings."""
+    """A 1 MB torch file that holds 1 GB of pickled strings."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped,
@@ -201,7 +201,7 @@ def compressed_archive() -> bytes:
 
 
 def module_of_modules() -> bytes:
-    """A pickled module each of whose children is one module twice, forty deep: 2^40 ways through it."""
+    """A pickled module in which every child is one module twice, forty deep: 2^40 paths."""
     state = b"}(X\x0b\x00\x00\x00_parameters}X\x08\x00\x00\x00_buffers}X\x08\x00\x00\x00_modules}"
     linear = b"ctorch.nn.modules.linear\nLinear\n)\x81"
     pickled = b"\x80\x02" + linear + state + b"ubq\x00"
@@ -228,7 +228,7 @@ def hdf5_files(valid: bytes) -> dict[str, bytes]:
 def _with_dataset(
     valid: bytes, name: str, shape: tuple[int, ...], inflated: bytes | None, kind: str = "f4"
 ) -> bytes:
-    """The file with another dataset, of which at most one piece is there: `inflated`, in compressed form."""
+    """Adds a dataset with at most one stored chunk: `inflated`, compressed."""
     buffer = io.BytesIO(valid)
     with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
         if name in file:
@@ -252,7 +252,7 @@ def numbers_of(kind: str, values: list[int]) -> bytes:
 
 
 def tokenizers() -> dict[str, bytes]:
-    """Tokenizers that take for ever, or give ids that no embedding has."""
+    """Tokenizers that never end, or give ids without an embedding."""
     words = ["[UNK]", "[CLS]", "[SEP]", "A", "C", "G", "T"]
     ends = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     ends.append({"SpecialToken": {"id": "[SEP]", "type_id": 0}})

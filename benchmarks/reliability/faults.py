@@ -1,7 +1,7 @@
-"""Faults of the operating system, chosen by the number of the call that they hit; see fault_shim.c.
+"""Injected operating-system faults, chosen by the number of the call that they hit; see fault_shim.c.
 
-A program that injects faults calls `load_shim` first, which starts it over with the shim below everything else. All
-processes that it starts then have the shim too, and `Faults` says to all of them what is to happen.
+A program that injects faults first calls `load_shim`, which re-executes it with the shim preloaded. All its child
+processes then have the shim too, and `Faults` controls all of them.
 """
 
 import mmap
@@ -22,15 +22,15 @@ from virnuc_core.inference.launcher import CPU_LIBRARIES
 
 _SOURCE: Final = Path(__file__).with_name("fault_shim.c")
 _VARIABLE: Final = "VIRNUC_FAULTS"
-# A run in this program gives the same bytes then as one with processes for its lanes.
+# Makes a run in this process byte-identical to one with lane processes.
 LANE_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", **CPU_LIBRARIES}
-# As struct faults in the C source.
+# Source: struct faults in fault_shim.c.
 _HEAD: Final = struct.Struct("=iiiiiiqqq1024s1024s")
 _PASS: Final = 0
 
 
 class Call(IntFlag):
-    """Calls to the operating system; `OPEN` makes or empties a file, and `WRITE` is also what cuts one."""
+    """System calls; `OPEN` creates or truncates a file, and `WRITE` includes truncation."""
 
     READ_OPEN = 1
     OPEN = 2
@@ -42,7 +42,7 @@ class Call(IntFlag):
 
     @classmethod
     def changes(cls) -> "Call":
-        """Everything that changes what is on the disk, or makes sure of it."""
+        """Every call that changes or syncs the disk."""
         return cls.OPEN | cls.WRITE | cls.FSYNC | cls.RENAME | cls.UNLINK | cls.MKDIR
 
 
@@ -52,7 +52,7 @@ KILL_HALFWAY: Final = -2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What is to happen.
+    """A fault to inject.
 
     Attributes:
         calls: the calls that count.
@@ -68,7 +68,7 @@ class Fault:
 
 
 class Faults:
-    """What the processes with the shim are to meet below one folder."""
+    """Controls the shim of all processes below one folder."""
 
     def __init__(self) -> None:
         with open(os.environ[_VARIABLE], "r+b") as file:
@@ -82,9 +82,9 @@ class Faults:
 
         Args:
             root: only calls on paths below it count.
-            fault: what is to happen; None counts every call that changes something.
+            fault: None counts every call that changes something.
             trace: a new file that gets a line for each call that counts.
-            clock_jumps: whether the time of day is wrong, each time by another amount.
+            clock_jumps: shifts the time of day at every reading.
         """
         kinds, at, action, lasting = int(Call.changes()), 0, _PASS, False
         if fault is not None:
@@ -98,12 +98,12 @@ class Faults:
 
     @property
     def count(self) -> int:
-        """Calls that counted since the last block began."""
+        """Counted calls since the last block began."""
         return int(_HEAD.unpack(self._shared[:])[7])
 
     @property
     def hits(self) -> int:
-        """Those of them that were hit."""
+        """Calls that were hit."""
         return int(_HEAD.unpack(self._shared[:])[8])
 
     def _write(self, values: tuple[int | bytes, ...]) -> None:
@@ -112,7 +112,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """A line of a trace: what was called, on which path, and for a rename the new one."""
+    """A line of a trace: call, path, and the new path of a rename."""
 
     kind: str
     path: Path
@@ -134,7 +134,7 @@ def compiler() -> str | None:
 
 
 def shim_environment(folder: Path) -> dict[str, str]:
-    """Builds the shim in a folder; the environment of a program that is to have it.
+    """Builds the shim in a folder; returns the environment that preloads it.
 
     Raises:
         FileNotFoundError: there is no C compiler.
@@ -150,22 +150,14 @@ def shim_environment(folder: Path) -> dict[str, str]:
 
 
 def load_shim(module: str) -> None:
-    """Starts this program over with the shim, unless it has it.
-
-    Args:
-        module: what was started with `python -m`.
-    """
+    """Re-executes this program, started as `python -m module`, with the shim unless it has it."""
     if _VARIABLE not in os.environ:
         with tempfile.TemporaryDirectory(prefix="virnuc-faults-") as folder:
             _start_over(module, shim_environment(Path(folder)))
 
 
 def start_as_a_lane(module: str) -> None:
-    """Starts this program over in the environment of a lane, unless it has it.
-
-    Args:
-        module: what was started with `python -m`.
-    """
+    """Re-executes this program, started as `python -m module`, in the environment of a lane unless it has it."""
     if not LANE_ENVIRONMENT.items() <= os.environ.items():
         _start_over(module, LANE_ENVIRONMENT)
 

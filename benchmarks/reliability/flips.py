@@ -38,14 +38,7 @@ Read = Callable[[Path], Values]
 
 
 class Laboratory:
-    """A finished run of which one byte at a time is changed.
-
-    Args:
-        scratch: an empty folder.
-
-    Attributes:
-        ways: for each file that is flipped, how it is read.
-    """
+    """A finished run in which single bytes are changed; `ways` has the readers of each file."""
 
     def __init__(self, scratch: Path) -> None:
         make_material(scratch / "made", _RECORDS)
@@ -68,7 +61,7 @@ class Laboratory:
         }
 
     def flip(self, path: Path, offset: int, change: int) -> dict[str, str]:
-        """What each way of reading a file makes of a changed byte: "found", "harmless" or "silent"."""
+        """Outcome per reader of a changed byte: "found", "harmless" or "silent"."""
         whole = path.read_bytes()
         flipped = bytearray(whole)
         flipped[offset] ^= change
@@ -117,16 +110,16 @@ def _equal(left: Values, right: Values) -> bool:
 
 
 def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
-    """Outcomes by way of reading, and the flips that nobody noticed."""
+    """Outcomes per reader, and the undetected flips."""
     draw = Random(0)
     files = sorted(laboratory.ways)
     sizes = {path: path.stat().st_size for path in files}
     outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     failures = []
     for done in range(1, number + 1):
-        # Half of them in the embeddings file, which would get few if each byte were as likely.
+        # Half of them in the embeddings file, which has few of the bytes.
         path = draw.choice([file for file in files if (file.name == "embeddings.h5") == bool(done % 2)])
-        # One bit of the byte, or any of them.
+        # A single bit, or any change of the byte.
         offset = draw.randrange(sizes[path])
         change = 1 << draw.randrange(8) if draw.random() < 0.5 else draw.randrange(1, 256)
         for way, outcome in laboratory.flip(path, offset, change).items():
@@ -145,7 +138,7 @@ def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Flips, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -28,7 +28,7 @@ from benchmarks.reports import print_and_write
 
 MOST_SECONDS: Final = 5.0
 _START_SECONDS: Final = 300.0
-# A machine that runs other programs may keep a process from its processor for long.
+# On a busy machine, a process may wait long for CPU time.
 _WALL_FACTOR: Final = 12
 _KEPT_FAILURES: Final = 20
 _ALLOWED: Final = ("accepted", "refused")
@@ -37,14 +37,14 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(kw_only=True)
 class Figures:
-    """What became of the inputs of one reader.
+    """Outcomes of one reader's inputs.
 
     Attributes:
-        outcomes: inputs by outcome.
-        slowest_seconds: most processor time of an input.
+        outcomes: number of inputs by outcome.
+        slowest_seconds: maximum CPU time of an input.
         slowest: that input.
-        peak_mb: most resident memory of a process.
-        failures: the first inputs with an outcome that is not allowed.
+        peak_mb: maximum resident memory of a process.
+        failures: the first inputs with a forbidden outcome.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Figures:
 
     @property
     def document(self) -> dict[str, Any]:
-        """For the report."""
+        """The report's content."""
         names = (*_ALLOWED, "traceback", "hang", "crash", "executed", "harmful message")
         return {
             "inputs": self.outcomes.total(),
@@ -80,12 +80,12 @@ class Figures:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing happened but what is allowed."""
+        """Whether all outcomes are allowed."""
         return set(self.outcomes) <= set(_ALLOWED)
 
 
 def fuzz_reader(name: str, inputs: int, seed: int, folder: Path) -> Figures:
-    """Feeds the inputs 0..inputs-1 to one reader, in as many processes as it takes."""
+    """Feeds the inputs 0..inputs-1 to one reader, restarting its process as needed."""
     figures = Figures()
     begin = 0
     while begin < inputs:
@@ -96,7 +96,7 @@ def fuzz_reader(name: str, inputs: int, seed: int, folder: Path) -> Figures:
 
 
 def _watched(name: str, seed: int, begin: int, end: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """The results of one process, and one made here for the input that it did not survive."""
+    """Results of one process, and one made here for the input that killed it."""
     command = [
         sys.executable,
         "-m",
@@ -144,7 +144,7 @@ def _watched(name: str, seed: int, begin: int, end: int, folder: Path) -> Iterat
 
 
 def _lines(process: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any] | None]:
-    """What the process tells, and None when it is at one input for too long."""
+    """The process's output lines; None when an input takes too long."""
     assert process.stdout is not None
     output = process.stdout.fileno()
     os.set_blocking(output, False)
@@ -167,7 +167,6 @@ def _lines(process: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any] | None
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process, as far as it is known."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -176,7 +175,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzzes, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -35,34 +35,34 @@ Way = Literal["forks", "lanes", "command line"]
 _RECORDS: Final = 400
 _MOST_SECONDS: Final = 300.0
 _NUM_THREADS: Final = 13  # place in /proc/PID/stat after the session
-_KEPT_LETTERS: Final = 2000  # of what a run that fails has said
-# Where a run is, by what is in its folder; the last that holds.
+_KEPT_LETTERS: Final = 2000  # of a failed run's output
+# Stage of a run by its files; the last match holds.
 _STAGES: Final = ("started", "indexing", "planning", "embedding", "aggregating", "writing tables", "ended")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """When to end a run: at once when so many files are there and so many seconds have passed after that."""
+    """When to kill a run: some seconds after its folder has so many files."""
 
     files: int
     seconds: float
 
 
 class Laboratory:
-    """The material of a run, and what an undisturbed one makes of it."""
+    """Inputs of a run, and the files of an undisturbed one."""
 
     def __init__(self, scratch: Path) -> None:
         self._made = scratch / "made"
         self._said = scratch / "said"
         self.root: Final = scratch / "run"
         make_material(self._made, _RECORDS)
-        # In this process, so that its forks find everything imported.
+        # In this process, so that its forks inherit the imports.
         run(self.root, self._made)
         self.expected: Final = final_files(self.root)
         self.num_files: Final = self.count_files()
 
     def start(self, way: Way) -> ForkProcess:
-        """Begins the run, or goes on with it, in a session of its own."""
+        """Starts or resumes the run in its own session."""
         process = ForkProcess(target=_lead_session, args=(way, self.root, self._made, self._said))
         process.start()
         while process.is_alive() and os.getpgid(process.pid or 0) != process.pid:
@@ -70,7 +70,7 @@ class Laboratory:
         return process
 
     def kill(self, kill: Kill, way: Way) -> str | None:
-        """Begins the run and ends it; the stage that it was at, or None when it had ended before."""
+        """Starts the run and kills it; returns its stage, or None when it had ended before."""
         process = self.start(way)
         deadline = time.monotonic() + _MOST_SECONDS
         while self.count_files() < kill.files and process.is_alive() and time.monotonic() < deadline:
@@ -83,7 +83,7 @@ class Laboratory:
         return stage
 
     def stage(self) -> str:
-        """Where the run is."""
+        """The run's stage."""
         folder = RunFolder(self.root)
         shards = len(list(folder.shards.glob("shard_*.h5"))) if folder.shards.exists() else 0
         whole = sum(name.startswith("shards/") for name in self.expected)
@@ -94,7 +94,7 @@ class Laboratory:
         return [name for name, is_so in zip(_STAGES, has, strict=True) if is_so][-1]
 
     def problem_with_continuing(self, way: Way) -> str:
-        """Lets the run end; what is wrong with that, "" if nothing is."""
+        """Lets the run end; returns what is wrong with the result, or ""."""
         process = self.start(way)
         process.join(_MOST_SECONDS)
         if process.is_alive():
@@ -107,12 +107,12 @@ class Laboratory:
         return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
 
     def count_files(self) -> int:
-        """Files of the run, half-written ones too."""
+        """Files of the run, including incomplete ones."""
         return sum(len(files) for _, _, files in os.walk(self.root))
 
 
 def _lead_session(way: Way, root: Path, made: Path, said: Path) -> None:
-    """The life of the process that leads a run."""
+    """Body of the process that leads a run."""
     os.setsid()
     with open(os.devnull, "rb") as nothing, said.open("wb") as kept:
         for file, descriptor in ((nothing, 0), (kept, 1), (kept, 2)):
@@ -126,7 +126,7 @@ def _lead_session(way: Way, root: Path, made: Path, said: Path) -> None:
 
 
 def _kill_tree(leader: ForkProcess) -> None:
-    """Ends every process of a session, and waits until none is left."""
+    """Kills every process of a session, and waits for the last one."""
     os.killpg(leader.pid or 0, signal.SIGKILL)
     leader.join()
     while any(_session_of(entry) == leader.pid for entry in Path("/proc").iterdir()):
@@ -134,7 +134,7 @@ def _kill_tree(leader: ForkProcess) -> None:
 
 
 def _session_of(entry: Path) -> int | None:
-    """The session of a process that is not yet dead: its files stay open until its last thread has ended."""
+    """The session of a live process: its files stay open until its last thread has ended."""
     try:
         state, _, _, session, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -144,7 +144,7 @@ def _session_of(entry: Path) -> int | None:
 
 
 def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
-    """Kills by stage, runs that were continued to the same outputs, and what went wrong."""
+    """Kills by stage, runs resumed to identical outputs, and problems."""
     draw = Random(0)
     stages: Counter[str] = Counter()
     ways: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
         ways[way] += 1
         kills: list[str] = []
         for _ in range(draw.randint(1, 3)):
-            # What a killed process has left may be more than a whole run has.
+            # A killed process may leave more files than a complete run has.
             files = draw.randint(min(laboratory.count_files(), laboratory.num_files), laboratory.num_files)
             stage = laboratory.kill(Kill(files=files, seconds=draw.random() ** 2 * 0.4), way)
             if stage is None:
@@ -178,12 +178,12 @@ def measure(laboratory: Laboratory, number: int) -> dict[str, Any]:
 
 
 def _way(number: int) -> Way:
-    """How the run of this number is made: the slow ways seldom."""
+    """How run `number` is started: the slow ways rarely."""
     return "command line" if number % 30 == 29 else "lanes" if number % 5 == 4 else "forks"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kills, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A run that may be disturbed again and again: its material, its folder, and what an undisturbed run makes of it."""
+"""A run that is disturbed repeatedly: inputs, folder, and the files of an undisturbed one."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from benchmarks.reliability.cases import Outcome, run_case
 from benchmarks.reliability.faults import Fault, Faults, TracedCall
 from benchmarks.reliability.small_run import CONTIGS, SHARD_SECONDS, final_files, make_material, run
 
-# How a run is made: in one process, with a process for its lane, or by the command line with Prefect and all.
+# How a run is started: in one process, with a lane process, or by the full command line with Prefect.
 Way = Literal["inline", "lane", "cli"]
 
 RECORDS: Final = 40
@@ -20,16 +20,11 @@ _MOST_SECONDS: Final = {"inline": 60.0, "lane": 120.0, "cli": 300.0}
 
 
 class Laboratory:
-    """One run's folder, in which faults are injected.
-
-    Args:
-        scratch: an empty folder.
-        way: how runs are made.
+    """One run's folder, into which faults are injected.
 
     Attributes:
-        root: the run's folder.
-        expected: the files of an undisturbed run, see `final_files`.
-        trace: the calls of the last run with a fault.
+        expected: files of an undisturbed run, see `final_files`.
+        trace: calls of the last run with a fault.
     """
 
     def __init__(self, scratch: Path, way: Way = "inline") -> None:
@@ -39,33 +34,33 @@ class Laboratory:
         self._faults = Faults()
         self._made = scratch / "made"
         make_material(self._made, RECORDS)
-        # In this process, so that its forks find everything imported.
+        # In this process, so that its forks inherit the imports.
         self._work(0)
         self.expected: Final = final_files(self.root)
 
     def disturbed(self, fault: Fault | None, *, clock_jumps: bool = False) -> Outcome:
-        """A run from nothing that meets a fault; None traces every change."""
+        """A new run with a fault; None traces every change."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.trace.unlink(missing_ok=True)
         with self._faults.injected(self.root, fault, trace=self.trace, clock_jumps=clock_jumps):
             return self._run()
 
     def continued(self) -> Outcome:
-        """The same run once more, with whatever is in its folder."""
+        """Resumes the run."""
         return self._run()
 
     def calls(self) -> list[TracedCall]:
-        """The calls that counted in the last disturbed run; the one that was hit is among them."""
+        """Counted calls of the last disturbed run, including the one hit."""
         return TracedCall.read(self.trace)
 
     def difference(self) -> str:
-        """In what the files of the run differ from those of an undisturbed one; "" for nothing."""
+        """How the run's files differ from those of an undisturbed one; "" if they do not."""
         found = final_files(self.root)
         names = sorted({*found, *self.expected})
         return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
 
     def problem_with_continuing(self) -> str:
-        """Continues the run; what is wrong with that, "" if nothing is."""
+        """Resumes the run; returns what is wrong with the result, or ""."""
         outcome = self.continued()
         if outcome.ending != "completed":
             return f"does not go on: {outcome.ending} {outcome.message}"
@@ -82,7 +77,7 @@ class Laboratory:
         run(self.root, self._made, lanes=lanes)
 
     def _run_command_line(self, most_seconds: float) -> Outcome:
-        """`virnuc predict` in a process group of its own."""
+        """`virnuc predict` in its own process group."""
         process = subprocess.Popen(
             command_line(self.root, self._made),
             stdout=subprocess.DEVNULL,

@@ -34,7 +34,7 @@ def _called(function: str, *arguments: bytes) -> bytes:
 
 
 def payloads(marker: Path) -> dict[str, bytes]:
-    """Pickles by name; `RUNS` has those that create the file when Python's own pickle loads them."""
+    """Pickles by name; those in `RUNS` create the file when Python's own pickle loads them."""
     shell, python = _text(f"touch {marker}"), _text(f"open({str(marker)!r}, 'w').close()")
     inner = b"\x80\x02" + _called("posix.system", shell) + b"."
     as_bytes = b"c_codecs\nencode\n(" + _text(inner.decode("latin-1")) + _text("latin-1") + b"tR"
@@ -83,7 +83,7 @@ def payloads(marker: Path) -> dict[str, bytes]:
 
 
 def _without_plain_calls(marker: Path, shell: bytes) -> dict[str, bytes]:
-    """Ways to a call that do not look like one."""
+    """Calls in disguise."""
     stacked = b"\x8c\x05posix\x8c\x06system\x93"
     return {
         "STACK_GLOBAL": b"\x80\x04" + stacked + shell + b"\x85R.",
@@ -121,7 +121,7 @@ def _without_plain_calls(marker: Path, shell: bytes) -> dict[str, bytes]:
     }
 
 
-# Loaded by pickle.loads, these create the marker: proof that the payloads above are no blanks.
+# Loaded by pickle.loads, these create the marker, which proves that the payloads work.
 RUNS: Final = (
     *("GLOBAL os.system", "GLOBAL posix.system", "GLOBAL builtins.exec", "GLOBAL __builtin__.eval"),
     *("GLOBAL subprocess.getoutput", "GLOBAL pickle.loads", "GLOBAL runpy._run_code", "GLOBAL timeit.timeit"),
@@ -137,7 +137,7 @@ RUNS: Final = (
 
 
 def archive(records: Mapping[str, bytes], name: str = "archive") -> bytes:
-    """A file of torch.save as it is since torch 1.6."""
+    """A torch.save file of torch 1.6 and later."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         for record, content in records.items():
@@ -146,7 +146,7 @@ def archive(records: Mapping[str, bytes], name: str = "archive") -> bytes:
 
 
 def _legacy(place: int, payload: bytes) -> bytes:
-    """A file of torch.save as it was before torch 1.6, with the payload in place of one of its five pickles."""
+    """A torch.save file from before torch 1.6, with the payload replacing one of its five pickles."""
     system = {
         "protocol_version": _PROTOCOL,
         "little_endian": True,
@@ -159,7 +159,7 @@ def _legacy(place: int, payload: bytes) -> bytes:
 
 
 def _tar(payload: bytes) -> bytes:
-    """A file of torch.save as it was before torch 0.1.10."""
+    """A torch.save file from before torch 0.1.10."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in (("storages", payload), ("tensors", payload), ("pickle", payload)):
@@ -177,11 +177,11 @@ def _script(payload: bytes) -> bytes:
 
 
 def _saved_beside(payload: bytes) -> bytes:
-    """A whole state dict and the payload as one more record of its archive."""
+    """A complete state dict, with the payload as an additional record of its archive."""
     buffer = io.BytesIO()
     torch.save({"weight": torch.zeros(2)}, buffer)
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "a") as zipped:
-        warnings.simplefilter("ignore")  # that there are two records of one name now
+        warnings.simplefilter("ignore")  # about two records of one name
         zipped.writestr("archive/data.pkl", payload)
     return buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""Small valid files of every kind that virnuc reads: what hostile inputs are made from."""
+"""Small valid files of every kind that virnuc reads: seeds of the hostile inputs."""
 
 import argparse
 import bz2
@@ -61,12 +61,12 @@ _DNABERT: Final = ModelSpec(
     vocab_size=13,
     layer_norm_eps=1e-12,
 )
-# The empty block that ends every bgzip file, and what marks a block as one of bgzip.
+# The empty final block of bgzip files, and the marker of a bgzip block.
 _BGZF_END: Final = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 def fasta(letters: str = "ACGT", records: int = 12) -> bytes:
-    """Records of several lengths, wrapped and not, with comments, blanks, odd letters and a repeated name."""
+    """Records of several lengths, wrapped or not, with comments, blanks, unusual letters and a duplicate name."""
     rng = Random(letters)
     lines = ["# made", ""]
     for number in range(records):
@@ -114,7 +114,7 @@ def compressed() -> dict[str, bytes]:
 
 
 def make_tokenizer(path: Path) -> None:
-    """Byte pairs of a few DNA words, under the ids of the published vocabulary's special tokens."""
+    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
     words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
     vocabulary = {word: number for number, word in enumerate(words)}
     merges = [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")]
@@ -139,7 +139,7 @@ def state_dict(spec: ModelSpec, layout: KeyLayout) -> dict[str, torch.Tensor]:
 
 
 def config_json(spec: ModelSpec) -> dict[str, object]:
-    """What a model says of itself."""
+    """A model's config.json."""
     return {
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.embedding_dim,
@@ -190,7 +190,7 @@ def _make_heads(folder: Path) -> None:
     (folder / "head.safetensors").write_bytes(save(head.state_dict()))
     torch.save(head.state_dict(), folder / "head_state.pth")
     torch.save(head.state_dict(), folder / "head_legacy.pth", _use_new_zipfile_serialization=False)
-    # As published: the whole module, of a class that was defined in the training script.
+    # As published: the whole module, of a class defined in the training script.
     main = sys.modules["__main__"]
     published = type(
         "MLPClassifier", (MLPClassifier,), {"__module__": "__main__", "__qualname__": "MLPClassifier"}
@@ -202,7 +202,7 @@ def _make_heads(folder: Path) -> None:
 
 
 def make_run(root: Path, models_folder: Path) -> RunPlan:
-    """A finished predict run of several shards, whose numbers are drawn at random."""
+    """A finished predict run of several shards with random numbers."""
     root.mkdir()
     folder = RunFolder(root)
     (root / "in.fa").write_bytes(fasta())

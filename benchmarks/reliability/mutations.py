@@ -1,4 +1,4 @@
-"""Hostile changes of bytes and of JSON documents; the same random numbers give the same change."""
+"""Hostile mutations of bytes and JSON documents, deterministic in their random generator."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _HOSTILE_TEXT: Final = (
 )
 _MOST_GROWTH: Final = 1 << 18
 
-# What a reader of JSON may meet in place of any value.
+# Replacements for any JSON value.
 HOSTILE_VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, 2**64, 10**400, 1e308, 1e-320, 0.5, -0.0),
     *(float("inf"), float("-inf"), float("nan")),
@@ -39,14 +39,14 @@ _NESTED: Final = (b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b
 
 
 def mutate_bytes(data: bytes, rng: Random) -> bytes:
-    """One to sixteen changes anywhere."""
+    """One to sixteen edits anywhere."""
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         data = rng.choice(_BYTE_EDITS)(data, rng)
     return data
 
 
 def splice_of(seeds: Sequence[bytes]) -> Mutation:
-    """The begin of the data and the end of one of the seeds."""
+    """The beginning of the data and the end of one of the seeds."""
 
     def splice(data: bytes, rng: Random) -> bytes:
         other = rng.choice(seeds)
@@ -56,7 +56,7 @@ def splice_of(seeds: Sequence[bytes]) -> Mutation:
 
 
 def mutate_json(data: bytes, rng: Random) -> bytes:
-    """Changes values, keys and nesting of a JSON document, whose syntax mostly stays right."""
+    """Changes values, keys and nesting of a JSON document; its syntax mostly stays valid."""
     document = json.loads(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         document = mutate_document(document, rng)
@@ -68,7 +68,7 @@ def mutate_json(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_document(document: Any, rng: Random) -> Any:
-    """One change at a random place of a parsed JSON document, which is altered."""
+    """Changes a random place of a parsed JSON document in place."""
     parents: list[tuple[Any, Any]] = []
     _collect_places(document, parents)
     if not parents or rng.random() < 0.02:
@@ -89,7 +89,7 @@ def mutate_document(document: Any, rng: Random) -> Any:
 
 
 def _collect_places(node: Any, places: list[tuple[Any, Any]]) -> None:
-    """Every (container, key or index) below a node; of long lists only the ends."""
+    """Every (container, key or index) below a node; only the ends of long lists."""
     if isinstance(node, dict):
         keys: Sequence[Any] = list(node)
     elif isinstance(node, list):

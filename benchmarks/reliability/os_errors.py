@@ -34,20 +34,20 @@ _CALLS: Final = {
     "unlink": Call.UNLINK,
     "mkdir": Call.MKDIR,
 }
-# What `virnuc` says that it may end with when something of the machine fails.
+# Documented exit codes for failures of the machine.
 _DOCUMENTED: Final = frozenset({2, 3, 4, 5, 6})
-# Of the runs that take ten seconds and more; the others are all taken.
+# Sample size of runs that take ten seconds or more; all others are run.
 _SLOW_CASES: Final[dict[Way, int]] = {"lane": 40, "cli": 12}
 
 
 def count_calls(laboratory: Laboratory) -> dict[str, int]:
-    """How many calls of each kind a run has."""
+    """Calls of a run by kind."""
     laboratory.disturbed(Fault(calls=reduce(or_, _CALLS.values()), at=0, action=0))
     return dict(Counter(call.kind.removeprefix("read-") for call in laboratory.calls()))
 
 
 def iter_faults(counts: dict[str, int]) -> Iterator[tuple[str, Fault]]:
-    """Every fault for a run with so many calls of each kind, with a name for it."""
+    """Every fault for a run with these numbers of calls, with its name."""
     for name, calls in _CALLS.items():
         for at in range(1, counts[name] + 1):
             for number in _ERRNOS:
@@ -58,7 +58,7 @@ def iter_faults(counts: dict[str, int]) -> Iterator[tuple[str, Fault]]:
 
 
 def problem_of(laboratory: Laboratory, fault: Fault) -> tuple[Outcome, str]:
-    """What became of a run with a fault, and what is wrong with that, "" if nothing is."""
+    """Outcome of a run with a fault, and what is wrong with it, or ""."""
     outcome = laboratory.disturbed(fault)
     if outcome.ending not in ("completed", "refused"):
         return outcome, f"{outcome.ending}: {outcome.message}"
@@ -70,7 +70,7 @@ def problem_of(laboratory: Laboratory, fault: Fault) -> tuple[Outcome, str]:
 
 
 def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
-    """Cases by kind of fault, endings by exit code, an example of each message, and what went wrong."""
+    """Cases by kind of fault, endings by exit code, an example of each message, and problems."""
     counts = count_calls(laboratory)
     chosen = list(iter_faults(counts))
     if number is not None:
@@ -102,7 +102,7 @@ def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Injects, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Hostile parameters, as the command line, the settings and the flows get them."""
+"""Hostile parameters for the command line, the settings and the flows."""
 
 import contextlib
 import io
@@ -77,7 +77,7 @@ _NUMBERS: Final = (
 
 
 def mutate_parameters(data: bytes, rng: Random) -> bytes:
-    """One call with hostile values, as JSON; `data` has the doors and the names of their parameters."""
+    """A call with hostile values, as JSON; `data` lists the entry points and their parameters."""
     door, names = rng.choice(sorted(json.loads(data).items()))
     values: dict[str, Any] = {}
     for name in names:
@@ -88,7 +88,7 @@ def mutate_parameters(data: bytes, rng: Random) -> bytes:
 
 
 def all_parameters() -> bytes:
-    """The doors and the names of their parameters."""
+    """The entry points and their parameters."""
     settings = sorted(PredictSettings.model_fields)
     doors = {
         "settings predict": settings,
@@ -109,7 +109,7 @@ def all_parameters() -> bytes:
 def read_parameters(path: Path) -> None:
     """Makes the call that the file describes."""
     call = json.loads(path.read_bytes())
-    if "door" not in call:  # the list of doors itself
+    if "door" not in call:  # the unmutated list
         return
     kind, _, name = call["door"].partition(" ")
     _DOORS[kind](name, call["values"])
@@ -142,7 +142,7 @@ def _flow(name: str, values: Mapping[str, Any]) -> None:
 
 
 def _folder(_: str, values: Mapping[str, Any]) -> None:
-    """What a flow does with its paths once they have passed the check of their types."""
+    """What a flow does with its paths after their type check."""
     out = Path("out") / str(values.get("out", "x")).replace("..", "").lstrip("/")
     with open_run_folder(out, force=False) as folder:
         build_frame_store([str(values.get("inputs", "in.fa"))], folder.frames, 60)

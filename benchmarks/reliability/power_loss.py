@@ -1,4 +1,4 @@
-"""What a disk may hold after the power failed: of what was not synced, as little as it is allowed to keep."""
+"""Disk contents after a power failure: the minimum that unsynced data may leave."""
 
 import os
 import shutil
@@ -12,11 +12,11 @@ from benchmarks.reliability.faults import TracedCall
 
 @dataclass(kw_only=True)
 class Disk:
-    """What is not yet sure to be on the disk.
+    """What is not yet guaranteed to be on disk.
 
     Attributes:
-        unsynced_content: files that were written since they were last synced.
-        pending: changes of names, in order, in folders that were not synced since.
+        unsynced_content: files written since they were last synced.
+        pending: name changes, in order, in folders not synced since.
     """
 
     unsynced_content: set[Path] = field(default_factory=set)
@@ -24,7 +24,7 @@ class Disk:
 
     @classmethod
     def after(cls, calls: Iterable[TracedCall]) -> Self:
-        """After these calls."""
+        """The state after these calls."""
         disk = cls()
         for call in calls:
             disk._add(call)
@@ -32,17 +32,17 @@ class Disk:
 
     @property
     def unsynced_names(self) -> list[Path]:
-        """Names that may be gone or old."""
+        """Names that may be missing or outdated."""
         return [call.new_path or call.path for call in self.pending]
 
     def lose_content(self) -> None:
-        """Empties every file whose content is not sure."""
+        """Empties every file with unsynced content."""
         for path in self.unsynced_content:
             if path.is_file():
                 os.truncate(path, 0)
 
     def lose_names(self) -> None:
-        """Takes back the changes of names that are not sure, the last one first."""
+        """Undoes unsynced name changes, last first."""
         for call in reversed(self.pending):
             if call.kind == "rename" and call.new_path is not None and call.new_path.exists():
                 call.path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class Disk:
                 self.pending.append(call)
 
     def _rename(self, old: Path, new: Path) -> None:
-        """What lies below a folder that gets another name does, too; a temporary name is no name to lose."""
+        """Also renames everything below a folder; a temporary name is not tracked."""
 
         def moved(path: Path) -> Path:
             return new / path.relative_to(old) if path == old or old in path.parents else path

@@ -1,4 +1,4 @@
-"""Every reader of virnuc: what it reads, how that is made hostile, and what is called to read it."""
+"""Every reader of virnuc: its files, their mutations, and the function under test."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,13 +19,12 @@ class Reader:
     """One kind of input.
 
     Attributes:
-        name: for figures.
-        targets: files of the material that are changed, one at a time; patterns.
-        read: reads the changed file, or the folder that it is in; may raise VirnucError only.
-        mutate: changes a valid file; None takes changes of bytes.
-        crafted: further inputs by name, each in place of the first target.
-        runs_code: whether the input could carry code, so that what the process does is watched.
-        spliced: whether a part of one valid file may follow a part of another.
+        targets: patterns of the material's files to mutate, one at a time.
+        read: reads the mutated file, or its folder; may raise only VirnucError.
+        mutate: mutates a valid file; None mutates bytes.
+        crafted: further inputs by name, each replacing the first target.
+        runs_code: whether the input could carry code, so that the process is watched.
+        spliced: whether parts of two valid files may be joined.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Reader:
     spliced: bool = True
 
     def input_of(self, index: int, seed: int, valid: Mapping[str, bytes]) -> tuple[str, bytes]:
-        """File name and content of an input: the same for the same arguments, in any process."""
+        """File name and content of an input, deterministic in the arguments."""
         rng = Random(f"{seed} {self.name} {index}")
         name = rng.choice(sorted(valid))
         change = self.mutate or mutate_bytes
@@ -47,7 +46,7 @@ class Reader:
 
 
 def _mutate_lines(data: bytes, rng: Random) -> bytes:
-    """Changes the JSON of some lines of a journal."""
+    """Mutates the JSON of some lines of a journal."""
     valid = data.splitlines()
     lines = list(valid)
     for _ in range(rng.choice((1, 2, 4))):
@@ -59,7 +58,7 @@ def _mutate_lines(data: bytes, rng: Random) -> bytes:
 
 
 def _mutate_compressed(data: bytes, rng: Random) -> bytes:
-    """Changes compressed bytes, of which most are found by the format's own checks, or what they hold."""
+    """Mutates compressed bytes, mostly found by the format's own checks, or their content."""
     if rng.random() < 0.5:
         return mutate_bytes(data, rng)
     return rng.choice(material.COMPRESSIONS)(

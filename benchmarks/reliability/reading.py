@@ -1,4 +1,4 @@
-"""What is called to read a hostile file, and what must hold when it is read without an error."""
+"""Functions that read a hostile file, and invariants of what they accept."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ _ROWS: Final = 4096
 
 
 def _read_sequences(path: Path, alphabet: Alphabet) -> None:
-    """Builds a store, and makes sure that its tables have the rows and cells that they must have."""
+    """Builds a store, and checks the rows and cells of its tables."""
     is_dna = alphabet == "dna"
     rejected = path.with_name("rejected.tsv")
     store = build_frame_store(
@@ -51,30 +51,30 @@ def _read_sequences(path: Path, alphabet: Alphabet) -> None:
 
 
 def _require(condition: bool, otherwise: str) -> None:
-    """An outcome that is no error of virnuc but wrong."""
+    """Raises if virnuc accepted an input wrongly."""
     if not condition:
         raise AssertionError(otherwise)
 
 
 def read_dna(path: Path) -> None:
-    """Records of DNA, to frames and tables."""
+    """DNA records, to frames and tables."""
     _read_sequences(path, "dna")
 
 
 def read_protein(path: Path) -> None:
-    """Records of proteins, as they are."""
+    """Protein records."""
     _read_sequences(path, "protein")
 
 
 def read_tokenizer(path: Path) -> None:
-    """A tokenizer, and some DNA through it."""
+    """A tokenizer, applied to some DNA."""
     tokenizer = DnabertTokenizer(path)
     ids = tokenizer.encode(ByteColumn.from_strings(_DNA)).input_ids
     _require(bool((ids >= 0).all() and (ids < tokenizer.vocab_size).all()), "ids outside of the vocabulary")
 
 
 def read_model(path: Path) -> None:
-    """A checkpoint by its file or, where there are descriptions beside it, by its folder."""
+    """A checkpoint by its file, or by its folder if it has configuration files."""
     location = path.parent if (path.parent / "config.json").exists() else path
     _require(inspect_path(location).summary.replace("\n", "").isprintable(), "the summary can do harm")
     checkpoint = open_checkpoint(str(location), None)
@@ -89,7 +89,7 @@ def read_head(path: Path) -> None:
 
 
 def read_shard(path: Path) -> None:
-    """A shard: as `virnuc inspect`, a run that goes on, and the aggregation read it."""
+    """A shard, as `virnuc inspect`, a resumed run and the aggregation read it."""
     folder = RunFolder(path.parents[1])
     inspect_path(path)
     plan = read_plan(folder.plan)
@@ -102,7 +102,7 @@ def read_shard(path: Path) -> None:
 
 
 def read_embeddings(path: Path) -> None:
-    """An embeddings file: as `virnuc inspect` and `virnuc score` read it."""
+    """An embeddings file, as `virnuc inspect` and `virnuc score` read it."""
     _require(inspect_path(path).summary.replace("\n", "").isprintable(), "the summary can do harm")
     scores = path.with_name("scores.tsv")
     rows = score_embeddings(path, str(path.parents[1] / "head.safetensors"), scores)
@@ -111,7 +111,7 @@ def read_embeddings(path: Path) -> None:
 
 
 def read_run(path: Path) -> None:
-    """A run's folder: as `virnuc inspect` and as a run that goes on read it."""
+    """A run's folder, as `virnuc inspect` and a resumed run read it."""
     folder = RunFolder(path.parent)
     _require(inspect_path(folder.root).summary.replace("\n", "").isprintable(), "the summary can do harm")
     plan = read_plan(folder.plan)
@@ -120,7 +120,7 @@ def read_run(path: Path) -> None:
 
 
 def read_store(path: Path) -> None:
-    """A frame store: its ids, too, when its content is as its checksum says."""
+    """A frame store, with its ids if its checksum is valid."""
     inspected = inspect_path(path.parent)
     store = FrameStore.open(path.parent)
     if inspected.is_complete:
@@ -129,7 +129,7 @@ def read_store(path: Path) -> None:
 
 
 def read_journal(path: Path) -> None:
-    """A lane's journal: as whoever watches the lane reads it."""
+    """A lane's journal, as the lane's run reads it."""
     entries = JournalTail(path).read_new()
     if any(isinstance(entry.event, LaneStarted) for entry in entries):
         json.dumps(lane_report(entries).seconds)

@@ -1,4 +1,4 @@
-"""A small predict run without Prefect: the plain functions of its stages, with models of two layers.
+"""A small predict run without Prefect: the plain functions of its stages, with two-layer models.
 
     python -m benchmarks.reliability.small_run FOLDER MATERIAL [LANES]
 
@@ -30,12 +30,12 @@ from virnuc_core.settings import RunConfig
 CONTIGS: Final = "contigs.fa"
 # Small enough for several shards.
 SHARD_SECONDS: Final = 0.003
-# Files that say when and where a run was made.
+# Files with the time and place of a run.
 _UNLIKE: Final = ("run.json", "report.html", ".virnuc.lock")
 
 
 def make_material(folder: Path, records: int) -> None:
-    """Models, a head, and so many contigs of 30 to 400 bases, a few of them without any open frame."""
+    """Models, a head, and contigs of 30 to 400 bases, a few without any stop-free frame."""
     folder.mkdir(parents=True, exist_ok=True)
     material.make_models(folder)
     rng = Random(0)
@@ -62,13 +62,13 @@ def config_of(made: Path, shard_seconds: float = SHARD_SECONDS) -> RunConfig:
 def run(
     root: Path, made: Path, *, lanes: int = 0, forked: bool = False, shard_seconds: float = SHARD_SECONDS
 ) -> None:
-    """Makes a run, or goes on with it.
+    """Starts or resumes a run.
 
     Args:
         root: the run's folder.
-        made: what `make_material` has made.
-        lanes: processes that compute; 0 computes in this one.
-        forked: whether these are forks of this process, which start at once, and not as a run starts them.
+        made: output of `make_material`.
+        lanes: number of lane processes; 0 computes in this one.
+        forked: whether these are forks of this process, which start faster, instead of spawned ones.
         shard_seconds: estimated work in a shard.
     """
     config = config_of(made, shard_seconds)
@@ -78,14 +78,14 @@ def run(
 
 
 class _Lanes(LanesHere):
-    """Lanes as processes, forks or this process."""
+    """Lanes as processes, forks or in this process."""
 
     def __init__(self, lanes: int, forked: bool) -> None:
         super().__init__(("cpu",))
         self._lanes, self._forked = lanes, forked
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
-        """Computes the shards that are missing."""
+        """Computes the missing shards."""
         planned = read_plan(folder.plan)
         pending = pending_shards(folder, planned)
         remove_shard_temporaries(folder, pending)
@@ -95,7 +95,7 @@ class _Lanes(LanesHere):
 def _compute(
     folder: RunFolder, planned: RunPlan, pending: tuple[int, ...], lanes: int, forked: bool
 ) -> list[LaneReport]:
-    """Computes the shards that are missing, as the flow `embed-lane` does."""
+    """Computes the missing shards, as the flow `embed-lane` does."""
     if not pending:
         return []
     if not lanes:
@@ -123,7 +123,7 @@ def _compute_here(folder: RunFolder, shards: tuple[int, ...], lane: int) -> None
 
 
 def _compute_in_forks(folder: RunFolder, hands: tuple[tuple[int, ...], ...]) -> None:
-    """Raises LaneError when one of them does not end as it should."""
+    """Raises LaneError when a fork fails."""
     fork = multiprocessing.get_context("fork")
     forks = [
         fork.Process(target=_compute_here, args=(folder, shards, lane), daemon=True)
@@ -138,7 +138,7 @@ def _compute_in_forks(folder: RunFolder, hands: tuple[tuple[int, ...], ...]) -> 
 
 
 def final_files(root: Path) -> dict[str, str]:
-    """Digest of every file of a run but those that say when it was made; what should not be there counts too."""
+    """Digest of every file of a run except those with times, including files that should not be there."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))

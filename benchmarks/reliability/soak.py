@@ -1,11 +1,11 @@
-"""Many runs one after another in one process, and one run over many chunks: does anything grow?
+"""Leaks and growth: many runs in one process, and runs over many chunks.
 
     python -m benchmarks.reliability.soak [--number 1000] [--chunks 5000000]
 
-The stages of small runs follow one another without an end of the process, as in a worker; one in fifty has a process for its
-lane. Counted are memory, open files, threads, processes and forgotten files. Then one run each over a hundredth, a tenth and
-all of `--chunks`, with models of two layers, tells how memory grows with the number of chunks: memory of the process's own,
-without pages of files that the system may drop at any time.
+The stages of small runs follow one another in the same process, as in a worker; one run in fifty has a lane process.
+Memory, open files, threads, processes and leftover files are counted. Then one run each over a hundredth, a tenth and
+all of `--chunks`, with two-layer models, shows how memory grows with the number of chunks: the process's own memory,
+without file pages that the system may drop at any time.
 """
 
 import argparse
@@ -39,19 +39,19 @@ _RECORDS: Final = 40
 _WITH_A_LANE: Final = 50
 _SAMPLES: Final = 20
 _CONTIG_CHUNKS: Final = 2000
-# About one chunk in three has an open frame then.
+# Gives about one chunk in three a stop-free frame.
 _LETTER_SHARES: Final = {"A": 0.45, "C": 0.05, "G": 0.05, "T": 0.45}
 _LARGE_SHARD_SECONDS: Final = 0.2
 
 
 def own_memory() -> int:
-    """Bytes of this process that are not pages of files."""
+    """Bytes of this process that are not file pages."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def state() -> dict[str, int]:
-    """What could leak."""
+    """Resources that could leak."""
     gc.collect()
     return {
         "memory_bytes": own_memory(),
@@ -62,7 +62,7 @@ def state() -> dict[str, int]:
 
 
 def soak(number: int, scratch: Path) -> dict[str, Any]:
-    """Runs one after another; the state after each twentieth part of them, and what they have left behind."""
+    """Runs in sequence; the state after each twentieth of them, and what they left behind."""
     made, root = scratch / "made", scratch / "run"
     make_material(made, _RECORDS)
     samples: list[dict[str, int]] = []
@@ -86,12 +86,12 @@ def soak(number: int, scratch: Path) -> dict[str, Any]:
         "runs": number,
         "seconds": round(time.monotonic() - begun, 1),
         "with_other_outputs": num_other,
-        # Over the last three quarters: caches fill up in the first.
+        # Over the last three quarters; caches fill during the first.
         "bytes_more_each_run": round(slope),
         "open_files_more": later[-1]["open_files"] - later[0]["open_files"],
         "threads_more": later[-1]["threads"] - later[0]["threads"],
         "processes_left": samples[-1]["processes"],
-        # Torch's cache of kernels has its folder there, too.
+        # Torch's kernel cache is there too.
         "files_left": sorted(
             path.name for path in (scratch / "tmp").iterdir() if "torchinductor" not in path.name
         ),
@@ -100,7 +100,7 @@ def soak(number: int, scratch: Path) -> dict[str, Any]:
 
 
 def write_long_contigs(path: Path, chunks: int) -> None:
-    """A FASTA file of random contigs with so many chunks in all."""
+    """A FASTA file of random contigs with `chunks` chunks in total."""
     draw = np.random.default_rng(0)
     letters = np.frombuffer("".join(_LETTER_SHARES).encode(), np.uint8)
     with path.open("wb") as file:
@@ -112,7 +112,7 @@ def write_long_contigs(path: Path, chunks: int) -> None:
 
 @contextmanager
 def peak_of(find: dict[str, int]) -> Iterator[None]:
-    """Puts the largest memory during the block under "peak_bytes"."""
+    """Stores the peak memory of the block as "peak_bytes"."""
     done = threading.Event()
     find["peak_bytes"] = own_memory()
 
@@ -130,7 +130,7 @@ def peak_of(find: dict[str, int]) -> Iterator[None]:
 
 
 def _run_large(made: Path, root: Path, answer: Path) -> None:
-    """In a process of its own: a run, and the memory that it took."""
+    """In a separate process: a run, and its peak memory."""
     logging.disable()
     memory: dict[str, int] = {"before_bytes": own_memory()}
     begun = time.monotonic()
@@ -170,7 +170,7 @@ def large_runs(chunks: int, scratch: Path) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Soaks, prints and writes the figures."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="virnuc-soak-") as folder:
         scratch = Path(folder)
         (scratch / "tmp").mkdir()
-        # Where forgotten files would lie.
+        # Where leftover files would be.
         tempfile.tempdir = os.environ["TMPDIR"] = str(scratch / "tmp")
         report: dict[str, Any] = {
             "kind": "soak",

@@ -1,1 +1,1 @@
-"""Fills the pages of docs/ from result files and code; no figure is written by hand."""
+"""Fills the pages of docs/ from result files and code; no number is written by hand."""

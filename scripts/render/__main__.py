@@ -20,7 +20,7 @@ def _filled(tables: Mapping[str, MakeTable]) -> Callable[[str], str]:
     return lambda page: fill(page, tables, load_results())
 
 
-# From the text of a file to what it should be.
+# Functions from the current text of a file to the expected one.
 PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
     "performance": (ROOT / "docs" / "performance.md", _filled(performance.TABLES)),
     "scaling": (ROOT / "docs" / "scaling.md", _filled(scaling.TABLES)),

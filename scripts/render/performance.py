@@ -14,7 +14,7 @@ def bench_cases(results: Results) -> Iterator[Json]:
 
 
 def precision_rows(results: Results) -> Iterator[Json]:
-    """Speed of each precision over fp16, and of mixed lengths over one length, within a run."""
+    """Speed of each precision relative to fp16, and of mixed lengths to one length, within a run."""
     for case in bench_cases(results):
         over_fp16, over_fixed = (
             _over(case, change) for change in ({"precision": "fp16"}, {"lengths": "fixed:166"})
@@ -24,7 +24,7 @@ def precision_rows(results: Results) -> Iterator[Json]:
 
 
 def _over(case: Json, change: Json) -> float | None:
-    """Tokens/s over those of the case that differs in this only; None where there is none, or it is itself."""
+    """Tokens/s relative to the case that differs only in `change`; None if there is none or it is the case itself."""
     wanted = {key: case[key] for key in ("model", "precision", "lengths")}
     if wanted == wanted | change:
         return None
@@ -34,14 +34,14 @@ def _over(case: Json, change: Json) -> float | None:
 
 
 def end_to_end_rows(results: Results) -> Iterator[Json]:
-    """From stored sequences to shards on the disk."""
+    """From stored sequences to shards on disk."""
     for case in bench_cases(results):
         for run in case["end_to_end"]:
             yield {**case, **run, "gpus": len(run["devices"])}
 
 
 def peer_rows(results: Results) -> list[Json]:
-    """Residues/s of the other programs, and how many times as fast virnuc is in the same run."""
+    """Residues/s of other programs, and virnuc's speedup in the same run."""
     rows: list[Json] = []
     for name, result in of_kind(results, "peers"):
         ours = [
@@ -72,7 +72,7 @@ def peer_rows(results: Results) -> list[Json]:
 
 
 def attention_rows(results: Results) -> Iterator[Json]:
-    """Attention alone of every candidate: milliseconds as a layer calls it, and without the rotation."""
+    """Milliseconds of every attention candidate, as a layer calls it, and without the rotation."""
     for name, result in of_kind(results, "flash-attention"):
         for row in result["attention"]:
             if "failed" not in row:
@@ -80,7 +80,7 @@ def attention_rows(results: Results) -> Iterator[Json]:
 
 
 def attention_failures(results: Results) -> Iterator[Json]:
-    """Which candidates could not run which cases, and why."""
+    """Cases that a candidate could not run, and why."""
     for name, result in of_kind(results, "flash-attention"):
         cases: dict[tuple[str, str], list[str]] = {}
         for row in (*result["attention"], *result["forward"]):
@@ -98,7 +98,7 @@ def attention_failures(results: Results) -> Iterator[Json]:
 
 
 def attention_forward_rows(results: Results) -> Iterator[Json]:
-    """Whole models with every backend, over the first, virnuc's own, in the same run."""
+    """Whole models with every backend, relative to the first, virnuc's own, in the same run."""
     for name, result in of_kind(results, "flash-attention"):
         first: dict[tuple[str, ...], float] = {}
         for row in result["forward"]:

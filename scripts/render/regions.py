@@ -1,4 +1,4 @@
-"""Tables of docs/regions.md, and its picture: figures by length of the pasted segment, and contigs with their scores."""
+"""Tables and figure of docs/regions.md: metrics by length of the pasted segment, and contigs with their scores."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ def figure_rows(results: Results) -> Iterator[Json]:
 
 
 def tier_rows(results: Results) -> Iterator[Json]:
-    """How often calls of each tier are right."""
+    """Share of correct calls in each tier."""
     for name in ("regions", "regions_300"):
         for tier, regions in results[name]["by_tier"].items():
             contigs = results[name]["contig_tiers"][tier]
@@ -69,7 +69,7 @@ TABLES: Final[dict[str, MakeTable]] = {
 
 
 def draw(results: Json, path: Path) -> None:
-    """Draws the content of regions.json."""
+    """Plots the content of regions.json."""
     mpl.use("agg")
     mpl.rcParams.update({"font.size": 9, "text.color": _INK, "axes.labelcolor": _INK})
     tracks = results["tracks"]

@@ -9,7 +9,7 @@ _WRONG: Final = ("traceback", "crash", "executed", "harmful_message")
 
 
 def kill_rows(results: Results) -> Iterator[Json]:
-    """Random kills by the stage that the run was at."""
+    """Random kills by the run's stage."""
     found = results["reliability/kills"]
     for stage, number in found["kills_by_stage"].items():
         yield {"what": stage, "number": number}
@@ -23,7 +23,7 @@ def kill_rows(results: Results) -> Iterator[Json]:
 
 
 def commit_point_rows(results: Results) -> Iterator[Json]:
-    """Kills at every commit point, by what is left of the disk."""
+    """Kills at every commit point, by the assumed state of the disk."""
     found = results["reliability/commit_points"]
     disks = {
         "as it is": "the disk as it is",
@@ -35,7 +35,7 @@ def commit_point_rows(results: Results) -> Iterator[Json]:
 
 
 def flip_rows(results: Results) -> Iterator[Json]:
-    """Flipped bytes by the file and how it is read."""
+    """Flipped bytes by file and reader."""
     found = results["reliability/flips"]
     for how, outcomes in found["outcomes"].items():
         yield {"how": how, "all": sum(outcomes.values()), **outcomes}
@@ -44,7 +44,7 @@ def flip_rows(results: Results) -> Iterator[Json]:
 
 
 def os_error_rows(results: Results) -> Iterator[Json]:
-    """Calls that fail, by the way the run is made."""
+    """Failing calls by kind of run."""
     ways = {
         "inline": "the stages in one process",
         "lane": "with a process for the lane",
@@ -57,7 +57,7 @@ def os_error_rows(results: Results) -> Iterator[Json]:
 
 
 def os_error_kinds(results: Results) -> Iterator[Json]:
-    """Calls that fail in one process, by call and error."""
+    """Failing calls in one process, by call and error."""
     cases = results["reliability/os_errors"]["inline"]["cases"]
     for call in sorted({name.rpartition(" ")[0] for name in cases if name != "full disk"}):
         yield {"call": call, **{name: cases.get(f"{call} {name}", 0) for name in ("ENOSPC", "EIO", "EACCES")}}
@@ -65,13 +65,13 @@ def os_error_kinds(results: Results) -> Iterator[Json]:
 
 
 def fuzz_rows(results: Results) -> Iterator[Json]:
-    """What became of hostile inputs, by reader."""
+    """Outcomes of hostile inputs by reader."""
     for name, found in results["reliability/fuzz"]["readers"].items():
         yield {"reader": name, **found, "wrong": sum(found[outcome] for outcome in _WRONG)}
 
 
 def soak_rows(results: Results) -> Iterator[Json]:
-    """What is left after many runs in one process."""
+    """Leaks after many runs in one process."""
     found = results["reliability/soak"]["soak"]
     measured = {
         "runs one after another": found["runs"],

@@ -1,4 +1,4 @@
-"""Tables of docs/scaling.md: what a lane costs (lane_overhead), and what was simulated with it (lane_simulation)."""
+"""Tables of docs/scaling.md: measured costs of a lane (lane_overhead), and simulations based on them (lane_simulation)."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -8,13 +8,13 @@ from typing import Final
 from scripts.render.tables import FORMATS, Json, MakeTable, Results, markdown, table
 
 _BILLION: Final = 10**9
-# What `lane_minutes` is by default.
+# Default of `lane_minutes`.
 _DEFAULT_MINUTES: Final = 10
 _percent = FORMATS["percent"]
 
 
 def _cases(results: Results, **others: object) -> list[Json]:
-    """Simulations with these values, in the order of the file; by default of a billion frames, failures as reported."""
+    """Simulations with these values, in file order; by default a billion frames with failures as reported."""
     fast = results["lane_simulation"]["assumptions"]["fast_server_times"]
     wanted = {
         "frames": _BILLION,
@@ -27,7 +27,7 @@ def _cases(results: Results, **others: object) -> list[Json]:
 
 
 def _by_gpus(cases: list[Json]) -> Iterator[tuple[int, list[Json]]]:
-    """Cases of each number of GPUs, with lanes of every size."""
+    """Cases by number of GPUs, with lanes of every size."""
     return ((gpus, list(group)) for gpus, group in groupby(cases, key=lambda case: case["gpus"]))
 
 
@@ -42,7 +42,7 @@ def _best_and_usual(group: list[Json]) -> Json:
 
 
 def overhead_rows(results: Results) -> Iterator[Json]:
-    """Seconds of everything that a lane is made of."""
+    """Seconds of each part of a lane."""
     measured = results["lane_overhead"]
     imports, pool, process = measured["program_seconds"], measured["pool"], measured["device_process"]
     calm, beating = (measured["in_process"][f"{name}_heartbeat"] for name in ("without", "with"))
@@ -68,7 +68,7 @@ def overhead_rows(results: Results) -> Iterator[Json]:
 
 
 def server_rows(results: Results) -> Iterator[Json]:
-    """Requests that the server answers."""
+    """Requests per second of the server."""
     for name, each in results["lane_overhead"]["server"]["rates"].items():
         answered, refused = max(each["answered_per_second"]), median(each["refused_per_second"])
         yield {"request": name, "answered": answered, "refused": refused}
@@ -102,7 +102,7 @@ def work_rows(results: Results) -> Iterator[Json]:
 
 
 def storage_rows(results: Results) -> Iterator[Json]:
-    """Bytes of a billion frames in the shards, and as many again in embeddings.h5."""
+    """Bytes of a billion frames in shards; embeddings.h5 takes as much again."""
     sizes = {
         (row["models"].replace(" fp16", "").replace(" fp8", ""), dtype): _BILLION * size
         for row in results["lane_simulation"]["work"]
@@ -112,7 +112,7 @@ def storage_rows(results: Results) -> Iterator[Json]:
 
 
 def preparing_rows(results: Results) -> Iterator[Json]:
-    """What one process does before the first lane."""
+    """Work of one process before the first lane."""
     found = results["lane_simulation"]["preparing"]
     hours = _BILLION / found["frames_per_second"] / 3600
     terabytes = FORMATS["TB"](_BILLION * found["frame_store_bytes_per_frame"])
@@ -123,7 +123,7 @@ def preparing_rows(results: Results) -> Iterator[Json]:
 
 
 def waste_table(results: Results, **server: float) -> str:
-    """Share of GPU time that is wasted, by GPUs and lane size; the best lane of a row is bold."""
+    """Wasted share of GPU time by GPUs and lane size; the best lane of a row is bold."""
     cases = _cases(results, **server)
     rows = []
     for gpus, group in _by_gpus(cases):
@@ -137,7 +137,7 @@ def waste_table(results: Results, **server: float) -> str:
 
 
 def failure_rows(results: Results) -> Iterator[Json]:
-    """How much failures add."""
+    """Additional waste from failures."""
     for failures in ("none", *results["lane_simulation"]["failures"]):
         for gpus, group in _by_gpus(_cases(results, failures=failures)):
             if gpus in (8, 100, 1000):
@@ -146,7 +146,7 @@ def failure_rows(results: Results) -> Iterator[Json]:
 
 
 def best_rows(results: Results) -> Iterator[Json]:
-    """The best lane for runs and pools of several sizes, and what whole rounds of lanes would give."""
+    """The best lane for several sizes of runs and pools, and for whole rounds of lanes."""
     rate = results["lane_simulation"]["work"][0]["frames_per_second"]
     for frames in dict.fromkeys(case["frames"] for case in results["lane_simulation"]["simulations"]):
         rounds = dict(_by_gpus(_cases(results, frames=frames, whole_rounds=True)))
@@ -161,7 +161,7 @@ def best_rows(results: Results) -> Iterator[Json]:
 
 
 def assumption_rows(results: Results) -> Iterator[Json]:
-    """What went into the simulation."""
+    """Assumptions of the simulation."""
     found = results["lane_simulation"]
     sources = {"load_seconds": "scaling_3B", "weights_seconds": "assumed", "start_seconds": "the three above"}
     for name, value in found["lane"].items():
@@ -174,7 +174,7 @@ def assumption_rows(results: Results) -> Iterator[Json]:
 
 
 def command_rows(results: Results) -> Iterator[Json]:
-    """How the files were made."""
+    """Commands that made the files."""
     measured = results["lane_overhead"]
     versions = ", ".join(f"{name} {number}" for name, number in measured["versions"].items())
     where = f"{measured['machine']} (load {measured['load_average'][1]:.1f}); {versions}"

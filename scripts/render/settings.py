@@ -1,4 +1,4 @@
-"""Tables of docs/configuration.md, from the command line itself: every setting of every command."""
+"""Tables of docs/configuration.md, from the command line: every setting of every command."""
 
 import re
 from typing import Final
@@ -11,12 +11,12 @@ from virnuc_cli.main import cli
 from virnuc_core.env_config import VARIABLES
 from virnuc_core.versions import KNOWN_VERSIONS, OLDEST_DRIVER
 
-# Help ends with what holds when nothing is given: "Where to compute [auto]."
+# Help ends with the default: "Where to compute [auto]."
 _HELP: Final = re.compile(r"(?P<meaning>.*?)(?: \[(?P<default>.*)\])?\.?", re.DOTALL)
 
 
 def settings_tables(_: Results) -> str:
-    """One table for each command that has settings."""
+    """One table per command with settings."""
     tables = []
     for path, command in iter_commands(cli):
         if rows := [_row(path, key, option) for key, option in settings_of(command).items()]:
@@ -47,13 +47,13 @@ def _row(path: CommandPath, key: str, option: click.Option) -> tuple[str, ...]:
 
 
 def variables_table(_: Results) -> str:
-    """The environment variables that are no flag's."""
+    """Environment variables without a flag."""
     rows = ((f"`{variable.name}`", variable.meaning, variable.default) for variable in VARIABLES)
     return markdown("variable|meaning|default", rows)
 
 
 def versions_table(_: Results) -> str:
-    """The versions that are known to work."""
+    """The supported versions."""
     rows = (
         (
             known.package + (" (optional)" if known.is_optional else ""),

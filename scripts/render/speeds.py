@@ -1,7 +1,7 @@
-"""The speeds that `virnuc models list` shows, put together from the result files.
+"""The speeds that `virnuc models list` shows, from the result files.
 
-Forward passes over sequences of one length (166 residues, 500 bases) on one device; of each model, precision and device
-the first result by name of its file.
+Forward passes over sequences of one length (166 residues, 500 bases) on one device; per model, precision and device the
+first result by file name.
 """
 
 import json
@@ -58,5 +58,5 @@ def _cpu_speeds(result: str, document: Json) -> Iterator[MeasuredSpeed]:
 
 
 def _three_digits(value: float) -> int:
-    """What a figure from another machine is worth."""
+    """The precision that a number from another machine deserves."""
     return int(round(value, 3 - len(str(int(value)))))

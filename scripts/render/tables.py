@@ -1,7 +1,7 @@
-"""Tables of Markdown from result files, and their places in a page.
+"""Markdown tables from result files, and their places in a page.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. Its cells are format strings over a row, with the formats
-of Python and those of `FORMATS`; a value of None gives an empty cell.
+A table is placed between `<!-- NAME -->` and `<!-- /NAME -->`. Its cells are format strings over a row, with Python's
+formats and those of `FORMATS`; None gives an empty cell.
 """
 
 import json
@@ -49,18 +49,18 @@ _CELLS: Final = _Cells()
 
 @cache
 def load_results() -> Results:
-    """Every result file by its name without suffix, those of `reliability` under "reliability/NAME"."""
+    """Every result file by its stem, those of `reliability` as "reliability/NAME"."""
     paths = sorted(RESULTS.glob("*.json")) + sorted(RESULTS.glob("reliability/*.json"))
     return {str(path.relative_to(RESULTS).with_suffix("")): json.loads(path.read_text()) for path in paths}
 
 
 def of_kind(results: Results, kind: str) -> Iterable[tuple[str, Json]]:
-    """The results that say of themselves that they are of a kind, by name."""
+    """Results of a kind, by name."""
     return ((name, result) for name, result in results.items() if result.get("kind") == kind)
 
 
 def table(header: str, cells: str, rows: Callable[[Results], Rows]) -> MakeTable:
-    """A table of rows that are made from the results; columns are separated by `|`."""
+    """A table of rows made from the results; columns are separated by `|`."""
 
     def make(results: Results) -> str:
         made = [cell_row(cells, row) for row in rows(results)]
@@ -85,7 +85,7 @@ def fill(page: str, tables: Mapping[str, MakeTable], results: Results) -> str:
     """The page with its tables filled in.
 
     Raises:
-        ValueError: it lacks the place of a table.
+        ValueError: it has no place for a table.
     """
     for name, make in tables.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)

@@ -1,7 +1,7 @@
-"""The outputs in docs/tutorial.md, by running its commands.
+"""The outputs in docs/tutorial.md, from running its commands.
 
-Blocks marked `bash` and `python` are run one after another in a folder that holds `examples/`; a block marked `text` after one is what
-it prints. Blocks with other marks are for reading. A test runs the same and compares.
+Blocks marked `bash` and `python` run in order in a folder that holds `examples/`; a following `text` block is their output.
+Other blocks are not run. A test runs the same and compares.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from virnuc_cli.main import main as virnuc
 PAGE: Final = ROOT / "docs" / "tutorial.md"
 
 _BLOCK: Final = re.compile(r"^```(?P<mark>\w+)\n(?P<body>.*?)^```\n", re.DOTALL | re.MULTILINE)
-# What is another on each machine, and each time.
+# Output that varies between machines and runs.
 _VOLATILE: Final = (
     (re.compile(r"[\d,.]+ (sequences|residues)/s"), r"N \1/s"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "HASH"),
@@ -36,9 +36,8 @@ class Step:
 
     Attributes:
         mark: "bash" or "python".
-        body: its lines.
-        shown: what the page says it prints; None where it says nothing.
-        place: where that stands in the page.
+        shown: expected output; None where the page has none.
+        place: position of the output in the page.
     """
 
     mark: str
@@ -62,11 +61,7 @@ def steps(text: str) -> Iterator[Step]:
 
 
 def run(step: Step, names: dict[str, Any]) -> str:
-    """Runs one block in the present folder and gives its standard output.
-
-    Args:
-        step: the block.
-        names: what the blocks of Python before it have left behind.
+    """Runs one block in the current folder and returns its stdout; `names` holds the variables of earlier Python blocks.
 
     Raises:
         RuntimeError: a command failed.
@@ -82,14 +77,14 @@ def run(step: Step, names: dict[str, Any]) -> str:
 
 
 def stable(text: str) -> str:
-    """The text without what is another each time."""
+    """The text without parts that vary between runs."""
     for pattern, instead in _VOLATILE:
         text = pattern.sub(instead, text)
     return text
 
 
 def _commands(body: str) -> Iterator[str]:
-    """The commands of a block: its lines, those of a here-document together."""
+    """The commands of a block: its lines, with here-documents in one piece."""
     lines = iter(body.splitlines())
     for line in lines:
         command = [line]
@@ -102,7 +97,7 @@ def _commands(body: str) -> Iterator[str]:
 
 
 def _run_command(command: str) -> None:
-    """Runs virnuc in this process, which has what it needs in memory, and anything else in a shell."""
+    """Runs virnuc in this process, which has loaded its imports, and anything else in a shell."""
     program, *arguments = shlex.split(command) if "\n" not in command else [""]
     if program == "virnuc":
         if code := virnuc(arguments):
@@ -116,7 +111,7 @@ def _run_command(command: str) -> None:
 
 @contextlib.contextmanager
 def in_folder_with_examples() -> Iterator[Path]:
-    """A temporary folder with what a clone has and the page uses, as the present one."""
+    """Changes to a temporary folder with the files of a clone that the page uses."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="virnuc-tutorial-") as folder:
         shutil.copytree(ROOT / "examples", Path(folder, "examples"))
@@ -128,7 +123,7 @@ def in_folder_with_examples() -> Iterator[Path]:
 
 
 def render(text: str) -> str:
-    """Runs all blocks, and gives the page with what they print now."""
+    """Runs all blocks and returns the page with their current output."""
     names: dict[str, Any] = {}
     shift = 0
     with in_folder_with_examples():

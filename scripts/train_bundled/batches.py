@@ -1,4 +1,4 @@
-"""Tokenized frames on the device, drawn by weight."""
+"""Tokenized frames on the device, sampled by weight."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -24,7 +24,7 @@ class DeviceTokens:
 
     @classmethod
     def build(cls, columns: list[TokenColumn], device: torch.device) -> Self:
-        """The columns one after another."""
+        """Concatenates the columns."""
         ids = torch.from_numpy(np.concatenate([c.input_ids for c in columns]).astype(np.int16))
         lengths = np.concatenate([c.num_tokens for c in columns])
         return cls(ids.to(device), np.concatenate([[0], np.cumsum(lengths)]))
@@ -43,7 +43,7 @@ class DeviceTokens:
 
 @dataclass(frozen=True, slots=True)
 class FrameSet:
-    """F open frames of chunks of one length, with labels.
+    """F stop-free frames of chunks of one length, with labels.
 
     Attributes:
         labels: int64 (F,) 1 for virus, on the device.
@@ -51,7 +51,7 @@ class FrameSet:
         chunk: int64 (F,) chunk of each frame; distinct between the parts it was built from.
         record: int64 (F,) genome of each frame.
         cumulative: float64 (F,) cumulative sampling weights, ending at 1.
-        num_chunks: all chunks, those without an open frame included.
+        num_chunks: all chunks, including those without a stop-free frame.
     """
 
     chunk_length: int
@@ -85,7 +85,7 @@ class FrameSet:
         )
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Rows drawn by weight, with replacement."""
+        """Rows sampled by weight, with replacement."""
         rows = np.searchsorted(self.cumulative, rng.random(count), side="right")
         return np.minimum(rows, len(self.cumulative) - 1)
 

@@ -1,4 +1,4 @@
-"""Labelled genomes -> tokenized open frames, in memory, for training and evaluation."""
+"""Labelled genomes -> tokenized stop-free frames, in memory, for training and evaluation."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,13 @@ SPECIAL_TOKENS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Genomes:
-    """Records with their labels.
+    """Labelled records.
 
     Attributes:
         bases: upper-case sequences of R records.
         class_names: the taxonomic classes, "viral" among them.
         classes: int64 (R,) index into class_names.
-        groups: int64 (R,) records that are related share a group (family or genus, as far as known).
+        groups: int64 (R,) related records share a group (family or genus, as far as known).
     """
 
     bases: ByteColumn
@@ -43,7 +43,7 @@ class Genomes:
         return np.asarray(self.classes == self.class_names.index(VIRAL))
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Genomes":
-        """The given records only."""
+        """Selects records."""
         return Genomes(
             bases=self.bases.take(rows),
             class_names=self.class_names,
@@ -54,15 +54,13 @@ class Genomes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedFrames:
-    """F open frames of chunks of one length, tokenized for both models.
+    """F stop-free frames of chunks of one length, tokenized for both models.
 
     Attributes:
         chunk_length: bp.
-        protein: ESM-2 tokens.
-        dna: DNABERT-S tokens.
         record: int64 (F,) row of the genome.
         chunk: int64 (F,) number of the chunk, ascending.
-        num_chunks: all chunks, those without an open frame included.
+        num_chunks: all chunks, including those without a stop-free frame.
     """
 
     chunk_length: int
@@ -73,7 +71,7 @@ class TokenizedFrames:
     num_chunks: int
 
     def take(self, rows: npt.NDArray[np.int64]) -> "TokenizedFrames":
-        """The given frames only."""
+        """Selects frames."""
         return replace(
             self,
             protein=_take_tokens(self.protein, rows),
@@ -91,9 +89,7 @@ def _take_tokens(tokens: TokenColumn, rows: npt.NDArray[np.int64]) -> TokenColum
 def load_genomes(fasta: Path, table: Path) -> Genomes:
     """Reads records and their labels.
 
-    Args:
-        fasta: FASTA, plain or compressed.
-        table: tab-separated with columns id, class, family and organism, one row a record.
+    The table is tab-separated with columns id, class, family and organism, one row per record.
     """
     with table.open(newline="") as handle:
         labels = {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
@@ -128,7 +124,7 @@ def tokenized_frames(
     """Chunks, translates and tokenizes every record, starting `shift` bp into it.
 
     With shift 0 the chunks are exactly those of a prediction run. `recoded` holds the shares of codons and
-    of residues that `recode` draws anew.
+    residues that `recode` resamples.
     """
     record, starts, ends = _chunks(genomes, chunk_length, shift)
     frames = open_frames(genomes.bases.data, starts, ends)
@@ -148,7 +144,7 @@ def tokenized_frames(
 def tokenized_closed_chunks(
     genomes: Genomes, chunk_length: int, tokenizer: DnabertTokenizer, shift: int = 0
 ) -> TokenizedFrames:
-    """The chunks without an open frame, as a run with a head for DNA alone has them; their proteins are empty."""
+    """The chunks without a stop-free frame, as in a run with a DNA-only head; their proteins are empty."""
     record, starts, ends = _chunks(genomes, chunk_length, shift)
     frames = open_frames(genomes.bases.data, starts, ends)
     rows = with_closed_chunks(frames, genomes.bases.data, starts, ends)

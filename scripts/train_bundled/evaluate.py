@@ -1,4 +1,4 @@
-"""Measures a bundle on frames that it was not trained on, by the code that runs compute with."""
+"""Evaluates a bundle on held-out frames, with the code of a run."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.ND
 
 
 def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
-    """Those of the DNA model alone, fp32 (F, D_dna)."""
+    """Features of the DNA model only, fp32 (F, D_dna)."""
     return _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
 
 
@@ -48,7 +48,7 @@ def _vectors(folder: Path, family: Family, tokens: TokenColumn, device: str) -> 
 
 
 def evaluate(bundle: Path, chunk_length: int, genomes: Genomes, device: str) -> dict[str, object]:
-    """AUROC, average precision and accuracy over the chunks with an open frame."""
+    """AUROC, average precision and accuracy over the chunks with a stop-free frame."""
     tokenizer = DnabertTokenizer(bundle / "dnabert_tiny" / "tokenizer.json")
     frames = tokenized_frames(genomes, chunk_length, tokenizer)
     features = torch.from_numpy(frame_features(bundle, frames, device))

@@ -1,4 +1,4 @@
-"""Writes the trained pair in the layouts that anyone can load: ESM-2 as transformers has it, DNABERT-S as its authors do."""
+"""Exports the trained pair in published layouts: ESM-2 as in transformers, DNABERT-S as by its authors."""
 
 import json
 from pathlib import Path

@@ -38,14 +38,14 @@ class HeadSettings:
     """Everything that decides a head, apart from the vectors.
 
     Attributes:
-        draws: how far into each genome its chunks begin, in bp, and how many of their frames are drawn.
+        draws: offset of the chunks in each genome, in bp, and the number of their frames to sample.
         group_power: see `sample_weights`.
-        trainer: the fit.
-        relatives: frames for the temperature of a head for open frames: from how far into each genome, how many, and
-            the shares of codons and of residues that are drawn anew. The models have seen all of these genomes and are
-            surer of them than of others, so the temperature is fitted to made relatives of their frames.
-        held_out: share of the groups of a class that a head for DNA alone is stopped and calibrated by; chunks without an
-            open frame have not been seen by the models, and have no codons to be drawn anew.
+        trainer: hyperparameters.
+        relatives: frames for the temperature of a head for stop-free frames: offset in each genome, number, and the shares
+            of codons and residues to resample. The models have been trained on all of these genomes and are overconfident
+            on them, so the temperature is fitted to synthetic relatives of their frames.
+        held_out: share of the groups of a class for early stopping and calibration of a DNA-only head; the models have
+            not seen chunks without a stop-free frame, which have no codons to resample.
     """
 
     draws: tuple[tuple[int, int], ...] = ((137, 20_000), (0, 40_000), (61, 40_000))
@@ -57,7 +57,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What heads are fitted to: models, genomes, chunk length in bp, and the device to compute vectors on."""
+    """Inputs of a fit: models, genomes, chunk length in bp, and the device for the vectors."""
 
     bundle: Path
     train: dataset.Genomes
@@ -72,7 +72,7 @@ class Source:
     def draw(
         self, frames: dataset.TokenizedFrames, size: int, group_power: float, seed: int
     ) -> dataset.TokenizedFrames:
-        """So many of the frames, related ones less often than their number says."""
+        """Samples `size` frames, with related ones downweighted."""
         is_viral, groups = self.train.is_viral[frames.record], self.train.groups[frames.record]
         weights = sample_weights(is_viral, groups, group_power)
         rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def drawn_vectors(
     tokenized: Callable[..., dataset.TokenizedFrames],
     features_of: Callable[[Path, dataset.TokenizedFrames, str], npt.NDArray[np.float32]],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Features (n, D) of all draws, and the record (n,) of each."""
+    """Features (n, D) of all samples, and the record (n,) of each."""
     features, records = [], []
     for shift, size in settings.draws:
         frames = tokenized(source.train, source.chunk_length, source.tokenizer, shift)
@@ -97,14 +97,14 @@ def drawn_vectors(
 
 
 def fit_for_frames(source: Source, settings: HeadSettings) -> MLPClassifier:
-    """A head for open frames, not yet calibrated."""
+    """A head for stop-free frames, not yet calibrated."""
     features, records = drawn_vectors(source, settings, dataset.tokenized_frames, frame_features)
     vectors = _drawn_by_weight(features, source.train.is_viral[records])
     return train_head(vectors, None, settings.trainer).classifier
 
 
 def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> float:
-    """Cools a head for open frames, and gives the temperature."""
+    """Applies temperature scaling to a head for stop-free frames, and returns the temperature."""
     shift, size, recoded, substituted = settings.relatives
     frames = dataset.tokenized_frames(
         source.train, source.chunk_length, source.tokenizer, shift, (recoded, substituted)
@@ -118,7 +118,7 @@ def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> fl
 
 
 def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
-    """A head for chunks without an open frame, and its temperature."""
+    """A head for chunks without a stop-free frame, and its temperature."""
     groups = np.unique(source.train.groups)
     held = np.random.default_rng(0).choice(groups, round(settings.held_out * len(groups)), replace=False)
     features, records = drawn_vectors(source, settings, dataset.tokenized_closed_chunks, dna_features)
@@ -129,7 +129,7 @@ def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassi
 
 
 def _drawn_by_weight(features: npt.NDArray[np.float32], is_viral: npt.NDArray[np.bool_]) -> LabelledVectors:
-    """Vectors that were drawn by their weights already."""
+    """Vectors already sampled by weight."""
     return LabelledVectors(
         features=features, is_viral=is_viral, weights=np.full(len(is_viral), 1 / len(is_viral))
     )

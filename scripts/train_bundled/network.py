@@ -1,4 +1,4 @@
-"""The two small models and everything that is only there while they are trained.
+"""The two small models and their training-only parts.
 
 Shape legend: B frames in a batch, T tokens, D width of a model, V vocabulary.
 """
@@ -62,7 +62,7 @@ class MaskedTokenHead(nn.Module):
 
 
 class TinyPair(nn.Module):
-    """ESM-2, DNABERT-S and one classifier a chunk length, with the auxiliary heads of the training."""
+    """ESM-2, DNABERT-S and one classifier per chunk length, with the auxiliary heads for training."""
 
     def __init__(self, chunk_lengths: tuple[int, ...], num_classes: int, dropout: float) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TinyPair(nn.Module):
 
 
 def mask_tokens(tokens: Tokens, mask_id: int, random_ids: tuple[int, int]) -> tuple[Tokens, Tensor]:
-    """Hides tokens of about three in four sequences, at a rate drawn for each one from 0.05..0.3.
+    """Masks tokens of about three in four sequences, at a rate sampled for each one from 0.05..0.3.
 
     One in ten of the chosen tokens becomes a random token of the range `random_ids` instead of the
     mask, and one in ten stays.
@@ -124,7 +124,7 @@ def masked_token_losses(
     hidden: tuple[Tensor, Tensor],
     chosen: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Mean cross-entropy of the hidden tokens, protein plus DNA."""
+    """Mean cross-entropy of the masked tokens, protein plus DNA."""
     embeddings = (model.esm2.embed_tokens.weight, model.dnabert.word_embeddings.weight)
     heads = (model.esm2_mlm, model.dnabert_mlm)
     losses = [

@@ -1,6 +1,6 @@
-"""Made relatives of real frames: synonymous codons and similar residues, each frame with its own taste for G and C.
+"""Synthetic relatives of real frames: synonymous codons and similar residues, with a random GC preference per frame.
 
-A model that is trained on them cannot lean on the codon usage or the base composition of the genomes it saw.
+A model trained on them cannot rely on the codon usage or base composition of the training genomes.
 """
 
 import numpy as np
@@ -44,18 +44,16 @@ def _codon_weights(residues: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
 def recode(
     dna: ByteColumn, protein: ByteColumn, recoded: float, substituted: float, rng: np.random.Generator
 ) -> tuple[ByteColumn, ByteColumn]:
-    """Draws codons of each frame anew.
+    """Resamples the codons of each frame.
+
+    Frames with letters other than ACGT are unchanged; lengths always are.
 
     Args:
-        dna: the nucleotides of each frame, 3 a residue and up to one more.
+        dna: nucleotides of each frame, 3 per residue and up to one more.
         protein: their translations.
-        recoded: share of codons that are replaced by a synonymous one.
-        substituted: mean share of residues that are replaced by a similar one; each frame draws its own
-            between 0 and twice that.
-        rng: source of all draws.
-
-    Returns:
-        DNA and proteins of the same lengths. Frames with other letters than ACGT are left as they are.
+        recoded: share of codons replaced by a synonymous one.
+        substituted: mean share of residues replaced by a similar one; each frame samples its own from 0 to twice that.
+        rng: random generator.
     """
     residues = _residue_of_codons()
     log_weights = _codon_weights(residues)
@@ -71,7 +69,7 @@ def recode(
         swapped = rng.random(len(place)) < np.repeat(rng.uniform(0, 2 * substituted, len(rows)), lengths)
         taste = np.repeat(rng.normal(0, _GC_TASTE, len(rows)), lengths)
         chosen = np.flatnonzero(swapped | (rng.random(len(place)) < recoded))
-        # Gumbel noise on the log weights draws one codon in proportion to the weights.
+        # Gumbel-max trick: samples one codon in proportion to the weights.
         weights = log_weights[swapped[chosen].astype(int), protein.data[where[chosen]]]
         weights = weights + taste[chosen, None] * gc + rng.gumbel(size=weights.shape)
         codons = weights.argmax(1)

@@ -117,7 +117,7 @@ def fit(model: TinyPair, sets: list[FrameSet], settings: Settings, rng: np.rando
 
 
 def split_groups(genomes: dataset.Genomes, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and held-out rows: `share` of the groups, and the whole of one class."""
+    """Training and held-out rows: `share` of the groups, and one whole class."""
     groups = np.unique(genomes.groups)
     held = np.random.default_rng(seed).choice(groups, round(share * len(groups)), replace=False)
     out = np.isin(genomes.groups, held)

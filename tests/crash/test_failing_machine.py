@@ -1,4 +1,4 @@
-"""Folders that vanish, disks that are full and files that are cut while a run works with them."""
+"""Folders that vanish, full disks and truncated files during a run."""
 
 import os
 import resource
@@ -35,7 +35,7 @@ def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
 
 @contextmanager
 def no_file_larger_than(limit: int) -> Iterator[None]:
-    """What a full disk is to a process, but for the number of the error."""
+    """Simulates a full disk, except for the errno."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of a run; afterwards every file is byte for byte that of an undisturbed one."""
+"""SIGKILL during a run; after resuming, every file is byte-identical to that of an undisturbed run."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 
-# Runs a lane and says when a shard is done; its parent kills it then.
+# Runs a lane and reports finished shards, so that its parent can kill it.
 PARENT = """
 import multiprocessing, sys
 from pathlib import Path
@@ -48,7 +48,7 @@ def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, models: MadeModels, contigs: Path) -> dict[str, bytes]:
-    """Every file of an undisturbed run."""
+    """Files of an undisturbed run."""
     run = plan_run(tmp_path_factory.mktemp("undisturbed"), contigs, models.config(), shard_seconds=0.02)
     return finish(run)
 
@@ -59,7 +59,7 @@ def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
 
 
 def finish(run: MadeRun) -> dict[str, bytes]:
-    """Does what the same command does when it is given again; the bytes of every file then."""
+    """Resumes the run like a second call of the command; returns the bytes of every file."""
     run_lane(run.folder, pending_shards(run.folder, run.plan), "cpu")
     remove_shard_temporaries(run.folder, range(len(run.plan.shards)))
     aggregate(run.folder, run.plan, run.store)
@@ -69,7 +69,7 @@ def finish(run: MadeRun) -> dict[str, bytes]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has asked how."""
+    """Whether a process has ended; zombies count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def test_kill_the_parent(run: MadeRun, expected: dict[str, bytes], tmp_path: Pat
 
 @pytest.mark.slow
 def test_what_a_kill_in_mid_write_leaves(run: MadeRun, expected: dict[str, bytes]) -> None:
-    """Half-written files of every sort, and a shard that lost its end with the power."""
+    """Half-written files of every kind, and a shard truncated by a power failure."""
     run_lane(run.folder, (0, 1), "cpu")
     finals = (run.folder.embeddings, run.folder.contigs, run.folder.predictions)
     for path in (run.folder.shard(2), *finals):

@@ -1,4 +1,4 @@
-"""SIGKILL before every single change to the file system while a run is put in the place of another one."""
+"""SIGKILL before every single file-system change while a reprocessed run replaces the old one."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from tests.made_moves import begin_move, content, write_results
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
-# Forks a child for each line of its input.
+# Forks a child per input line.
 MOVER = """
 import os, signal, sys
 from pathlib import Path
@@ -60,7 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun:
-    """A finished run with a whole one beside it that it is moved to; tests work on copies."""
+    """A finished run with a complete successor beside it; tests work on copies."""
     folder = tmp_path_factory.mktemp("run")
     contigs = write_contigs(folder / "in.fa", 16)
     made = plan_run(folder / "run", contigs, models.config(), shard_seconds=0.02)
@@ -84,7 +84,7 @@ def copy_of(run: MadeRun, root: Path) -> RunFolder:
 
 
 class Mover:
-    """A process that moves runs in children of its own, which are killed before one of their changes to files."""
+    """Moves runs in child processes, which are killed before one of their file changes."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -96,12 +96,9 @@ class Mover:
         )
 
     def is_killed(self, folder: RunFolder, what: str, after: int) -> bool:
-        """Whether it was killed after so many changes, and not done by then.
+        """Whether it was killed after `after` changes, before it was done.
 
-        Args:
-            folder: the run that is moved.
-            what: "move" a run to its next one, or "open" it, as the next command does.
-            after: changes that are still made.
+        `what` is "move" (replace a run by its successor) or "open" (what the next command does).
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -109,7 +106,6 @@ class Mover:
         return {"killed": True, "done": False}[self._process.stdout.readline().strip()]
 
     def stop(self) -> None:
-        """Ends it."""
         self._process.communicate(timeout=20)
 
 

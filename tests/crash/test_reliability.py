@@ -22,14 +22,13 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With what the programs would else start themselves over with."""
+    """Variables that the programs would otherwise re-execute themselves to set."""
     folder = tmp_path_factory.mktemp("shim")
     return {**os.environ, **(shim_environment(folder) if compiler() else LANE_ENVIRONMENT)}
 
 
 @pytest.fixture
 def measure(tmp_path: Path, request: pytest.FixtureRequest, environment: dict[str, str]) -> dict[str, Any]:
-    """The report of one of the programs."""
     name, *arguments = request.param
     out = tmp_path / "report.json"
     command = [sys.executable, "-m", f"benchmarks.reliability.{name}", *arguments, "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Small random checkpoints, sequences to run them on, and one Prefect server for all flow tests."""
+"""Small random checkpoints, input sequences, and one Prefect server for all flow tests."""
 
 import json
 import multiprocessing
@@ -43,8 +43,6 @@ DNABERT_SPEC = ModelSpec(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """Paths of two models and of heads for them."""
-
     esm: Path
     dnabert: Path
     head: Path
@@ -52,7 +50,7 @@ class Checkpoints:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What makes `virnuc predict` use them."""
+        """`virnuc predict` flags."""
         models = ("--esm-model", str(self.esm), "--dnabert-model", str(self.dnabert))
         return (*models, "--head", str(self.head), "--devices", "cpu")
 
@@ -78,7 +76,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 def _random_tensors(spec: ModelSpec) -> dict[str, torch.Tensor]:
-    """Every parameter under the names of a published folder."""
+    """All parameters, named as in published folders."""
     layout = TRANSFORMERS_ESM if spec.family == "esm2" else DNABERT
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in parameter_shapes(spec).items():
@@ -105,7 +103,7 @@ def _config(spec: ModelSpec) -> dict[str, object]:
 
 
 def _tokenizer() -> Tokenizer:
-    """Bases, pairs and four-letter words, in the form of a published DNABERT-S tokenizer."""
+    """Bases, pairs and 4-mers, in the format of a published DNABERT-S tokenizer."""
     specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
     pairs = [(a, b) for a in "ACGT" for b in "ACGT"]
     words = [(f"{a}{b}", f"{b}{a}") for a, b in pairs]
@@ -122,7 +120,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def random_dna(length: int, seed: int) -> str:
-    """Bases without a stop in their first frame, so that every chunk of 3k bases has an open frame."""
+    """Bases without a stop in frame 1, so that every chunk of 3k bases has a stop-free frame."""
     generator = random.Random(seed)
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     stops = {"TAA", "TAG", "TGA"}
@@ -131,7 +129,7 @@ def random_dna(length: int, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven contigs; one is rejected, and one has no open frame."""
+    """Seven contigs; one is rejected, and one has no stop-free frame."""
     path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
     records = [(f"contig_{i} made", random_dna(900 + 300 * i, seed=i)) for i in range(5)]
     records += [("closed", "TAATTAGTTAATTAGTTAA" * 6), ("not_dna", "QQQQQQQQQQQQEFILPQEFILPQ")]
@@ -152,7 +150,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks the lanes of this process; how they are started afresh is for tests/unit, tests/crash and tests/production."""
+    """Forks lanes from this process; tests/unit, tests/crash and tests/production test spawned ones."""
     get_context = multiprocessing.get_context
     monkeypatch.setattr(
         multiprocessing,
@@ -163,17 +161,16 @@ def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are half of the work of a small run; where they are looked at, this is overridden."""
+    """Plots take half the time of a small run; overridden where they are tested."""
     monkeypatch.setattr(TrackedRun, "log_figure", lambda *_: None)
 
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """One temporary server for all flow runs of the session."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing.utilities import prefect_test_harness
 
-    # As in a run from the command line: ending the heartbeat takes a second for each flow and lane.
+    # As on the command line: ending the heartbeat takes a second per flow and lane.
     no_heartbeat = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
     with prefect_test_harness(server_startup_timeout=120), no_heartbeat:
         yield
@@ -181,15 +178,13 @@ def prefect_server() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command line gave."""
-
     code: int
     out: str
     err: str
 
 
 class CommandLine:
-    """Runs `virnuc` in this process and keeps what it said."""
+    """Runs `virnuc` in this process and captures its output."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
@@ -208,10 +203,9 @@ def virnuc(capfd: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture
 def virnuc_flows(prefect_server: None, virnuc: CommandLine) -> CommandLine:
-    """The command line with a Prefect server at hand."""
     return virnuc
 
 
 def rows(path: Path) -> Sequence[Sequence[str]]:
-    """The lines of a table, split at tabs."""
+    """Lines of a TSV file."""
     return [line.split("\t") for line in path.read_text().splitlines()]

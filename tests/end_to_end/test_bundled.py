@@ -1,4 +1,4 @@
-"""The bundled models, as somebody runs them who gives no flag at all."""
+"""The bundled models, without any flags."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Settings from flags, variables, files, presets and defaults, as a person meets them."""
+"""Settings from flags, variables, files, presets and defaults."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`virnuc deploy`: the models of the nightly batch are checked when it is deployed, and are what it runs."""
+"""`virnuc deploy`: the models of the nightly run are validated on deployment and then used."""
 
 import json
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
     [report] = out.glob("sample*/run.json")
     assert json.loads(report.read_text())["head"]["location"] == str(checkpoints.head)
 
-    # Models go together: naming one of them leaves nothing of the others, and naming none leaves all.
+    # Models are set together: naming one resets the others, naming none keeps all.
     assert note_of_nightly(virnuc_flows, "--cron", "0 3 * * *").startswith(
         "pool virnuc-runs, 0 3 * * * UTC, esm_model"
     )

@@ -1,4 +1,4 @@
-"""`virnuc doctor` in good and in made-bad environments."""
+"""`virnuc doctor` in working and in broken environments."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def closed_port() -> int:
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    # What Prefect is told is taken back at the end of the test.
+    # Restores Prefect's settings after the test.
     monkeypatch.setattr(os, "environ", os.environ.copy())
     reload()
 
@@ -89,8 +89,6 @@ def test_servers_that_do_not_answer(
 
 
 class OldPrefect(BaseHTTPRequestHandler):
-    """A server of an older version."""
-
     def do_GET(self) -> None:
         body = b'"3.1.0"' if self.path.endswith("/admin/version") else b"true"
         self.send_response(200)
@@ -188,7 +186,7 @@ def test_what_cannot_be_compared(model: str, code: int, message: str, virnuc: Co
 def test_vectors_that_differ_have_an_exit_code(
     virnuc: CommandLine, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Bounds that no rounding meets.
+    # Bounds that rounding never meets.
     monkeypatch.setattr(comparison, "_LEAST_COSINES", {"fp32": 1.1})
     result = virnuc("doctor", "--compare", data_dir / "golden" / "esm2" / "esm2_t4_made.pt")
     assert result.code == 5

@@ -1,4 +1,4 @@
-"""`virnuc embed`: one vector a sequence, for either family."""
+"""`virnuc embed`: one vector per sequence, for both model families."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lanes: several at once, one that is killed, and one that fails for good."""
+"""Lanes: several in parallel, a killed one, and one that fails for good."""
 
 import multiprocessing
 import os
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 @pytest.fixture
 def config(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    # Seventeen frames in a handful of shards.
+    # Seventeen frames in a few shards.
     monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 4)
     return RunConfig(
         esm_model=str(checkpoints.esm), dnabert_model=str(checkpoints.dnabert), head=str(checkpoints.head)
@@ -51,7 +51,7 @@ def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
 
 
 def starts_of(folder: RunFolder) -> list[LaneStarted]:
-    """The processes of all lanes, in the order of their journals."""
+    """Started lane processes, by journal."""
     entries = [entry for path in sorted(folder.lanes.iterdir()) for entry in JournalTail(path).read_new()]
     return [entry.event for entry in entries if isinstance(entry.event, LaneStarted)]
 
@@ -83,7 +83,7 @@ def test_killed_lane_is_tried_again_and_keeps_its_finished_shards(
     num_shards = len(shard_bytes(folder))
     assert len(first.shards) == num_shards
     assert 0 < len(again.shards) < num_shards
-    # A shard that was on the disk, but not told of when the process was killed, is in no report.
+    # A shard that was written but not yet in the journal when the process was killed is in no report.
     assert {*again.shards} <= {shard.shard for shard in report.shards} <= {*first.shards}
 
 

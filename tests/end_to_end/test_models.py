@@ -1,4 +1,4 @@
-"""`virnuc models`: a real hub server on this machine, a folder carried elsewhere, and runs with what came of it."""
+"""`virnuc models`: a local model hub, a folder copied to another machine, and runs on the results."""
 
 import json
 import os
@@ -22,7 +22,7 @@ REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
 
 
 def made_8m() -> dict[str, bytes]:
-    """A repository with the architecture of the published model and random weights in half precision."""
+    """A repository with the published architecture and random half-precision weights."""
     spec = SMALLEST.spec
     tensors = {}
     for name, values in random_state_dict(spec, "cpu").items():
@@ -57,7 +57,7 @@ def hub(repository: dict[str, bytes]) -> Iterator[str]:
 def models(
     home: Path, endpoint: str, *commands: tuple[str | Path, ...]
 ) -> list[tuple[int, dict[str, object]]]:
-    """`virnuc models` in a process of its own, because the hub's client reads its settings once."""
+    """In a separate process, because the hub client reads its settings once."""
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
     calls = [["models", *map(str, command), "--json"] for command in commands]
     program = (
@@ -103,7 +103,7 @@ def test_a_model_is_pulled_carried_and_used(
     code, document = verified
     assert code == 0
     assert [model["fingerprint"] for model in document["models"]] == [pulled["fingerprint"]] * 2
-    # The other machine has the folder alone.
+    # The other machine has only the folder.
     assert virnuc("models", "verify", copy).code == 0
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")

@@ -1,4 +1,4 @@
-"""Nights over an inbox: what is new becomes a run, and nothing else gets in its way."""
+"""Nightly runs over an inbox: each new file becomes a run, whatever else happens."""
 
 import asyncio
 import gzip
@@ -32,7 +32,7 @@ OLD = 1_000_000_000.0
 
 
 class Inbox:
-    """An inbox, and nights over it."""
+    """An inbox and its nightly runs."""
 
     def __init__(self, root: Path, checkpoints: Checkpoints) -> None:
         self.folder, self.out = root / "inbox", root / "out"
@@ -120,7 +120,7 @@ def test_night_computes_what_is_new_and_leaves_the_rest(inbox: Inbox, mlflow_cli
 
 
 def check_tracking(client: MlflowClient) -> None:
-    """One run for the night, and in it one for each run of predict, also for that over the bad file if it got so far."""
+    """One MLflow run per nightly run, with a child per predict run, even over a bad file that got so far."""
     experiment = client.get_experiment_by_name("virnuc")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
@@ -147,7 +147,7 @@ def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbo
     inbox.put("a.fa", fasta(1))
     inbox.put("b.fa", fasta(2), modified=OLD + 1)
     assert inbox.night().is_completed()
-    # The first run loses its end, and another program holds its folder.
+    # The first run loses its last files, and another program locks its folder.
     [run] = inbox.out.glob("a-*")
     shards = {path: path.stat().st_mtime_ns for path in (run / "shards").iterdir()}
     (run / "run.json").unlink()
@@ -167,7 +167,7 @@ def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbo
 
 @pytest.mark.slow
 def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
-    """Its lock is free at once, and its finished shards are kept."""
+    """Its lock is released, and its finished shards are kept."""
     records = [f">contig_{seed}\n{random_dna(3000, seed)}\n" for seed in range(60)]
     inbox.put("a.fa", "".join(records).encode())
     inbox.settings = inbox.settings.model_copy(update={"engine": "reference", "shard_seconds": 0.001})

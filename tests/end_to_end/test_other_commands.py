@@ -1,4 +1,4 @@
-"""The commands that need no flow: frames, score, inspect; and how the command line itself behaves."""
+"""Commands without a flow (frames, score, inspect), and the command line itself."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Lanes in a work pool: a real server, and workers that are threads of this process."""
+"""Lanes in a work pool: a real server, with threads of this process as workers."""
 
 import logging
 import threading
@@ -78,12 +78,12 @@ def computed(root: str, mode: str) -> list[LaneReport]:
 
 
 def work_on(run: FlowRun) -> None:
-    """What the process of a worker does."""
+    """Stands in for a worker's process."""
     run_flow(plan_run if run.name.startswith("plan ") else embed_lane, flow_run=run, return_type="state")
 
 
 class Worker(threading.Thread):
-    """Does one run after another, until the block ends."""
+    """Executes runs one after another until the block ends."""
 
     def __init__(self, do: Callable[[FlowRun], None] = work_on) -> None:
         super().__init__(daemon=True)
@@ -135,7 +135,7 @@ def test_switches_are_those_of_who_asks_for_the_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The worker's own environment does not count, and that is said."""
+    """The worker's own environment is ignored, with a warning."""
 
     def work_elsewhere(run: FlowRun) -> None:
         with monkeypatch.context() as patch:

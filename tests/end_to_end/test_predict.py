@@ -1,4 +1,4 @@
-"""`virnuc predict` as a person runs it: results, resuming, refusing, and starting over."""
+"""`virnuc predict`: results, resuming, refusing, and starting over."""
 
 import json
 import os
@@ -314,7 +314,7 @@ def test_second_run_in_the_same_folder_is_kept_out(
 def test_interrupt_ends_every_process_and_says_so(
     checkpoints: Checkpoints, contigs: Path, tmp_path: Path
 ) -> None:
-    """A process of its own, with a temporary server as a person has it, ended by Ctrl-C in mid-run."""
+    """A separate process with a temporary server, interrupted by Ctrl-C during the run."""
     large = tmp_path / "large.fa"
     large.write_text("".join(f">c{i}\n{random_dna(30_000, seed=i)}\n" for i in range(60)))
     out = tmp_path / "run"
@@ -335,7 +335,7 @@ def test_interrupt_ends_every_process_and_says_so(
 
 
 def test_killed_run_leaves_no_server(checkpoints: Checkpoints, contigs: Path, tmp_path: Path) -> None:
-    """The server is in the process group of the run, which is empty only when both are gone."""
+    """The server is in the run's process group, which is empty only when both are gone."""
     flags = (*checkpoints.flags, "--engine", "reference")
     command = [
         sys.executable,

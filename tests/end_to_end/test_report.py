@@ -29,7 +29,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A headless Chromium: one that is installed, or playwright's own."""
+    """Headless Chromium: the installed one, or playwright's."""
     installed = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with sync_playwright() as playwright:
         if installed is None and not Path(playwright.chromium.executable_path).exists():
@@ -41,14 +41,14 @@ def browser() -> Iterator[Browser]:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A page with what its browser complained of and asked for."""
+    """A page, with its console errors and requests."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def rows(self) -> list[str]:
-        """Names in the rows that are in the document, from the top."""
+        """Names in the rows in the document, from the top."""
         names: list[str] = self.page.eval_on_selector_all(".open", "all => all.map(one => one.textContent)")
         return names
 
@@ -61,7 +61,7 @@ class Opened:
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
-    """Opens the report of a run that is made of contigs."""
+    """Opens the report of a run made of contigs."""
     opened: list[Opened] = []
 
     def open_report(

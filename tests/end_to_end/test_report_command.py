@@ -1,4 +1,4 @@
-"""`virnuc report`: the report of a finished run written anew."""
+"""`virnuc report`: rewrites the report of a finished run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`virnuc reprocess`: a run moved to other models, heads and settings, interrupted and gone on with."""
+"""`virnuc reprocess`: a run with other models, heads and settings, interrupted and resumed."""
 
 import json
 import os
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("fast_lanes")
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seventeen frames in a handful of shards, with the same bounds for every model."""
+    """Seventeen frames in a few shards, with the same bounds for every model."""
     monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 4)
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory, checkpoints: Checkpoints) -> dict[str, tuple[str, ...]]:
-    """Flags that move a run to something else."""
+    """Flags of other settings."""
     folder = tmp_path_factory.mktemp("others")
     large = make_esm2(folder / "esm2_large", num_layers=3, width=64)
     wide_head = make_head(folder / "wide_head.safetensors", 64 + 24, seed=4)
@@ -40,14 +40,14 @@ def others(tmp_path_factory: pytest.TempPathFactory, checkpoints: Checkpoints) -
 
 
 def predict_flags(checkpoints: Checkpoints, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags of `predict` for the run that a run is moved to."""
+    """`predict` flags of the equivalent new run."""
     flags = dict(zip(checkpoints.flags[::2], checkpoints.flags[1::2], strict=True))
     flags |= dict(zip(changes[::2], changes[1::2], strict=True))
     return tuple(part for pair in flags.items() for part in pair)
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its reports and its journals."""
+    """All files of a run except its reports and journals."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = {path: path.relative_to(folder).as_posix() for path in files}
     left_out = ("run.json", "report.html", "lanes/", ".virnuc.lock")

@@ -1,4 +1,4 @@
-"""What Prefect and MLflow keep of a run, and that a run does not depend on MLflow."""
+"""What Prefect and MLflow record of a run, and that a run does not depend on MLflow."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from virnuc_core import env_config
 
 @pytest.fixture(autouse=True)
 def _no_figures() -> None:
-    """They are drawn here."""
+    """Overrides the fixture: plots are drawn here."""
 
 
 def test_run_is_found_again_in_mlflow_and_in_prefect(
@@ -71,7 +71,6 @@ def test_run_is_found_again_in_mlflow_and_in_prefect(
 
 
 async def look_at_prefect(flow_run_id: str, mlflow_run_id: str) -> None:
-    """The page of the run, and that of its lane."""
     await APILogHandler.aflush()
     async with get_client() as client:
         flow_run = await client.read_flow_run(UUID(flow_run_id))

@@ -1,4 +1,4 @@
-"""`virnuc train` and `virnuc evaluate`: from labelled sequences to a head, its figures, and its calls."""
+"""`virnuc train` and `virnuc evaluate`: from labelled sequences to a head, its metrics and its calls."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_class(path: Path, gc: float, count: int, seed: int) -> Path:
-    """Records of one base composition, by which the made models can tell the classes apart."""
+    """Records of one base composition, by which the test models can separate the classes."""
     draws = random.Random(seed)
     with path.open("w") as file:
         for number in range(count):
@@ -51,7 +51,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def models(checkpoints: Checkpoints) -> tuple[str, ...]:
-    """The models alone, and chunks short enough to have open frames."""
+    """Only the models, with chunks short enough to have stop-free frames."""
     flags = dict(zip(checkpoints.flags[::2], checkpoints.flags[1::2], strict=True))
     del flags["--head"]
     return (*(part for pair in flags.items() for part in pair), "--chunk-length", "60")
@@ -63,7 +63,7 @@ def classes(labelled: Sequence[Path]) -> tuple[str, ...]:
 
 
 def content(head: Path) -> dict[str, bytes]:
-    """The head and all that is written about it."""
+    """The head and all files about it."""
     names = ("figures.json", "records.tsv", "roc.png", "reliability.png")
     about = {name: (Path(f"{head}.run") / "training" / name).read_bytes() for name in names}
     return about | {"head": head.read_bytes(), "card": head.with_suffix(".md").read_bytes()}
@@ -76,7 +76,7 @@ def trained(
     checkpoints: Checkpoints,
     labelled: tuple[Path, Path],
 ) -> Path:
-    """A head that was trained in one go."""
+    """A head from an uninterrupted run."""
     head = tmp_path_factory.mktemp("trained") / "made.safetensors"
     assert main(["train", *classes(labelled), "--out", str(head), *models(checkpoints), *FAST]) == 0
     return head
@@ -244,7 +244,7 @@ def test_a_head_for_dna_alone_scores_the_chunks_that_have_no_open_frame(
     labelled: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    # Short chunks of this composition always have an open frame.
+    # Short chunks of this composition always have a stop-free frame.
     flags = (*models(checkpoints)[:-1], "300")
     dna_head = tmp_path / "dna_alone.safetensors"
     chosen = ("--dna-alone", "--out", dna_head, *flags, *FAST)

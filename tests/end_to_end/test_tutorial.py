@@ -1,4 +1,4 @@
-"""The tutorial: its commands run as they stand there, and print what it says."""
+"""The tutorial: its commands run as written, and print what it shows."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 
 @pytest.fixture(scope="module")
 def names() -> Iterator[dict[str, Any]]:
-    """What the blocks of Python leave behind; all blocks are run in one folder."""
+    """Variables of the Python blocks; all blocks run in one folder."""
     with in_folder_with_examples():
         yield {}
 
@@ -35,6 +35,6 @@ def test_step(number: int, names: dict[str, Any], prefect_server: None) -> None:
         return
     shown = stable(step.shown)
     assert _NUMBER.sub("#", stable(printed)) == _NUMBER.sub("#", shown)
-    # Another processor may round the last digits otherwise.
+    # The last digits depend on the processor.
     ours, theirs = (np.array(_NUMBER.findall(text), float) for text in (stable(printed), shown))
     np.testing.assert_allclose(ours, theirs, atol=2e-3)

@@ -1,4 +1,4 @@
-"""A short version of benchmarks/reliability/fuzz.py: nothing comes of hostile input but a result or an error of virnuc's own."""
+"""A short version of benchmarks/reliability/fuzz.py: hostile input gives a result or a VirnucError."""
 
 import resource
 from collections import Counter
@@ -13,7 +13,7 @@ from benchmarks.reliability.malicious_pickles import malicious_files
 from benchmarks.reliability.readers import READERS, Reader
 
 INPUTS = 120
-# The malicious pickles, which come first, have their own test.
+# Skips the malicious pickles, which have their own test.
 BEGINS = dict.fromkeys((".pt and .bin weights", ".pth heads"), len(malicious_files(Path("ran"))))
 
 

@@ -1,4 +1,4 @@
-"""The bundled models are what their layouts promise: other programs load them and see the same numbers."""
+"""The bundled models in other programs: they load there and give the same numbers."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The published form of the classifier head, against the original's probabilities."""
+"""The published classifier head against the original's probabilities."""
 
 from pathlib import Path
 

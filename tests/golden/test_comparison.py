@@ -1,4 +1,4 @@
-"""The programs that virnuc is compared with, and both engines beside them on real sequences."""
+"""The programs of the comparison, and both engines on real sequences."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DNABERT-S ids against two other encoders, on a file in the form of the published one; and the published vocabulary."""
+"""DNABERT-S ids against two other encoders, on a file in the published format, and the published vocabulary."""
 
 import json
 import random
@@ -26,7 +26,7 @@ Encode = Callable[[str], list[int]]
 
 @pytest.fixture(scope="module")
 def published_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled vocabulary of 4,096 words in a file that truncates and pads, as the published one does."""
+    """The bundled vocabulary of 4,096 words in a file with truncation and padding, like the published one."""
     tokenizer = Tokenizer.from_file(str(open_checkpoint("tiny", "dnabert_s").location / "tokenizer.json"))
     tokenizer.enable_truncation(MAX_TOKENS)
     tokenizer.enable_padding(pad_id=3, pad_token="[PAD]")
@@ -42,7 +42,7 @@ def tokenizer(published_form: Path) -> DnabertTokenizer:
 
 @pytest.fixture(scope="module")
 def merge_pairs(published_form: Path) -> Encode:
-    """Byte-pair encoding by its definition: of all neighbours that can be merged, the first of the earliest rule."""
+    """Byte-pair encoding by its definition: merges the first adjacent pair of the earliest rule."""
     model = json.loads(published_form.read_text())["model"]
     ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
 

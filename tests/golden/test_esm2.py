@@ -1,4 +1,4 @@
-"""ESM-2 against stored outputs of fair-esm, and against fair-esm and transformers as installed."""
+"""ESM-2 against stored outputs of fair-esm, and against installed fair-esm and transformers."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_means_of_every_layer_equal_fair_esm(repr_layer: int, backend: Attention
 
 @pytest.fixture(scope="module")
 def token_lists() -> list[torch.Tensor]:
-    """Random proteins with their special tokens; two of them have masked residues."""
+    """Random proteins with special tokens; two have masked residues."""
     generator = torch.Generator().manual_seed(3)
     lists = []
     for length in LENGTHS:
@@ -100,7 +100,7 @@ def test_every_layer_equals_transformers(token_lists: list[torch.Tensor], tmp_pa
     theirs.save_pretrained(tmp_path)
     ours = _load(tmp_path)
 
-    # One sequence at a time: in a padded batch transformers scales the masked ones by another ratio.
+    # One sequence at a time: in a padded batch, transformers scales masked sequences differently.
     expected = [
         theirs(input_ids=tokens[None], output_hidden_states=True).hidden_states for tokens in token_lists
     ]

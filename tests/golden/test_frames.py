@@ -1,4 +1,4 @@
-"""Chunks and frames against the original program's, byte for byte."""
+"""Chunks and frames are byte-identical to the original program's."""
 
 import gzip
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path, chunk
     ]
     with gzip.open(golden / f"chunks_{chunk_length}.tsv.gz", "rt") as file:
         expected = [line.rstrip("\n").split("\t") for line in file][1:]
-    # The original changes to upper case after chunking.
+    # The original converts to upper case after chunking.
     assert table == [f"{name}\t{sequence.upper()}" for name, sequence in expected]
 
 

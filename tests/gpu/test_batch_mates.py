@@ -1,4 +1,4 @@
-"""On a GPU too, the bits of a vector do not depend on what else is in the batch."""
+"""On a GPU too, vectors are bit-identical whatever else is in the batch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The benchmark on a GPU: every precision against its floor, and the whole way."""
+"""The benchmark on a GPU: every precision against its floor, and end to end."""
 
 import json
 from pathlib import Path

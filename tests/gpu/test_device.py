@@ -1,4 +1,4 @@
-"""What a GPU can compute, how much fits it, and that asking costs nothing on it."""
+"""GPU capabilities and memory, queried without using memory on the GPU."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ def test_a_batch_of_the_budget_is_within_the_free_memory() -> None:
 
 
 def test_planning_leaves_the_gpus_to_the_lanes() -> None:
-    """The process that plans holds no CUDA context, which would take memory on each GPU for the whole run."""
+    """A CUDA context of the planning process would take memory on each GPU for the whole run."""
     command = (
         "import torch; from virnuc_core.inference import device;"
         "found = device.resolve_devices(('auto',));"

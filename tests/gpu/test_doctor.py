@@ -1,4 +1,4 @@
-"""What the doctor says of GPUs."""
+"""The doctor's findings on GPUs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The engine on a GPU: the CPU's answers, the same bytes twice, and what it does when something goes wrong."""
+"""The engine on a GPU: agreement with the CPU, determinism, and error handling."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ def random_strings(letters: bytes, lengths: np.ndarray, seed: int) -> ByteColumn
 
 @pytest.fixture(scope="module")
 def store() -> FrameStore:
-    """Frames of random letters in memory, a third of them repeated; a row is its own contig."""
+    """Random frames in memory, a third of them repeated; each row is its own contig."""
     random = np.random.default_rng(0)
     lengths = random.integers(20, 330, NUM_DISTINCT)
     rows = np.concatenate(
@@ -80,7 +80,7 @@ def store() -> FrameStore:
 
 
 def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **changes: object) -> RunPlan:
-    """A plan with the bundled models and a few batches in each shard."""
+    """A plan with the bundled models and a few batches per shard."""
     config = RunConfig(**{"token_budget": 8192, "compile_mode": "none", **changes})
     bounds = np.linspace(0, NUM_ROWS, num_shards + 1).astype(int).tolist()
     shards = [
@@ -129,7 +129,7 @@ def test_the_gpu_says_what_the_cpu_says(
     score_error: float,
     calls: float,
 ) -> None:
-    """Vectors and scores agree, so a call differs only where its score is within `score_error` of 0.5."""
+    """A call may differ only where its score is within `score_error` of 0.5."""
     results = run(store, plan_of(store, precision=precision))
     for name in ("dna", "protein"):
         assert worst_cosine(joined(results, name), joined(on_the_cpu, name)) >= cosine
@@ -172,7 +172,6 @@ def test_half_precision_vectors_are_rounded_on_the_device(store: FrameStore) -> 
 
 @pytest.fixture
 def _all_memory_again() -> Iterator[None]:
-    """Lets this process have all memory again after the test."""
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
@@ -186,7 +185,7 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
     streams = Streams("cuda:0")
     inference = InferenceRunner.load(plan, streams)
     torch.cuda.empty_cache()
-    room = 400 * 2**20  # a forward of all tokens takes several times as much
+    room = 400 * 2**20  # a forward pass over all tokens takes several times as much
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
     [result] = compute(inference, streams, store, plan)
@@ -196,7 +195,7 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
 
 
 def broken_loader(value: float) -> Callable[..., Encoder]:
-    """A `load_model` that puts a number into the bias of the last layer which its precision may not hold."""
+    """A `load_model` that sets a bias of the last layer to a value its precision may not represent."""
 
     def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
         model = load_model(checkpoint, device, precision)

@@ -1,4 +1,4 @@
-"""Our kernels on a GPU against plain torch in double precision."""
+"""virnuc's kernels on a GPU against plain torch in fp64."""
 
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ KERNELS = [
                 installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION,
                 reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}",
             ),
-            pytest.mark.filterwarnings("ignore"),  # of the compiler that comes with it
+            pytest.mark.filterwarnings("ignore"),  # of the bundled compiler
         ],
     ),
 ]
@@ -88,21 +88,21 @@ def test_kernels_equal_the_reference(
     actual = attend(qkv, lengths, backend, positions)
     assert actual.dtype == dtype
     assert bool(actual.isfinite().all())
-    # Only our kernels rotate in fp32: for others the rotated queries and keys are rounded.
+    # Only virnuc's kernels rotate in fp32; others round the rotated queries and keys.
     tolerance = ERROR[dtype] * (1 if backend == "triton" else 2)
     assert relative_error(actual, reference(qkv, lengths, positions)) < tolerance
 
 
 @pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
 def test_a_sequence_beyond_int32_offsets(num_tokens: int) -> None:
-    """DNABERT-S: offsets in QKV exceed int32 from 932,068 tokens, those in the output from 2,796,203."""
+    """DNABERT-S: QKV offsets exceed int32 from 932,068 tokens, output offsets from 2,796,203."""
     num_heads, head_dim = 12, 64
     qkv = torch.empty(num_tokens, 3, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
     qkv.normal_(generator=torch.Generator("cuda").manual_seed(0))
     slopes = alibi_slopes(num_heads).to(DEVICE)
     short, long = attention.plan_tiles(np.array([0, num_tokens], np.int32))
     chosen = long[[0, len(long) // 2, -2, -1]]
-    # More tiles than two dimensions of a grid can have, nearly all of them empty.
+    # More tiles than two grid dimensions can hold, nearly all empty.
     tiles = np.concatenate((np.zeros((66_000, 3), np.int32), chosen))
     actual = torch.ops.virnuc.packed_attention(
         qkv, torch.from_numpy(short).to(DEVICE), torch.from_numpy(tiles).to(DEVICE), None, slopes
@@ -196,7 +196,7 @@ def test_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatc
 
 
 def test_segment_mean_beyond_int32_offsets() -> None:
-    """More sequences than the second dimension of a grid can have, and a last one that ends beyond 2^31."""
+    """More sequences than the second grid dimension can hold, and a last one that ends beyond 2^31."""
     width, num_sequences = 768, 70_000
     bounds = torch.arange(num_sequences + 1, dtype=torch.int32, device=DEVICE)
     bounds[-1] = num_tokens = 2_900_000

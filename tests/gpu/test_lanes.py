@@ -1,4 +1,4 @@
-"""Whole runs in processes of their own: the same shards whatever the number of GPUs, and after a resume."""
+"""Whole runs in separate processes: identical shards for any number of GPUs, and after resuming."""
 
 import hashlib
 from collections.abc import Sequence

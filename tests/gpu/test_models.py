@@ -27,7 +27,7 @@ FLASH_ATTN_MARKS = [
     pytest.mark.skipif(
         installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION, reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}"
     ),
-    pytest.mark.filterwarnings("ignore"),  # of the compiler that comes with it
+    pytest.mark.filterwarnings("ignore"),  # of the bundled compiler
 ]
 LEAST_COSINE: dict[ResolvedPrecision, float] = {"fp16": 0.9995, "bf16": 0.9995, "fp8": 0.995}
 
@@ -131,7 +131,7 @@ def test_layers_compile_once_for_all_batches(family: Family, precision: Resolved
     for warm_up in (np.array([7]), np.array([400]), LENGTHS):
         embed(model, "triton", warm_up)
     compiled = counters["stats"]["unique_graphs"]
-    assert 1 <= compiled <= 2  # the last layer of ESM-2 has a graph of its own
+    assert 1 <= compiled <= 2  # the last layer of ESM-2 has its own graph
     for _ in range(200):
         lengths = random.integers(3, 600, int(random.integers(1, 40)))
         embed(model, "triton", lengths)

@@ -1,4 +1,4 @@
-"""A run that is moved to another head or model on a GPU is byte for byte the one made from nothing there."""
+"""A run reprocessed on a GPU with another head or model is byte-identical to a new run there."""
 
 from pathlib import Path
 

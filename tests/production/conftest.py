@@ -1,4 +1,4 @@
-"""One `virnuc up` for all tests here: a real server, MLflow and workers, on ports and in a home of their own."""
+"""One `virnuc up` for all tests here: a real server, MLflow and workers, with their own ports and home folder."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from virnuc_core.inference.lane_journal import JournalEntry, JournalTail
 from virnuc_core.run_folder import RunFolder
 
 # A dozen shards for two lanes.
-# Where there are two GPUs, each has a worker, and the small models go slowly, so that there is time to kill something.
+# Two GPUs have a worker each, and the small models run slowly to leave time for kills.
 ON_GPUS = torch.cuda.device_count() > 1
 SETTINGS = {
     "devices": ["auto" if ON_GPUS else "cpu"],
@@ -42,7 +42,7 @@ Value = TypeVar("Value")
 
 
 def wait_until(find: Callable[[], Value], what: str, seconds: float = 60.0) -> Value:
-    """Waits until something is there, or true, and gives it."""
+    """Polls until `find` returns a true value, and returns it."""
     deadline = time.monotonic() + seconds
     while not (found := find()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """A running `virnuc up`, and what a person would do beside it."""
+    """A running `virnuc up`, and a user's actions on it."""
 
     process: subprocess.Popen[str]
     home: Path
@@ -67,7 +67,7 @@ class Stack:
     client: SyncPrefectClient
 
     def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs a module's command line in another shell, in which the address of the server is set."""
+        """Runs a module in another shell in which the server's address is set."""
         return subprocess.run(
             [sys.executable, "-m", *map(str, command)],
             env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
@@ -78,21 +78,19 @@ class Stack:
         )
 
     def ask(self, **parameters: Any) -> UUID:
-        """Asks for a run of predict/on-demand."""
+        """Submits a run of predict/on-demand."""
         deployment = self.client.read_deployment_by_name("predict/on-demand")
         asked = {"settings": SETTINGS, "lane_minutes": LANE_MINUTES, **parameters}
         return self.client.create_flow_run_from_deployment(deployment.id, parameters=asked).id
 
     def state(self, run_id: UUID) -> str:
-        """The name of a run's state."""
         return self.client.read_flow_run(run_id).state_name or ""
 
     def states(self, run_id: UUID) -> list[State[Any]]:
-        """All states that a run has been in."""
         return self.client.read_flow_run_states(run_id)
 
     def wait_for(self, run_id: UUID, state: str, seconds: float = 200.0) -> FlowRun:
-        """Waits until a run is in a state, or has ended in another one."""
+        """Fails if the run ends in another state."""
         ended = {"Completed", "Failed", "Crashed", "Cancelled", state}
         wait_until(lambda: self.state(run_id) in ended, f"{run_id} is {state}", seconds)
         run = self.client.read_flow_run(run_id)
@@ -100,21 +98,20 @@ class Stack:
         return run
 
     def children(self, run_id: UUID) -> dict[UUID, FlowRun]:
-        """The plan and the lanes that a run has asked for."""
+        """The planning run and the lanes that a run has submitted."""
         asked_by = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run_id]}})
         return {run.id: run for run in self.client.read_flow_runs(flow_run_filter=asked_by)}
 
     def process_of(self, run_id: UUID) -> psutil.Process:
-        """The process that a flow run is in."""
         return psutil.Process(int(self.client.read_flow_run(run_id).infrastructure_pid or ""))
 
     def program(self, word: str) -> psutil.Process | None:
-        """The program that `virnuc up` keeps running with this word in its command, if it does."""
+        """The program kept running by `virnuc up` with this word in its command, if any."""
         children = psutil.Process(self.process.pid).children()
         return next((child for child in children if word in child.cmdline()), None)
 
     def processes(self) -> list[psutil.Process]:
-        """All that has the home folder of this stack, but for the tests themselves."""
+        """All processes with this stack's home folder, except the tests themselves."""
         all_processes = [process for process in psutil.process_iter() if process.pid != os.getpid()]
         return [
             process for process in all_processes if _environment(process).get("VIRNUC_HOME") == str(self.home)
@@ -122,7 +119,7 @@ class Stack:
 
 
 def same_results(one: Path, other: Path) -> bool:
-    """Whether two runs have the same shards and results, byte for byte."""
+    """Whether two runs have byte-identical shards and results."""
     shards = [sorted(path.name for path in RunFolder(root).shards.iterdir()) for root in (one, other)]
     names = [*RESULTS, *(f"shards/{name}" for name in shards[0])]
     return shards[0] == shards[1] and all(
@@ -138,7 +135,7 @@ def _environment(process: psutil.Process) -> dict[str, str]:
 
 
 def lane_entries(out: Path) -> list[JournalEntry]:
-    """What all lanes of a run have written down, in the order of time."""
+    """Journal entries of all lanes, by time."""
     journals = RunFolder(out).lanes.glob("lane-*.jsonl")
     return sorted(
         (entry for path in journals for entry in JournalTail(path).read_new()), key=lambda entry: entry.time
@@ -146,17 +143,16 @@ def lane_entries(out: Path) -> list[JournalEntry]:
 
 
 def shards_done(out: Path) -> list[int]:
-    """The shards that lanes have computed, once for each time."""
+    """Computed shards, with repetitions."""
     return [entry.event.shard for entry in lane_entries(out) if isinstance(entry.event, ShardDone)]
 
 
 def lanes_started(out: Path) -> list[LaneStarted]:
-    """The lane processes that have begun to work."""
     return [entry.event for entry in lane_entries(out) if isinstance(entry.event, LaneStarted)]
 
 
 def wait_for_mid_run(out: Path) -> LaneStarted:
-    """Waits until a lane has done some of its shards and not all, and gives that lane."""
+    """Waits until a lane has finished some but not all of its shards, and returns its start."""
 
     def find() -> LaneStarted | None:
         done = set(shards_done(out))
@@ -209,7 +205,7 @@ def genomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def local_run(stack: Stack, genomes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, undisturbed and in local mode."""
+    """The same run, undisturbed in local mode."""
     out = tmp_path_factory.mktemp("local") / "run"
     flags = {name.replace("_", "-"): value for name, value in SETTINGS.items() if name != "devices"}
     settings = [f"--{name}={value}" for name, value in flags.items()]

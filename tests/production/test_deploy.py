@@ -1,4 +1,4 @@
-"""Registering: again and again, with what a person has set in between; the nightly schedule and its runs."""
+"""Repeated registration with the user's changes in between; the nightly schedule and its runs."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ AUTOMATION = "virnuc: runs without a heartbeat have crashed"
 
 @pytest.fixture(autouse=True)
 def _server(stack: Stack) -> Iterator[None]:
-    """The server of the stack is that of this process as well."""
+    """Makes the stack's server this process's too."""
     with temporary_settings({PREFECT_API_URL: str(stack.client.api_url)}):
         yield
 
@@ -72,7 +72,7 @@ def test_nightly_schedule(stack: Stack, tmp_path: Path) -> None:
     assert scheduled(stack) == []
     folders = NightlyChoice(inbox=str(tmp_path / "inbox"), out=str(tmp_path / "out"))
     assert note_of_nightly(folders).startswith("pool virnuc-runs, 0 2 * * * UTC, the small bundled models")
-    # With an SQLAlchemy that is too new, all looks well and nothing is ever scheduled.
+    # With too new an SQLAlchemy, nothing is ever scheduled, without an error.
     wait_until(lambda: len(scheduled(stack)) >= 3, "runs are scheduled", 90)
     first = min(run.expected_start_time for run in scheduled(stack) if run.expected_start_time)
     assert (first.hour, first.minute) == (2, 0)
@@ -96,7 +96,7 @@ def test_what_a_person_has_set_stays(stack: Stack, tmp_path: Path) -> None:
     stack.client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
     paused = "15 3 * * * Europe/Berlin, paused, "
     assert paused in note_of_nightly(NightlyChoice())
-    # Other models are no wish to start the schedule again.
+    # Changing the models must not resume the schedule.
     assert paused in note_of_nightly(NightlyChoice(models={"chunk_length": 300}))
     assert stack.client.read_deployment_by_name(NIGHTLY).parameters["inbox"] == str(tmp_path / "inbox")
     assert "paused" not in note_of_nightly(NightlyChoice(cron="0 4 * * *"))
@@ -118,7 +118,7 @@ def test_nightly_batch(stack: Stack, examples_dir: Path, tmp_path: Path) -> None
     shutil.copy(examples_dir / "contigs.fa.gz", inbox)
     (inbox / "bad.fa").write_text("no sequence at all\n")
     nightly = stack.client.read_deployment_by_name(NIGHTLY)
-    # In its own process: what lanes in the pool do is for other tests.
+    # In its own process; other tests cover lanes in the pool.
     asked = {"inbox": str(inbox), "out": str(out), "mode": "local", "settle_seconds": 0}
     run = stack.client.create_flow_run_from_deployment(nightly.id, parameters=asked)
     stack.wait_for(run.id, "Completed")

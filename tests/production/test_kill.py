@@ -1,4 +1,4 @@
-"""SIGKILL of everything in turn, in the middle of a run; and a run that a person cancels."""
+"""SIGKILL of each process in turn during a run, and a run cancelled by the user."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def has_no_shard_twice(out: Path) -> bool:
 
 
 def listening(stack: Stack) -> set[tuple[str, int]]:
-    """Address and port of everything that listens."""
+    """Address and port of every listening socket."""
     connections = [connection for process in stack.processes() for connection in process.net_connections()]
     return {
         (connection.laddr.ip, connection.laddr.port)
@@ -43,13 +43,13 @@ def test_lane_goes_on_when_its_device_process_and_then_its_run_is_killed(
     flow_run_process = psutil.Process(lane.pid).parent()
     assert flow_run_process is not None
     os.kill(lane.pid, signal.SIGKILL)
-    # The same run of the lane starts another process for what is left.
+    # The lane's run starts another process for the remaining shards.
     again = wait_until(
         lambda: [other for other in lanes_started(out) if other.lane == lane.lane][1:], "again"
     )[0]
     assert set(again.shards) < set(lane.shards)
     flow_run_process.kill()
-    # The run asks for another lane with what is left.
+    # The run submits another lane with the remaining shards.
     stack.wait_for(run_id, "Completed")
     assert same_results(local_run, out)
     assert has_no_shard_twice(out)
@@ -72,7 +72,7 @@ def test_run_goes_on_while_worker_and_server_are_killed(
     assert same_results(local_run, out)
     assert has_no_shard_twice(out)
     wait_until(lambda: stack.program("worker"), "the worker is back")
-    # What was at work when its worker was killed has gone on.
+    # The run whose worker was killed has continued.
     assert {run.state_name for run in stack.children(run_id).values()} == {"Completed"}
 
 
@@ -85,7 +85,7 @@ def test_killed_run_continues_when_it_is_retried(
     wait_for_mid_run(out)
     stack.process_of(run_id).kill()
     stack.wait_for(run_id, "Crashed")
-    # When it has cleaned up, about four seconds later, the worker reports the crash again: over a retry, too.
+    # After its cleanup, about 4 s later, the worker reports the crash again, even over a retry.
     time.sleep(8)
     retried = stack.shell("prefect", "flow-run", "retry", str(run_id))
     assert retried.returncode == 0, retried.stderr

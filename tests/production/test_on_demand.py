@@ -1,4 +1,4 @@
-"""Runs from a plain shell: what a person asks for, sees, and gets."""
+"""Runs from a plain shell: submitting, monitoring and results."""
 
 import json
 import shutil

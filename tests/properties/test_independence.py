@@ -1,4 +1,4 @@
-"""What is found about a contig is the same, bit by bit, whatever else is in the file, in any order and on any number of lanes."""
+"""Results of a contig are bit-identical whatever else is in the file, in any order and on any number of lanes."""
 
 import shutil
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def expected(
 
 
 def computed(made: Path, records: Records, scratch: Path, **options: Any) -> dict[str, list[bytes]]:
-    """For each contig: its lines of the tables, and the vectors and scores of its frames."""
+    """Per contig: its lines of the tables, and the vectors and scores of its frames."""
     material = shutil.copytree(made, scratch / "made")
     (material / CONTIGS).write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     folder = RunFolder(scratch / "run")

@@ -1,4 +1,4 @@
-"""A sequence gets the same vector whatever it is packed with, in whatever order and budget."""
+"""A sequence gets the same vector in any packing, order and budget."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")
 
 @cache
 def made_model(family: Family) -> Encoder:
-    """Two layers with weights large enough for attention to matter."""
+    """Two layers, with weights large enough for attention to matter."""
     torch.manual_seed(1)
     spec = ModelSpec(
         family=family,
@@ -40,7 +40,7 @@ def made_model(family: Family) -> Encoder:
 
 @torch.inference_mode()
 def embed(model: Encoder, tokens: TokenColumn, budget: int, backend: AttentionBackend) -> torch.Tensor:
-    """One mean vector a sequence, in the order of the column."""
+    """One mean vector per sequence, in the order of the column."""
     vectors = torch.zeros(len(tokens), model.spec.embedding_dim)
     for rows in pack(tokens.num_tokens, budget).batches:
         batch = tokens.take(rows)

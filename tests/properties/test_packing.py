@@ -1,4 +1,4 @@
-"""Packing: every sequence once, budgets kept, the same every time, as full as plain first-fit-decreasing; equal ones found."""
+"""Packing: every sequence once, within budget, deterministic, as full as first-fit-decreasing; duplicates found."""
 
 import numpy as np
 from hypothesis import given

@@ -1,6 +1,6 @@
-"""Faults to seed into the product, each with the tests that must find it.
+"""Faults to seed into the product, each with the tests that must detect it.
 
-They are data, in `faults.toml`: whoever moves or rewrites the code of a fault gives it its new `file`, `old` and `new`.
+They are data, in `faults.toml`: when the code of a fault moves or changes, update its `file`, `old` and `new`.
 """
 
 import tomllib
@@ -13,15 +13,13 @@ FAULTS_FILE = Path(__file__).with_name("faults.toml")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One replacement in one file.
+    """A replacement in one file.
 
     Attributes:
-        id: short name.
-        what: what is wrong then, in one sentence.
-        file: of the product, below the root of the repository.
+        what: the resulting error, in one sentence.
+        file: relative to the root of the repository.
         old: text that is in the file exactly once.
-        new: what stands there instead.
-        tests: node ids of pytest that must fail then.
+        tests: pytest node ids that must fail.
     """
 
     id: str
@@ -32,7 +30,7 @@ class Fault:
     tests: tuple[str, ...]
 
     def applied(self, source: str) -> str:
-        """The text of the file with the fault in it.
+        """The source with the fault in it.
 
         Raises:
             ValueError: `old` is not in it exactly once.
@@ -43,6 +41,6 @@ class Fault:
 
 
 def read_faults(path: Path = FAULTS_FILE) -> tuple[Fault, ...]:
-    """All faults, in the order of the file."""
+    """All faults, in file order."""
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
     return tuple(Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries)

@@ -20,7 +20,7 @@ _TESTS_FAILED = 1  # exit code of pytest
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the tests of each fault on a copy of the tree with that fault; 0 when all faults are found."""
+    """Tests each fault on a copy of the tree; returns 0 when all are detected."""
     options = _options(arguments)
     faults = read_faults()
     if unknown := set(options.ids) - {fault.id for fault in faults}:
@@ -55,7 +55,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
-    """The verdict on one fault, and by which tests or why."""
+    """The verdict, and the failing tests or the reason."""
     with TemporaryDirectory(prefix="virnuc-fault-") as folder:
         _copy_tree(Path(folder))
         path = Path(folder) / fault.file
@@ -78,7 +78,7 @@ def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
 
 
 def _copy_tree(folder: Path) -> None:
-    """Copies what Git tracks, or would track, as it is in the working tree."""
+    """Copies the working tree as far as Git tracks or would track it."""
     command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -88,7 +88,7 @@ def _copy_tree(folder: Path) -> None:
 
 
 def _run_tests(folder: Path, tests: Sequence[str], minutes: float) -> subprocess.CompletedProcess[str]:
-    """Runs tests in a copy of the tree, and of the product in that copy; pytest stops at the first failure."""
+    """Runs tests in a copy of the tree, against that copy's product, up to the first failure."""
     environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         (sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", *tests),

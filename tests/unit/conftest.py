@@ -1,4 +1,4 @@
-"""Small models and a finished run on them, made once."""
+"""Session-wide small models and a finished run on them."""
 
 from pathlib import Path
 
@@ -12,19 +12,17 @@ from virnuc_core.results.tables import write_tables
 
 @pytest.fixture(scope="session")
 def made_models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
-    """A small ESM-2, a small DNABERT-S and a head."""
     return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A FASTA file of random contigs."""
     return write_contigs(tmp_path_factory.mktemp("contigs") / "contigs.fa")
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels, contigs: Path) -> MadeRun:
-    """A predict run with shards, embeddings and tables; tests must not change it."""
+    """A predict run with shards, embeddings and tables; tests must not modify it."""
     run = plan_run(tmp_path_factory.mktemp("run"), contigs, made_models.config())
     run_lane(run.folder, range(len(run.plan.shards)), "cpu")
     aggregate(run.folder, run.plan, run.store)

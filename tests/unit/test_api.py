@@ -1,4 +1,4 @@
-"""The functions for notebooks: same numbers as the commands, input order, plain errors, no guard needed on the CPU."""
+"""The functions for notebooks: same numbers as the commands, input order, clear errors, no main guard on the CPU."""
 
 import gzip
 import subprocess

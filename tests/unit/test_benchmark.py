@@ -1,4 +1,4 @@
-"""`virnuc bench`: what can be asked of it, and what it measures of the smallest models."""
+"""`virnuc bench`: its settings, and measurements of the smallest models."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is installed from the wheel and the sdist."""
+"""The content of the wheel and the sdist."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-# What the product needs besides its modules.
+# Package data.
 DATA = (
     "virnuc_core/models/bundled/esm2_tiny/model.safetensors",
     "virnuc_core/models/bundled/dnabert_tiny/tokenizer.json",
@@ -27,7 +27,7 @@ DATA = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, and the sdist that it was built from, of the files that git knows."""
+    """A wheel and its sdist, built from the files that git tracks."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

@@ -1,4 +1,4 @@
-"""What the doctor says of this machine and of made-up ones."""
+"""The doctor's findings on this machine and on simulated ones."""
 
 from pathlib import Path
 from types import SimpleNamespace

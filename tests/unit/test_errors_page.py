@@ -1,4 +1,4 @@
-"""docs/errors.md names every error with its exit code."""
+"""docs/errors.md lists every error with its exit code."""
 
 import re
 from collections.abc import Iterable

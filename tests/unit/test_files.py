@@ -1,4 +1,4 @@
-"""A file is complete or absent, and only JSON of the declared form becomes a dataclass."""
+"""Files are complete or absent, and only JSON of the declared schema becomes a dataclass."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -147,5 +147,5 @@ def test_another_form_is_named(change: dict[str, Any], message: str) -> None:
     "text", ["", "[]", "null", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff{}", '{"a": %s}' % ("9" * 5000)]
 )
 def test_what_is_no_object_is_one_kind_of_error(text: str | bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - the words are those of the parser
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is the parser's
         parse_object(text)

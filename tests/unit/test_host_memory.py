@@ -1,4 +1,4 @@
-"""The memory of the machine and of the control groups of both versions, as the kernel's files tell it."""
+"""Memory of the machine and of both cgroup versions, from the kernel's files."""
 
 import os
 import resource
@@ -13,11 +13,11 @@ from virnuc_core.host_memory import free_memory, memory_limit
 from virnuc_core.sequences.reader import iter_records
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-UNLIMITED = 0x7FFF_FFFF_FFFF_F000  # as version 1 writes it
+UNLIMITED = 0x7FFF_FFFF_FFFF_F000  # in cgroup v1
 
 
 class Kernel:
-    """A /proc with a process in a control group, and the mounted folders of that."""
+    """A /proc with a process in a cgroup, and the cgroup mounts."""
 
     def __init__(self, root: Path) -> None:
         self.proc = root / "proc"

@@ -1,6 +1,6 @@
-"""The command line and the parameters of the deployments are interfaces: they change on purpose only.
+"""The command line and the parameters of the deployments are interfaces: they change only on purpose.
 
-After a change that is meant: `python -m tests.unit.test_interfaces` writes both files anew.
+After an intended change, `python -m tests.unit.test_interfaces` rewrites both files.
 """
 
 import json
@@ -44,7 +44,7 @@ def in_words(param: click.Parameter) -> str:
 
 
 def command_line() -> str:
-    """Every command with its flags, their types, choices, defaults and metavars, in alphabetical order."""
+    """Every command with its flags, types, choices, defaults and metavars, sorted."""
     blocks = [f"virnuc\n  {in_words(cli.params[0])}"]
     for path, command in sorted(leaves(cli)):
         blocks.append("\n  ".join([path, *sorted(in_words(param) for param in command.params)]))
@@ -52,7 +52,7 @@ def command_line() -> str:
 
 
 def without_prose(schema: Any) -> Any:
-    """A schema without the texts that a person reads beside its fields."""
+    """A schema without titles and descriptions."""
     if isinstance(schema, dict):
         texts = {name for name in ("description", "title") if isinstance(schema.get(name), str)}
         return {name: without_prose(inner) for name, inner in schema.items() if name not in texts}
@@ -60,7 +60,7 @@ def without_prose(schema: Any) -> Any:
 
 
 def flow_parameters() -> dict[str, Any]:
-    """The schema of the parameters of every deployment."""
+    """Parameter schema of every deployment."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
 

@@ -1,4 +1,4 @@
-"""A setting is defined in one place: a field added to virnuc_core/settings.py is in every interface."""
+"""Settings are defined in one place: a field added to virnuc_core/settings.py is in every interface."""
 
 import json
 import subprocess

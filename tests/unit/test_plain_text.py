@@ -1,4 +1,4 @@
-"""Names and messages from foreign files do no harm, and ordinary ones are left alone."""
+"""Names and messages from input files are made harmless; ordinary ones are unchanged."""
 
 import re
 

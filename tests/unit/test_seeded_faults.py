@@ -1,4 +1,4 @@
-"""The seeded faults fit the code as it is; whether tests find them is what `make faults` tries."""
+"""The seeded faults apply to the current code; `make faults` checks that tests detect them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of versions that work, and what is said of others."""
+"""The table of supported versions, and the findings on others."""
 
 import logging
 import re

@@ -80,7 +80,7 @@ def make_tokenizer(path: Path, *, special_tokens: bool = True) -> Path:
 
 @pytest.mark.parametrize("block_bases", [8, 1 << 18])
 def test_dnabert_ids(path: Path, block_bases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncation and padding of the file are off; other letters are one [UNK] each; blocks change nothing."""
+    """Truncation and padding of the file are ignored; other letters become one [UNK] each, in any block size."""
     monkeypatch.setattr(tokenizers, "_BLOCK_BASES", block_bases)
     strings = ["TTT", "ACACAC", "", "A", "GTGTGTGT", "ANNac", "AC" * 9]
     column = ByteColumn.from_strings(strings)

@@ -1,4 +1,4 @@
-"""The benchmark of attention kernels, with what a CPU can run."""
+"""The benchmark of attention kernels, as far as a CPU can run it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The simulation of lanes against what can be worked out without it, what it is fed with, and what is counted of a server."""
+"""The simulation of lanes against closed-form results, its inputs, and the counting of server requests."""
 
 import math
 import sqlite3
@@ -68,9 +68,9 @@ def test_polls_delay_a_lane_by_half_their_interval() -> None:
 @pytest.mark.parametrize(
     ("gpus", "between", "rate", "length"),
     [
-        (1, 9.0, 1.0, 0.1),  # one that is served for 1 s in 10 s
+        (1, 9.0, 1.0, 0.1),  # one worker, served for 1 s in 10 s
         (1000, 2.0, 50.0, 900.0),  # all but those 100 that are between two visits
-        (1000, 1000.0, 2.0, 1.0),  # half of the server: as for visits at random, 0.5 / (1 - 0.5)
+        (1000, 1000.0, 2.0, 1.0),  # half the server's capacity: as for random arrivals, 0.5 / (1 - 0.5)
     ],
 )
 def test_lanes_wait_behind_polls(gpus: int, between: float, rate: float, length: float) -> None:
@@ -88,16 +88,16 @@ def test_lanes_hold_whole_shards_as_equally_many_as_possible() -> None:
 
 @pytest.mark.slow
 def test_a_shard_is_begun_again_after_each_failure() -> None:
-    # The flow run dies; with one shard a lane nothing but that shard is lost, and its worker waits for 2 s.
+    # The flow run dies; with one shard per lane only that shard is lost, and its worker waits for 2 s.
     scenario = Scenario(num_shards=400, shard=200, lane=200, num_gpus=1, run_mtbf=300.0)
     makespans = [Simulation(scenario, seed).makespan for seed in range(40)]
-    # Until a piece of work succeeds that is begun again after each failure: (M + R) (e^(S/M) - 1).
+    # Expected time until a task restarted after each failure succeeds: (M + R) (e^(S/M) - 1).
     assert mean(makespans) == pytest.approx(400 * 302 * math.expm1(200 / 300), rel=0.03)
 
 
 @pytest.mark.slow
 def test_only_the_unfinished_shard_is_lost_when_a_process_dies() -> None:
-    # At most one death a lane, so each one costs the first delay, the models, and half a shard or so.
+    # At most one death per lane, so each costs the first delay, loading the models, and about half a shard.
     scenario = replace(LANES, num_shards=3000, num_gpus=4, reload=12, process_mtbf=50_000.0)
     runs = [Simulation(scenario, seed) for seed in range(60)]
     deaths = sum(run.num_failures for run in runs)
@@ -108,7 +108,7 @@ def test_only_the_unfinished_shard_is_lost_when_a_process_dies() -> None:
 
 
 def test_the_best_lane_balances_starts_and_the_end_of_the_run() -> None:
-    """Starts cost c/L of the time, the last lanes L/2 of a GPU's share T: the best L is about sqrt(2cT)."""
+    """Starts cost c/L of the time, the last lanes L/2 of a GPU's share T: the optimal L is about sqrt(2cT)."""
     start, share, gpus = 20.0, 36_000.0, 50
     best = math.sqrt(2 * start * share)
     base = Scenario(

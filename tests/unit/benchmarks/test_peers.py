@@ -1,4 +1,4 @@
-"""What the comparison with other programs rests on: equal work, and a clock that counts it right."""
+"""The comparison with other programs: equal work, and correct timing."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Synthetic contigs are what they say, and bases are counted as a person would."""
+"""Synthetic contigs are as described, and bases are counted correctly."""
 
 import random
 
@@ -51,7 +51,7 @@ def test_bases_are_counted_once_for_each_side() -> None:
 
 @pytest.fixture(scope="module")
 def island() -> tuple[list[SyntheticContig], ChunkScores]:
-    """One contig of 60 chunks, of which the middle 20 score well, and some have no score."""
+    """A contig of 60 chunks: the middle 20 have high scores, some have none."""
     p_virus = np.array([0.05] * 20 + [0.9] * 20 + [0.05] * 20)
     p_virus[[5, 25, 26, 50]] = np.nan
     start = np.arange(60) * 500

@@ -1,4 +1,4 @@
-"""prefect.yaml, automations.yaml, the Dockerfile and the examples: what they name, run and set is there."""
+"""prefect.yaml, automations.yaml, the Dockerfile and the examples refer only to what exists."""
 
 import configparser
 import fnmatch
@@ -35,7 +35,7 @@ JOBS = sorted((EXAMPLES / "slurm").glob("*.sbatch"))
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml").read_text())[
     "services"
 ]
-# Instructions of the Dockerfile with their continued lines in one; comments are left out.
+# Dockerfile instructions with continuation lines joined, without comments.
 LINES = re.sub(
     r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
 ).splitlines()
@@ -70,7 +70,7 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
     # Three heartbeats may be missed.
     [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
     assert automation["trigger"]["within"] > 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
-    # The code comes from the installation of each host.
+    # The code comes from each host's installation.
     assert DOCUMENT["pull"] == []
     assert ":" not in item["entrypoint"]
 
@@ -86,7 +86,7 @@ def test_automation_and_schedule_can_be_used() -> None:
 
 
 def require_known(variable: str) -> None:
-    """Prefect, MLflow's server, or virnuc itself reads a variable."""
+    """Requires that Prefect, MLflow's server or virnuc reads the variable."""
     mlflow = {getattr(option, "envvar", None) for option in mlflow_server.params}
     own = {"VIRNUC_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"}
     known = mlflow | own | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}
@@ -94,7 +94,7 @@ def require_known(variable: str) -> None:
 
 
 def require_command(words: list[str]) -> None:
-    """A program takes these arguments."""
+    """Requires that a program accepts these arguments."""
     program, command, *arguments = words
     if program == "virnuc":
         assert cli.commands[command].make_context(command, arguments)

@@ -1,4 +1,4 @@
-"""Programs that are kept running: real ones, mostly shells."""
+"""Supervised programs: real ones, mostly shells."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def shell(folder: Path, script: str, **options: object) -> Program:
 
 
 def run_until(program: Program, is_done: Callable[[], object]) -> None:
-    """Keeps a program running until something has happened."""
+    """Keeps a program running until `is_done`."""
 
     async def main() -> None:
         task = asyncio.create_task(keep_running(program))

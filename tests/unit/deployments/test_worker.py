@@ -1,4 +1,4 @@
-"""Which workers a host gets, what their runs see, and what keeps `virnuc worker` and `virnuc up` from starting."""
+"""Workers of a host, what their runs see, and what prevents `virnuc worker` and `virnuc up` from starting."""
 
 import asyncio
 import fcntl
@@ -55,7 +55,7 @@ def see(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 
 def visible(choice: WorkerChoice) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of the runs of each worker."""
+    """CUDA_VISIBLE_DEVICES of each worker's runs."""
     environments = device_environments(choice).items()
     return {name.removeprefix(f"{HOST}-"): values["CUDA_VISIBLE_DEVICES"] for name, values in environments}
 
@@ -127,7 +127,7 @@ def test_name_is_taken_once_a_host() -> None:
 def test_runs_of_a_worker_see_its_device_and_take_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefect's own part, which starts the process and asks the server, is for tests/production."""
+    """tests/production covers Prefect's part, which starts the process and polls the server."""
     started: list[ProcessJobConfiguration] = []
     asked: list[str] = []
 
@@ -155,7 +155,7 @@ def test_runs_of_a_worker_see_its_device_and_take_its_lock(
     assert asked == ["host-gpu1"]
 
 
-# A run that waits on stdin, and prints then.
+# A run that waits on stdin and then prints.
 ENGINE = """
 import runpy, sys
 run = runpy.run_module

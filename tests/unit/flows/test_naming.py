@@ -21,7 +21,7 @@ def set_parameters(monkeypatch: pytest.MonkeyPatch) -> "SetParameters":
 
 
 class SetParameters:
-    """Makes a name be asked for from within a run with these parameters."""
+    """Generates a name inside a run with these parameters."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch

@@ -1,4 +1,4 @@
-"""How work is cut into lanes for a pool."""
+"""How work is divided into lanes for a pool."""
 
 import math
 

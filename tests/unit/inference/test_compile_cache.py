@@ -1,4 +1,4 @@
-"""Compiled code is kept where it is said to be, and no more of it than is said."""
+"""Compiled code is cached in the configured folder, within the configured size."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ MEGABYTE = 10**6
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Five entries of 2 MB, the first used longest ago, and a lock."""
+    """Five entries of 2 MB, oldest use first, and a lock."""
     monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
     reload()
     cache = tmp_path / "compiled"
@@ -64,7 +64,7 @@ def test_the_entries_used_longest_ago_go_first_and_whole(
     assert trim_compile_cache() == 4 * MEGABYTE
     assert entries(cache) == ["entry3", "entry4"]
     assert (cache / "inductor" / "locks" / "a.lock").exists()
-    os.utime(cache / "triton" / "entry3" / "a", (2000, 1000))  # read after the other
+    os.utime(cache / "triton" / "entry3" / "a", (2000, 1000))  # used after the other
     monkeypatch.setenv("VIRNUC_COMPILE_CACHE_GB", "0.002")
     reload()
     assert trim_compile_cache() == 2 * MEGABYTE
@@ -95,7 +95,7 @@ def test_nothing_is_removed_while_another_process_may_open_it(
         with using_compile_cache():
             pass
         assert len(entries(cache)) == 5
-        other.communicate()  # the last one removes what is too much
+        other.communicate()  # the last user trims the cache
     assert other.returncode == 0
     assert entries(cache) == ["entry4"]
 

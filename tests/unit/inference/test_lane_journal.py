@@ -1,4 +1,4 @@
-"""Journals: what is written is read again, by others, while it is written, and whatever was killed in between."""
+"""Journals: readable by others while they are written, and after their writer was killed."""
 
 import errno
 import json
@@ -11,49 +11,18 @@ from typing import Any
 import pytest
 
 from benchmarks.reliability.binary_edits import hostile_json
+from tests.made_lanes import at, done, finished, loaded, sample, started
 from virnuc_core.errors import CheckpointError, LaneError, VirnucError
-from virnuc_core.inference.events import (
-    GpuSample,
-    LaneEvent,
-    LaneFailed,
-    LaneFinished,
-    LaneStarted,
-    ModelsLoaded,
-    ShardDone,
-    StageSeconds,
-)
-from virnuc_core.inference.lane_journal import (
-    JournalEntry,
-    JournalTail,
-    LaneJournal,
-    lane_report,
-    raise_failure,
-)
-from virnuc_core.inference.shard import ModelCounters, ShardCounters
-
-MODEL = ModelCounters(name="tiny", family="esm2", sequences=3, tokens=90, batches=1, capacity=100)
-COUNTERS = ShardCounters(frames=3, residues=80, bases=240, models=(MODEL,))
-
-
-def started(pid: int = 7, shards: tuple[int, ...] = (0, 1)) -> LaneStarted:
-    return LaneStarted(lane=2, device="cuda:0", host="node1", pid=pid, shards=shards)
-
-
-def loaded(seconds: float = 2.0) -> ModelsLoaded:
-    return ModelsLoaded(lane=2, device="cuda:0", device_name="a GPU", seconds=seconds)
-
-
-def done(shard: int) -> ShardDone:
-    return ShardDone(lane=2, shard=shard, counters=COUNTERS, seconds=StageSeconds(forward=1.5))
-
+from virnuc_core.inference.events import LaneEvent, LaneFailed
+from virnuc_core.inference.lane_journal import JournalTail, LaneJournal, lane_report, raise_failure
 
 EVERY_EVENT: tuple[LaneEvent, ...] = (
     started(),
     loaded(),
     done(0),
-    GpuSample(lane=2, utilization=0.5, memory_bytes=1 << 33),
+    sample(0.5, 8),
     LaneFailed(lane=2, error="LaneError", message='said "no"\nand died', retryable=True),
-    LaneFinished(lane=2, seconds=9.5),
+    finished(),
 )
 
 
@@ -87,7 +56,7 @@ def test_an_unfinished_line_waits_until_it_is_complete(path: Path) -> None:
 
 
 def test_lines_that_make_no_sense_are_passed_over(path: Path) -> None:
-    """Such as what a killed writer has left."""
+    """Such as those of a killed writer."""
     finished = {"time": 1.0, "event": "LaneFinished", "lane": 0, "seconds": 1.0}
     odd: list[dict[str, Any]] = [
         finished | {"time": 10**400},
@@ -99,14 +68,17 @@ def test_lines_that_make_no_sense_are_passed_over(path: Path) -> None:
         {"time": 1.0, "event": "ShardDone", "lane": 0, "shard": 0, "counters": [], "seconds": {}},
     ]
     with LaneJournal(path) as journal:
-        journal.write(started(pid=1))
+        journal.write(started(host="first"))
     with path.open("ab") as file:
         for content in (*hostile_json("time").values(), *(json.dumps(line).encode() for line in odd)):
             file.write(content.replace(b"\n", b" ") + b"\n")
         file.write(b'{"time": 1, "event": "LaneStar')
     with LaneJournal(path) as journal:
-        journal.write(started(pid=2))
-    assert [entry.event for entry in JournalTail(path).read_new()] == [started(pid=1), started(pid=2)]
+        journal.write(started(host="second"))
+    assert [entry.event for entry in JournalTail(path).read_new()] == [
+        started(host="first"),
+        started(host="second"),
+    ]
 
 
 def test_what_was_there_can_be_skipped(path: Path) -> None:
@@ -136,47 +108,42 @@ def test_a_journal_that_cannot_be_written_stops_nobody(caplog: pytest.LogCapture
     assert "journal /dev/full cannot be written" in caplog.text
 
 
-def test_an_error_is_written_down_and_raised_on(path: Path) -> None:
-    for error in (LaneError("died"), CheckpointError("no weights"), OSError(errno.EIO, "bad disk")):
-        with (
-            pytest.raises(type(error)),
-            LaneJournal(path) as journal,
-            journal.recording_failure(lane=2),
-        ):
-            raise error
-    failures = [entry.event for entry in JournalTail(path).read_new()]
-    assert failures == [
-        LaneFailed(lane=2, error="LaneError", message="died", retryable=True),
-        LaneFailed(lane=2, error="CheckpointError", message="no weights", retryable=False),
-        LaneFailed(lane=2, error="OSError", message=f"[Errno {errno.EIO}] bad disk", retryable=True),
-    ]
-
-
-def test_a_failure_is_raised_as_what_it_was() -> None:
-    with pytest.raises(CheckpointError, match=r"^no weights$"):
-        raise_failure(LaneFailed(lane=2, error="CheckpointError", message="no weights", retryable=False))
-    with pytest.raises(VirnucError, match=r"^lane 2: OSError: bad disk$") as caught:
-        raise_failure(LaneFailed(lane=2, error="OSError", message="bad disk", retryable=True))
-    assert type(caught.value) is VirnucError
+@pytest.mark.parametrize(
+    ("error", "retryable", "raised"),
+    [
+        (LaneError("died"), True, LaneError("died")),
+        (CheckpointError("no weights"), False, CheckpointError("no weights")),
+        (OSError(errno.EIO, "bad"), True, VirnucError("lane 2: OSError: [Errno 5] bad")),
+    ],
+)
+def test_an_error_is_written_down_and_raised_again(
+    path: Path, error: Exception, retryable: bool, raised: VirnucError
+) -> None:
+    with pytest.raises(type(error)), LaneJournal(path) as journal, journal.recording_failure(lane=2):
+        raise error
+    [entry] = JournalTail(path).read_new()
+    failure = LaneFailed(lane=2, error=type(error).__name__, message=str(error), retryable=retryable)
+    assert entry.event == failure
+    with pytest.raises(VirnucError) as caught:
+        raise_failure(failure)
+    assert (type(caught.value), str(caught.value)) == (type(raised), str(raised))
 
 
 def test_report_is_of_all_processes_of_a_lane() -> None:
-    events: list[tuple[float, LaneEvent]] = [
-        (100.0, started(shards=(0, 1, 2))),
-        (103.0, loaded(seconds=3.0)),
-        (110.0, done(0)),
-        (500.0, started(shards=(1, 2))),
-        (502.0, loaded(seconds=2.0)),
-        (507.0, done(1)),
-        (512.0, done(2)),
-        (512.0, LaneFinished(lane=2, seconds=12.0)),
+    events = [
+        at(100.0, started(shards=(0, 1, 2))),
+        at(103.0, loaded()),
+        at(110.0, done(0)),
+        at(500.0, started(shards=(1, 2))),
+        at(502.0, loaded()),
+        at(507.0, done(1)),
+        at(512.0, done(2)),
+        at(512.0, finished(seconds=12.0)),
     ]
-    report = lane_report(JournalEntry(time=time, event=event) for time, event in events)
-    assert (report.lane, report.host, report.device, report.device_name) == (2, "node1", "cuda:0", "a GPU")
-    assert (report.started, report.load_seconds, report.seconds) == (100.0, 5.0, 22.0)
+    report = lane_report(events)
+    assert (report.lane, report.host, report.device) == (0, "box", "cuda:0")
+    assert report.device_name == "NVIDIA Made"
+    assert (report.started, report.load_seconds, report.seconds) == (100.0, 4.0, 22.0)
     assert [shard.shard for shard in report.shards] == [0, 1, 2]
-
-
-def test_report_of_a_lane_that_never_loaded() -> None:
-    report = lane_report([JournalEntry(time=1.0, event=started())])
+    report = lane_report(events[:1])  # of a lane that never loaded
     assert (report.device_name, report.load_seconds, report.seconds, report.shards) == ("", 0, 0, ())

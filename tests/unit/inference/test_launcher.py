@@ -76,7 +76,7 @@ def test_only_what_is_missing_is_computed(run: MadeRun) -> None:
 
 
 def test_several_processes_give_the_same_bytes(run: MadeRun, finished_run: MadeRun) -> None:
-    # Two names of the one device there is everywhere.
+    # Two names of the only device that exists everywhere.
     assert len(compute_missing(run.folder, run.plan, ("cpu", "cpu"))) == 2
     for shard in run.plan.shards:
         mine, theirs = (r.folder.shard(shard.index).read_bytes() for r in (run, finished_run))

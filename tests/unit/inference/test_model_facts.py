@@ -1,4 +1,4 @@
-"""Figures of the catalogue, against what was measured and what is published."""
+"""The catalogue's numbers, against measured and published ones."""
 
 import json
 from pathlib import Path
@@ -24,18 +24,15 @@ def test_memory_is_about_what_was_measured(result: str) -> None:
     for case in json.loads((RESULTS / f"{result}.json").read_text())["cases"]:
         [entry] = find_entries(case["model"].removeprefix("random:"), case["family"])
         needed = needed_bytes(entry.spec, case["precision"], case["token_budget"])
-        # The gated feed-forward of DNABERT-S takes less than its three buffers side by side.
+        # DNABERT-S's gated feed-forward needs less than three full buffers.
         least = 0.9 if case["family"] == "esm2" else 0.6
         assert least <= case["peak_memory_bytes"] / needed <= 1.1, case["precision"]
 
 
-def test_speeds_name_their_results() -> None:
+def test_speeds_are_those_that_were_measured() -> None:
     for speed in measured_speeds():
         assert (RESULTS / f"{speed.result}.json").is_file()
         assert speed.machine
-
-
-def test_what_was_not_measured_has_no_speed() -> None:
     by_name = {facts.entry.qualified_name: facts for facts in model_facts()}
     assert by_name["esm2:15B"].speeds == ()
     assert by_name["esm2:3B"].document["speeds"][0]["machine"] == "NVIDIA H200"

@@ -1,4 +1,4 @@
-"""A run that stopped goes on with what it was planned with, or not at all; every row is compared by its name."""
+"""A run resumes with its planned settings or not at all; rows are compared by name."""
 
 import logging
 import shutil
@@ -27,7 +27,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """The settings of a run on a larger ESM-2, as 3B is to 650M, and others to resume it with by mistake."""
+    """Settings of a run on a larger ESM-2, as 3B is to 650M, and mistaken ones to resume it with."""
     folder = tmp_path_factory.mktemp("models")
     models = make_models(folder)
     large = str(make_esm2(folder / "3B", num_layers=4, width=2 * WIDTH))
@@ -49,7 +49,7 @@ def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(run: MadeRun) -> Rows:
-    """Vectors and scores of each frame, by its name."""
+    """Vectors and scores of each frame, by name."""
     aggregate(run.folder, run.plan, run.store)
     with h5py.File(run.folder.embeddings) as file:
         columns = {name: file[name][()] for name in ("dna", "protein", "scores")}
@@ -63,7 +63,7 @@ def rows_of(run: MadeRun) -> Rows:
 
 @pytest.fixture(scope="module")
 def expected(configs: dict[str, RunConfig], contigs: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The rows of an undisturbed run."""
+    """Rows of an undisturbed run."""
     run = plan_run(tmp_path_factory.mktemp("whole") / "run", contigs, configs["as planned"])
     run.compute()
     return rows_of(run)
@@ -111,6 +111,6 @@ def test_shards_of_another_run_are_set_aside_and_never_merged(
     run.compute([0])
     assert rows_of(run) == expected
     other.compute()
-    others = rows_of(other)  # what was compared would have told them apart
+    others = rows_of(other)  # the comparison is sensitive to this
     assert all(others.get(name) != row for name, row in expected.items()) or mistake == "other chunks"
     assert others != expected

@@ -1,4 +1,4 @@
-"""A run that is made from another one is byte for byte the one made from nothing, and computes only what it must."""
+"""A run that reuses another is byte-identical to a new run, and computes only what it must."""
 
 import logging
 from dataclasses import replace
@@ -24,12 +24,11 @@ from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.shard import ShardResult, read_shard, shard_identity
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Family
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> MadeModels:
-    """Models of its own, whose files a test may break."""
+    """Private models, whose files a test may break."""
     return make_models(tmp_path)
 
 
@@ -47,7 +46,7 @@ def results(run: MadeRun) -> list[ShardResult]:
 
 
 def break_weights(models: MadeModels) -> None:
-    """Makes the DNA model one that cannot be loaded any more."""
+    """Makes the DNA model unloadable."""
     weights = models.dnabert / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
 
@@ -60,24 +59,17 @@ def settings_of(move: str, models: MadeModels, folder: Path) -> RunConfig:
         return models.config(esm_model=str(make_esm2(folder / "esm2_large", width=64)), head=str(head))
     if move == "other weights":
         return models.config(esm_model=str(make_esm2(folder / "esm2_other")))
-    changes: dict[str, dict[str, object]] = {
-        "other layer": {"repr_layer": 2},
-        "rounded": {"embeddings": "float16"},
-        "not stored": {"embeddings": "none"},
-        "one by one": {"engine": "reference", "dnabert_engine": "packed"},
-    }
-    return models.config(**changes[move])
+    return models.config(**SETTINGS[move])
 
 
-MOVES: dict[str, set[Family]] = {
-    "other head": {"dnabert_s", "esm2"},
-    "larger ESM-2": {"dnabert_s"},
-    "other weights": {"dnabert_s"},
-    "other layer": {"dnabert_s"},
-    "rounded": {"dnabert_s", "esm2"},
-    "not stored": {"dnabert_s", "esm2"},
-    "one by one": {"dnabert_s"},
+SETTINGS: dict[str, dict[str, object]] = {
+    "other layer": {"repr_layer": 2},
+    "rounded": {"embeddings": "float16"},
+    "not stored": {"embeddings": "none"},
+    "one by one": {"engine": "reference", "dnabert_engine": "packed"},
 }
+ALL_KEPT = ("other head", "rounded", "not stored")
+MOVES = ("other head", "larger ESM-2", "other weights", *SETTINGS)
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -86,9 +78,9 @@ def test_it_is_the_run_from_nothing(move: str, models: MadeModels, run: MadeRun,
     assert [(s.begin, s.end) for s in moved.plan.shards] == [(s.begin, s.end) for s in run.plan.shards]
     reused = ReusedShards.open(moved.folder, moved.plan)
     assert reused is not None
-    assert reused.families == MOVES[move]
+    assert reused.families == ({"dnabert_s", "esm2"} if move in ALL_KEPT else {"dnabert_s"})
     fresh = from_nothing(moved, tmp_path / "fresh")
-    break_weights(models)  # what is reused is not computed
+    break_weights(models)  # reused vectors need no model
     moved.compute()
     for made in (moved, fresh):
         write_results(made)
@@ -106,6 +98,8 @@ def test_the_plan_is_that_of_a_run_from_nothing(models: MadeModels, run: MadeRun
     moved = begin_move(run, config)
     fresh = plan_run(tmp_path / "fresh", tmp_path / "in.fa", config)
     assert moved.plan == replace(fresh.plan, shards=moved.plan.shards)
+    older = ReusedShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
+    assert older.families == set()
     costs = [sum(shard.cost for shard in plan.shards) for plan in (moved.plan, fresh.plan)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-3)
 
@@ -136,14 +130,7 @@ def test_a_model_that_is_needed_after_all_is_checked(
     assert moved.folder.shard(0).exists()
 
 
-def test_vectors_of_another_version_are_not_kept(models: MadeModels, run: MadeRun, tmp_path: Path) -> None:
-    moved = begin_move(run, settings_of("other head", models, tmp_path))
-    older = ReusedShards(run.folder, replace(run.plan, virnuc_version="0.0"), moved.plan)
-    assert older.families == set()
-
-
 def test_a_run_from_nothing_keeps_nothing(run: MadeRun) -> None:
     assert ReusedShards.open(run.folder, run.plan) is None
-    assert run.folder.previous is None
-    assert RunFolder(run.folder.root / "next").previous is None
+    assert run.folder.previous is RunFolder(run.folder.root / "next").previous is None
     assert read_plan(run.folder.plan) == run.plan

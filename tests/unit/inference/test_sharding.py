@@ -1,4 +1,4 @@
-"""Where shards begin and end."""
+"""Shard boundaries."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The emergency switches: they travel with a run, and rescue one that is under way."""
+"""Emergency switches: they travel with a run, and rescue one in progress."""
 
 import logging
 from dataclasses import replace
@@ -29,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
 
 @pytest.fixture
 def run(models: MadeModels, tmp_path: Path) -> MadeRun:
-    """A run of at least five shards, of which the first two are there."""
+    """A run of at least five shards, the first two computed."""
     contigs = write_contigs(tmp_path / "in.fa", 16)
     made = plan_run(tmp_path / "run", contigs, models.config(switches=()), shard_seconds=0.012)
     assert len(made.plan.shards) >= 5
@@ -38,12 +38,12 @@ def run(models: MadeModels, tmp_path: Path) -> MadeRun:
 
 
 def resume(run: MadeRun, config: RunConfig) -> MadeRun:
-    """The run, planned again with other settings."""
+    """Plans the run again with other settings."""
     return replace(run, plan=open_plan(config, run.store, "predict", ("cpu",), run.folder))
 
 
 def attention(run: MadeRun) -> list[str]:
-    """The attention of the protein model in each shard."""
+    """Attention backend of the protein model in each shard."""
     return [run.plan.for_shard(shard.index).models[1].attention for shard in run.plan.shards]
 
 
@@ -54,7 +54,7 @@ def shard_bytes(run: MadeRun) -> list[bytes]:
 def test_those_of_the_plan_win_over_the_environment_of_who_plans(
     run: MadeRun, models: MadeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker plans with the switches of whoever asked for the run, and those alone."""
+    """A worker plans only with the switches of the run's submitter."""
 
     def planned(config: RunConfig) -> set[str]:
         plan = make_plan(config, run.store, "predict", ("cpu",))
@@ -80,7 +80,7 @@ def test_missing_shards_compute_with_the_switch(
     assert rescued.plan == read_plan(run.folder.plan)
     assert rescued.plan.fingerprint != run.plan.fingerprint
     assert pending_shards(rescued.folder, rescued.plan) == tuple(range(2, len(run.plan.shards)))
-    # A shard of the old arithmetic that is lost later is computed as it was.
+    # A lost shard is recomputed with its original arithmetic.
     run.folder.shard(1).unlink()
     rescued.compute(range(1, len(run.plan.shards)))
     assert pending_shards(run.folder, rescued.plan) == ()
@@ -91,7 +91,7 @@ def test_missing_shards_compute_with_the_switch(
     write_results(rescued)
     findings = {finding.path.name: finding for finding in check_run(rescued.folder, thorough=True)}
     bad = {name for name, finding in findings.items() if finding.is_bad}
-    assert bad == {"report.html", "run.json"}  # which only a flow writes
+    assert bad == {"report.html", "run.json"}  # written only by flows
     assert {findings[f"shard_{shard.index:05d}.h5"].state for shard in run.plan.shards} == {"whole"}
     assert findings["embeddings.h5"].state == "whole"
 

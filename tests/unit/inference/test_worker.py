@@ -1,4 +1,4 @@
-"""One lane's work in this process: its events, its files, its warning."""
+"""One lane's work in this process: events, files and warnings."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
-    """A run of four shards or more, none of them computed."""
+    """A run of at least four shards, none computed."""
     run = plan_run(tmp_path / "run", contigs, made_models.config(), shard_seconds=0.04)
     assert len(run.plan.shards) >= 4
     return run
@@ -43,8 +43,10 @@ def shard_names(run: MadeRun) -> list[str]:
     return sorted(path.name for path in run.folder.shards.iterdir() if path.is_file())
 
 
-def test_events_follow_the_files(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config())
+def test_events_follow_the_files_and_poor_packing_is_warned_of(
+    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = plan_run(tmp_path, contigs, made_models.config(token_budget=63))
     events: list[LaneEvent] = []
 
     def emit(event: LaneEvent) -> None:
@@ -52,21 +54,14 @@ def test_events_follow_the_files(tmp_path: Path, contigs: Path, made_models: Mad
             assert run.folder.shard(event.shard).exists()
         events.append(event)
 
-    run_shards(run.folder, (2, 0), "cpu", 3, emit)
+    with caplog.at_level(logging.WARNING):
+        run_shards(run.folder, (2, 0), "cpu", 3, emit)
     loaded, *done = events
     assert isinstance(loaded, ModelsLoaded)
     assert loaded.seconds > 0
     assert [event.shard for event in done if isinstance(event, ShardDone)] == [2, 0]
     assert {event.lane for event in events} == {3}
-    assert sorted(path.name for path in run.folder.shards.iterdir()) == ["shard_00000.h5", "shard_00002.h5"]
-
-
-def test_poor_packing_is_warned_of(
-    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config(token_budget=63))
-    with caplog.at_level(logging.WARNING):
-        run_shards(run.folder, (0,), "cpu", 0, lambda event: None)
+    assert shard_names(run) == ["shard_00000.h5", "shard_00002.h5"]
     assert "dnabert (dnabert_s): packing efficiency is" in caplog.text
 
 
@@ -142,7 +137,7 @@ def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
 def test_a_lane_writes_nothing_into_the_folder_of_another_run(
     run: MadeRun, contigs: Path, made_models: MadeModels, settings: dict[str, int]
 ) -> None:
-    """The run is started over while the lane is at work, as a worker of a pool can be that nobody has stopped."""
+    """The run is started over while an old lane of a pool, which nobody has stopped, is running."""
 
     def start_over(event: LaneEvent) -> None:
         if isinstance(event, ShardDone) and event.shard == 0:
@@ -161,7 +156,7 @@ def test_a_lane_writes_nothing_into_the_folder_of_another_run(
 
 
 def test_attention_that_cannot_run_here_is_an_error_of_its_own(run: MadeRun) -> None:
-    """A plan may come from a machine that has more than this one."""
+    """The plan may come from a machine with other packages or GPUs."""
     models = tuple(replace(model, attention="triton", precision="bf16") for model in run.plan.models)
     write_plan(run.folder.plan, replace(run.plan, models=models))
     with pytest.raises(DeviceError, match="--attention triton needs a CUDA device"):

@@ -1,4 +1,4 @@
-"""What --attention flash-attn refuses, with packages that are made here; its kernels are tested on GPUs."""
+"""What --attention flash-attn refuses, with fake packages; its kernels are tested on GPUs."""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def _forget_the_package() -> Iterator[None]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is searched for packages before all others, and a Hopper GPU."""
+    """A folder first on the import path, and a Hopper GPU."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return tmp_path

@@ -67,7 +67,7 @@ def norm(key: str, width: int) -> Tensors:
 
 
 def esm_model() -> Tensors:
-    """Random weights under the names of transformers' EsmModel."""
+    """Random weights named as in transformers' EsmModel."""
     torch.manual_seed(1)
     tensors = {"embeddings.word_embeddings.weight": torch.randn(33, 24)}
     for n in range(2):
@@ -83,7 +83,7 @@ def esm_model() -> Tensors:
 
 
 def masked_lm() -> Tensors:
-    """The same in EsmForMaskedLM, with all that the published files carry besides."""
+    """The same as EsmForMaskedLM, with the extra tensors of published files."""
     return {f"esm.{key}": value for key, value in esm_model().items()} | {
         "lm_head.bias": torch.zeros(33),
         **linear("lm_head.dense", 24, 24),
@@ -95,7 +95,7 @@ def masked_lm() -> Tensors:
 
 
 def fair_esm(prefix: str = "") -> Tensors:
-    """The same under the names of fair-esm's state dict."""
+    """The same named as in fair-esm."""
     renames = [
         ("embeddings.word_embeddings", "embed_tokens"),
         ("encoder.emb_layer_norm_after", "emb_layer_norm_after"),

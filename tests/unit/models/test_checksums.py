@@ -1,4 +1,4 @@
-"""Hashes of model files: lists beside them, and the names that the hub's cache gives them."""
+"""Hashes of model files: from lists beside them, and from names in the hub's cache."""
 
 import hashlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Converted weights give the same vectors and scores, to the bit."""
+"""Converted weights give bit-identical vectors and scores."""
 
 import shutil
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_transformers_reads_what_was_converted(data_dir: Path, tmp_path: Path) -
         tmp_path / "esm2", output_loading_info=True, add_pooling_layer=False
     )
     assert not told["unexpected_keys"]
-    # A head for contacts is not part of the model, and the frequencies come from their formula.
+    # The contact head is not part of the model, and the frequencies are computed.
     assert {key for key in told["missing_keys"] if "contact" not in key} <= {"rotary_embeddings.inv_freq"}
     ids = torch.tensor([[0, *range(5, 25), 2]])
     with torch.inference_mode():

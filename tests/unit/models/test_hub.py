@@ -1,4 +1,4 @@
-"""Fetching from a model hub: a small real server on this machine, and no server at all."""
+"""Downloads from a model hub: a small real server on localhost, and no server at all."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def hub() -> Iterator[str]:
 
 
 def run(home: Path, endpoint: str, code: str, **environment: str) -> str:
-    """Runs code in a process of its own, because the hub's client reads its settings once."""
+    """In a separate process, because the hub client reads its settings once."""
     program = (
         "from virnuc_core.errors import CheckpointError\nfrom virnuc_core.models.hub import fetch, open_checkpoint\n"
         f"commit = {COMMIT!r}\n{code}"

@@ -1,4 +1,4 @@
-"""No code runs from a weight file, whatever it is made of."""
+"""No weight file can run code."""
 
 import pickle
 import struct
@@ -47,7 +47,7 @@ def _listening() -> None:
 
 @pytest.fixture
 def heard() -> list[str]:
-    """What the interpreter was asked to do meanwhile."""
+    """Audit events of the interpreter."""
     HEARD.clear()
     return HEARD
 
@@ -72,7 +72,7 @@ def test_no_code_runs(name: str, tmp_path: Path, heard: list[str]) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> None:
-    """Before torch reads it, whose own restrictions are the second line of defence."""
+    """Without torch, whose own restrictions are the second line of defence."""
     path = tmp_path / "evil.pth"
     path.write_bytes(malicious(f"{name}, torch archive", tmp_path / "ran"))
     code = r"posix\.system" if name.startswith(("GLOBAL posix", "INST", "REDUCE inside")) else ".+"

@@ -106,7 +106,7 @@ def test_each_dataset_has_a_checksum_over_all_its_values(finished_run: MadeRun, 
     with Embeddings(path, own=True) as embeddings:
         embeddings.verify()
         assert all(f"{name}_sha256" in embeddings.attrs for name in embeddings.names)
-    with h5py.File(path, "r+") as file:  # with checksums of its chunks that are right
+    with h5py.File(path, "r+") as file:  # with valid chunk checksums
         file["dna"][7] = file["dna"][8]
     with Embeddings(path, own=True) as embeddings, pytest.raises(DamagedFileError, match="of 'dna' is wrong"):
         embeddings.verify()

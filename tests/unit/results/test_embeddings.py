@@ -1,4 +1,4 @@
-"""Embeddings as a person opens and exports them, and those that other programs wrote."""
+"""Opening and exporting embeddings, and those of other programs."""
 
 import json
 import subprocess
@@ -33,7 +33,6 @@ def opened(finished_run: MadeRun) -> Iterator[Embeddings]:
 
 
 def require_same(found: Embeddings, expected: Embeddings) -> None:
-    """The same ids and vectors."""
     assert found.ids == expected.ids
     assert np.array_equal(found.vectors[:], expected.vectors[:])
 

@@ -1,4 +1,4 @@
-"""HDF5 files that lie about their size or take their content from elsewhere are damaged files, and nothing else happens."""
+"""HDF5 files with false sizes or external content are rejected as damaged, without side effects."""
 
 import io
 import resource
@@ -33,7 +33,7 @@ def zeros(extra_rows: int, *rest: int, dtype: str = "f4") -> Callable[[h5py.File
 
 
 ELSEWHERE = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
-# What is put in the place of the DNA vectors of shape (n, D).
+# Replaces the DNA vectors of shape (n, D).
 REPLACEMENTS: dict[str, Callable[[h5py.File, tuple[int, ...]], object]] = {
     "external link": lambda file, _: file.__setitem__("dna", h5py.ExternalLink("/etc/passwd", "/dna")),
     "soft link to itself": lambda file, _: file.__setitem__("dna", h5py.SoftLink("/dna")),
@@ -50,7 +50,7 @@ REPLACEMENTS: dict[str, Callable[[h5py.File, tuple[int, ...]], object]] = {
 
 
 def edited(path: Path, edit: Callable[[h5py.File], object]) -> bytes:
-    """The file after the change, with a new checksum over its attributes."""
+    """The changed file with a valid checksum over its attributes."""
     buffer = io.BytesIO(path.read_bytes())
     with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
         attributes = read_attributes(file)

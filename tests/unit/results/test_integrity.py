@@ -1,4 +1,4 @@
-"""What files and folders are, and whether every byte of them is as it was written: `virnuc inspect` and `virnuc fsck`."""
+"""`virnuc inspect` and `virnuc fsck`: identify files and folders, and detect every changed byte."""
 
 import gzip
 import json
@@ -56,7 +56,7 @@ def is_intact(path: Path) -> bool:
 
 
 def change_dataset(path: Path, name: str, change: Callable[[np.ndarray], None]) -> None:
-    """Changes values as somebody would who knows how to make all checksums right again."""
+    """Changes values and makes all checksums valid again."""
     with h5py.File(path, "r+") as file:
         values, attributes = file[name][()], read_attributes(file)
         change(values)

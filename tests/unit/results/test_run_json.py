@@ -1,4 +1,4 @@
-"""The record of a run: how fast it was, what a reader must know, and its result files."""
+"""The record of a run: speed, notes for readers, and result files."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, and what is deleted and what stays."""
+"""A run's folder: one run at a time, and what is deleted and what is kept."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tables of a run, against the same things worked out row by row with pandas."""
+"""The tables of a run, against a row-by-row computation with pandas."""
 
 import csv
 import gzip
@@ -138,7 +138,7 @@ def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
 
 
 def with_scores(run: MadeRun, root: Path, values: list[float]) -> RunFolder:
-    """A copy of a run with these P(virus) for its rows, over and over."""
+    """A copy of a run with these P(virus), cycled over its rows."""
     folder = RunFolder(root)
     root.mkdir()
     folder.embeddings.write_bytes(run.folder.embeddings.read_bytes())

@@ -1,4 +1,4 @@
-"""Result files do not depend on how their content comes, and are compared without being written."""
+"""Result files do not depend on how their content is split, and are compared without being written."""
 
 import gzip
 import random
@@ -29,7 +29,7 @@ def rows(begin: int, end: int) -> pa.Table:
 
 
 def write_all(writer: ResultWriter, folder: Path, step: int) -> None:
-    """Writes, or compares, the same four files with their content in pieces."""
+    """Writes, or compares, the same four files piecewise."""
     lines = [f"{name}\t{number}\n".encode() for number, name in enumerate(NAMES)]
     random.Random(step).shuffle(lines)
     with (

@@ -1,4 +1,4 @@
-"""Pages of docs/ are what result files, commands and code give, and no table makes a figure look better."""
+"""Pages of docs/ match result files, commands and code, and no table rounds a number in virnuc's favour."""
 
 from pathlib import Path
 from typing import Any

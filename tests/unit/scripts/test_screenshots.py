@@ -1,4 +1,4 @@
-"""Which runs the pictures are of, as servers tell of them, and the contigs of those of reports."""
+"""Which runs the screenshots show, and the contigs of those of reports."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from scripts.screenshots import PASTED, find_mlflow_runs, find_prefect_run, writ
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what it was given, by path."""
+    """Canned responses by path."""
 
     answers: Mapping[str, Any] = {}
 

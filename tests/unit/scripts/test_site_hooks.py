@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, asks nobody else for anything, and every command is in it."""
+"""The site builds without a warning, loads nothing from other hosts, and lists every command."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ from virnuc_cli.main import cli
 
 pytestmark = pytest.mark.slow
 
-# What a browser would fetch by itself; links that a person may follow are no matter.
+# What a browser would fetch by itself, unlike links.
 FETCHED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["'](?:https?:)?//[^"']+""")
 
 

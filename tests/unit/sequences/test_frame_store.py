@@ -252,7 +252,7 @@ def test_records_over_several_batches_give_the_frames_of_each_alone(tmp_path: Pa
     )
     parts = []
     for i, record in enumerate(records):
-        # A record in front moves every border of a batch.
+        # A leading record shifts every batch boundary.
         write_frames_tsv(
             build(tmp_path, fasta({"front": "GCC" * 50_000, f"r{i}": record})), tmp_path / "one.tsv"
         )

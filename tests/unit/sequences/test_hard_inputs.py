@@ -1,4 +1,4 @@
-"""What docs/hard-inputs.md says of difficult inputs, in chunks of 500 bp; the made files are those of its table."""
+"""Difficult inputs behave as in docs/hard-inputs.md, in 500-bp chunks; its table lists exactly these files."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def written(folder: Path, made: HardInput) -> Path:
 
 
 def frames_of(made: HardInput, k: int) -> list[str]:
-    """The rows of the table of frames, by the slow oracle."""
+    """Rows of the frames table, by the slow oracle."""
     return [
         f"{name}_chunk_{index}{frame}\t{dna}\t{protein}"
         for name, sequence in made.records
@@ -33,7 +33,7 @@ def frames_of(made: HardInput, k: int) -> list[str]:
 
 
 def table_row(made: HardInput) -> list[str]:
-    """The cells of the page that follow the description."""
+    """The page's cells after the description."""
     if made.error is not None:
         return [f"error: {made.error}", "", "", "", ""]
     chunks = sum(len(slow_chunks(len(sequence), 500)) for _, sequence in made.records)

@@ -23,7 +23,7 @@ FASTQ = b"@one first read\nACGT\n+\nIIII\n@two\nGGCA\n+\nIIII\n"
 
 
 def bgzip(data: bytes, block: int = 1000) -> bytes:
-    """The bgzip form of gzip: one member a block, each marked BC, and an empty one at the end."""
+    """One gzip member per block, each marked BC, and an empty one at the end."""
     blocks = [data[begin : begin + block] for begin in range(0, len(data), block)] + [b""]
     parts = []
     for part in blocks:
@@ -61,7 +61,7 @@ def test_format_and_compression_are_recognised_by_content(
     assert read(tmp_path / name, compress(FASTQ)) == [("one", "ACGT"), ("two", "GGCA")]
 
 
-# Members that may follow each other in one file.
+# Members that may be concatenated in one file.
 SEQUELS = [*((one, one) for one in COMPRESSIONS), (gzip.compress, bgzip), (bgzip, gzip.compress)]
 
 

@@ -1,4 +1,4 @@
-"""Artifacts against a server of a few lines that keeps what it is sent, and against none."""
+"""Artifacts, with a minimal server that records requests, and without a server."""
 
 import json
 import logging
@@ -22,14 +22,14 @@ from tasks.artifacts import (
     show_table,
 )
 
-# Prefect would rather have them made in a flow; tests with a real server do that.
+# Prefect warns outside a flow; tests with a real server use flows.
 pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow:FutureWarning")
 
 ARTIFACT_ID = UUID(int=7)
 
 
 class Server(ThreadingHTTPServer):
-    """Keeps method and body of every request for an artifact, or, while it is ill, answers with an error."""
+    """Records method and body of every artifact request; answers with an error while `ill`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -1,4 +1,4 @@
-"""What a run makes of its lanes' journals: progress, reports, MLflow runs; and the samples of their GPUs."""
+"""Progress, reports and MLflow runs from lane journals; and GPU samples."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ from virnuc_core.run_folder import RunFolder
 
 
 class Recorder:
-    """Progress, and an observer of lanes, that keeps what it gets."""
+    """A progress display and lane observer that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -125,7 +125,7 @@ def test_earlier_runs_are_skipped_unless_they_are_adopted(folder: RunFolder) -> 
     recorder = Recorder()
     watch = LaneWatch(folder, [recorder])
     watch.adopt("lane-0001-ours")
-    write(folder, "lane-0000-old", done(0))  # on its way out
+    write(folder, "lane-0000-old", done(0))  # being stopped
     write(folder, "lane-0002-same", started(2, host="other"), done(1, 2))  # the same flow run, retried
     watch.poll()
     assert recorder.seen == [
@@ -148,7 +148,7 @@ def test_failure_is_the_last_entry_of_a_lane(folder: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One store for all tests: a new database takes seconds."""
+    """Shared by all tests: a new database takes seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
 
 
@@ -223,7 +223,7 @@ def test_status_tells_how_a_lane_ended(client: MlflowClient, run: TrackedRun) ->
             tracking.on_entry(name, at(0.0, started()))
             tracking.on_entry(name, at(1.0, loaded()))
         tracking.on_entry("failed", at(2.0, failed()))
-        # Its process died, and another one on another machine went on.
+        # Its process died, and one on another machine resumed.
         for event in (started(host="other"), loaded(), finished()):
             tracking.on_entry("again", at(5.0, event))
         tracking.on_entry("not of this run", at(0.0, failed()))

@@ -1,4 +1,4 @@
-"""The inbox, what becomes of each of its files (with a stand-in for the run over it), and the report of it."""
+"""The inbox, the outcome of each file (with a stand-in for predict), and the nightly report."""
 
 import errno
 import json
@@ -97,7 +97,7 @@ def test_rejected_file_replaces_no_other(tmp_path: Path) -> None:
 
 
 def test_digest_is_kept_as_long_as_size_and_time_are_the_same(tmp_path: Path) -> None:
-    """The same size and time with other bytes shows that a file is not read again."""
+    """Other bytes with the same size and time show that the file is not read again."""
     path, cache = put(tmp_path / "a.fa", "one"), tmp_path / "cache.json"
     with DigestCache(cache) as digests:
         first = digests.sha256(FileSnapshot.of(path))
@@ -140,7 +140,7 @@ def test_cache_that_cannot_be_written_costs_nothing_else(
 
 
 class Batches:
-    """An inbox, and nightly runs over it; predict leaves its report, or the error for the content of the file."""
+    """An inbox and its nightly runs; predict writes its report, or raises the error in the file's content."""
 
     def __init__(self, root: Path) -> None:
         self.inbox, self.out = root / "inbox", root / "out"
@@ -237,7 +237,7 @@ def test_failed_file_is_resumed_by_the_next_run_also_under_another_name(
 
 
 def test_disk_that_cannot_be_read_is_no_fault_of_the_file(batches: Batches) -> None:
-    """As the reader tells both: an InputError, with the error of the disk as its cause."""
+    """The reader raises InputError for both; a disk error is its cause."""
     unreadable, damaged = InputError("a.fa cannot be read"), InputError("b.fa cannot be read")
     unreadable.__cause__ = OSError(errno.EIO, os.strerror(errno.EIO))
     damaged.__cause__ = OSError("invalid data stream")
@@ -250,7 +250,7 @@ def test_disk_that_cannot_be_read_is_no_fault_of_the_file(batches: Batches) -> N
 def test_file_that_is_being_written_waits(batches: Batches) -> None:
     batches.put("a.fa", "half", modified=time.time() - 30)
     assert (batches.statuses(), batches.calls) == ({"a.fa": "waiting"}, [])
-    # An upload that goes on while the first half is read is no bad file.
+    # An upload that continues while the file is read is not a bad file.
     batches.errors["half"] = InputError("a.fa is truncated.")
     batches.meanwhile = lambda: batches.put("a.fa", "half and half", modified=OLD + 1)
     batches.put("a.fa", "half")
@@ -260,7 +260,7 @@ def test_file_that_is_being_written_waits(batches: Batches) -> None:
 
 
 def test_results_of_other_bytes_do_not_count(batches: Batches) -> None:
-    """The file was replaced after its hash was taken, and the run is over what came after."""
+    """The file was replaced after it was hashed, so the run is over the new bytes."""
     path = batches.put("a.fa", "one")
     results = batches.out / f"a-{input_digest(path).sha256[:12]}"
     report = {"inputs": [{"sha256": "0" * 64}], "counts": {"records": 1, "contigs_virus": 1}}

@@ -12,7 +12,7 @@ from virnuc_core.results.tables import PREDICTION_SCHEMA
 
 
 def drawn_size(figure: Figure) -> tuple[int, int]:
-    """Width and height in pixels of the picture, which a run keeps."""
+    """Width and height in pixels of the saved image."""
     figure.savefig(picture := io.BytesIO())
     return Image.open(picture).size
 

@@ -1,4 +1,4 @@
-"""Stages of flows: what is tried again, and what ends the run at once."""
+"""Stages of flows: what is retried, and what ends the run at once."""
 
 import errno
 from pathlib import Path
@@ -54,7 +54,7 @@ def run(tmp_path: Path, made_models: MadeModels) -> MadeRun:
 
 
 def leave(run: MadeRun, shard: int) -> Path:
-    """What a lane that was killed while it wrote a shard leaves."""
+    """Leaves the temporary file of a lane that was killed while writing a shard."""
     left = run.folder.shards / f".{run.folder.shard(shard).name}.{OWN}.tmp"
     left.touch()
     return left

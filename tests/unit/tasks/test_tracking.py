@@ -15,7 +15,7 @@ from virnuc_core.specs import InputFile
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One home for all tests: a new database takes seconds."""
+    """Shared by all tests: a new database takes seconds."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -85,13 +85,13 @@ def test_store_is_tried_again_after_a_while(
 ) -> None:
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_TRIALS", 1.0)
     with caplog.at_level(logging.WARNING), tracked_run("sample", {}, {}) as run:
-        run.log_files([tmp_path / "none"])  # as good as any other failure
+        run.log_files([tmp_path / "none"])  # any failure will do
         run.log_metrics({"during": 1})
         time.sleep(1.1)
         run.log_metrics({"after": 1})
         run.log_files([tmp_path / "none"])
     kept = own_store().get_run(str(run.run_id))
-    assert kept.info.status == "FINISHED"  # which is written even where the store has just failed
+    assert kept.info.status == "FINISHED"  # written even if the store has just failed
     assert kept.data.metrics == {"after": 1}
     assert len(caplog.records) == 1
 

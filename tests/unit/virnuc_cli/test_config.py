@@ -1,4 +1,4 @@
-"""What settings files may say, and what is said of one that says something else."""
+"""What settings files may contain, and the errors about anything else."""
 
 from pathlib import Path
 

@@ -12,7 +12,7 @@ from virnuc_core.errors import UsageError
 def _no_prefect_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
-    # What the function sets is taken back at the end of the test.
+    # Restores the environment after the test.
     monkeypatch.setattr(os, "environ", os.environ.copy())
     env_config.reload()
 

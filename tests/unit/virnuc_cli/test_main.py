@@ -1,4 +1,4 @@
-"""How the command line behaves; what it consists of is in tests/unit/interfaces."""
+"""Behaviour of the command line; tests/unit/interfaces holds its content."""
 
 import sys
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Compiles kernels as their operators launch them, for a GPU that is not there.
+"""Compiles kernels as their operators launch them, for a GPU that is not present.
 
     python compile_offline.py CAPABILITY SHARED_MEMORY VARIANT...
 
 A variant is product:DTYPE, gated_product:DTYPE, rowwise:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
-a line of JSON for each kernel: the variant, its name and its bytes of shared memory.
+a JSON line per kernel: variant, name and bytes of shared memory.
 """
 
 import json
@@ -23,7 +23,7 @@ LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three 
 
 
 class OfflineDriver:
-    """What Triton asks of a driver before it compiles."""
+    """The part of a driver that Triton queries before it compiles."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)

@@ -1,4 +1,4 @@
-"""Which device runs the kernels, and what becomes of a kernel that it cannot run."""
+"""Which device runs the kernels, and what happens when a device cannot run one."""
 
 import sys
 from typing import Any
@@ -38,7 +38,7 @@ def test_without_triton_no_device_runs_them(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class OneLayer(torch.nn.Module):
-    """A layer that asks for the kernels of its device as those of the models do."""
+    """Requests the kernels of its device as the models' layers do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * (2.0 if fused.has_kernels(x.device) and fused.has_gemm_gelu(x.device) else 1.0)
@@ -46,7 +46,7 @@ class OneLayer(torch.nn.Module):
 
 def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     def capability(device: torch.device) -> tuple[int, int]:
-        sys._getframe()  # a call that Dynamo cannot trace, as those of the driver
+        sys._getframe()  # not traceable by Dynamo, like the driver's calls
         return 9, 0
 
     monkeypatch.setattr(kernels, "_has_capability", lambda device, least: capability(device) >= least)
@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_fit_is_an_error_of_the_device() -> None:
     from virnuc_core.models.kernels.launch import launch
 
     class WideKernel:
-        """A kernel as Triton launches it on a device that is too small for it."""
+        """Raises as Triton does on a device with too little shared memory."""
 
         __name__ = "_wide_kernel"
 

@@ -1,4 +1,4 @@
-"""The Triton kernels on the CPU, by Triton's interpreter, against plain torch in double precision."""
+"""The Triton kernels on the CPU, in Triton's interpreter, against plain torch in fp64."""
 
 import ctypes
 import math
@@ -22,7 +22,7 @@ from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 from virnuc_core.models.positions import alibi_slopes, apply_rotary, position_ids, rotary_table
 
-# The interpreter cuts numbers off where a device rounds them to fp8.
+# The interpreter truncates to fp8 where a device rounds.
 FP8_ERROR = 0.08
 LENGTHS = [300, 193, 192, 129, 128, 64, 65, 3, 1]
 CU_SEQLENS = np.concatenate(([0], np.cumsum(LENGTHS))).astype(np.int32)
@@ -83,9 +83,9 @@ def test_keys_and_products_take_the_shared_memory_there_is() -> None:
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
-    """fp16 zeros of any size: only pages that are written take memory.
+    """fp16 zeros of any size: only written pages take memory.
 
-    2^31 elements lie before the first one, so that an offset that has wrapped around reads and writes there.
+    2^31 elements precede the first one, so that a wrapped offset stays inside the buffer.
     """
     before, size = 2 * 2**31, 2 * math.prod(shape)
     with path.open("w+b") as file:
@@ -96,13 +96,13 @@ def _sparse(path: Path, *shape: int) -> torch.Tensor:
 
 
 def _start(tensor: torch.Tensor) -> torch.Tensor:
-    """The pointer alone: the interpreter copies all that a tensor's storage has."""
+    """Only the pointer: the interpreter copies a tensor's whole storage."""
     pointer = (ctypes.c_uint16 * 1).from_address(tensor.data_ptr())
     return torch.frombuffer(pointer, dtype=torch.float16)
 
 
 def test_offsets_beyond_int32(tmp_path: Path) -> None:
-    """One head of a sequence whose last rows lie 2^31 elements behind its first, in all buffers."""
+    """One head of a sequence whose last rows are 2^31 elements after its first, in all buffers."""
     length, num_heads, head_dim = 300, 2**17, 64
     first_query = 256
     qkv = _sparse(tmp_path / "qkv", length, 3, num_heads, head_dim)

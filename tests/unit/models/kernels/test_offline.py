@@ -1,4 +1,4 @@
-"""The kernels compiled for GPUs that are not there, in the shared memory that each of them has."""
+"""The kernels compiled for GPUs that are not present, within the shared memory of each."""
 
 import json
 import os
@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 _SCRIPT: Final = Path(__file__).with_name("compile_offline.py")
 _TIMEOUT_SECONDS: Final = 900
 
-# Bytes of shared memory that one block may have, by compute capability.
+# Maximum shared memory per block in bytes, by compute capability.
 SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 
 # Heads of up to 32 columns are padded to 32. 8.0, 8.6 and 8.9 get the same code but for the size of their
@@ -35,7 +35,7 @@ KERNELS: Final = {
     "alibi": {"_short_kernel", "_long_kernel"},
 }
 
-# Those that every change is compiled for: with little shared memory, and with much.
+# Compiled for on every change: one with little shared memory, one with much.
 _ALWAYS: Final = (86, 90)
 
 
