@@ -1,4 +1,4 @@
-"""Hand-written tables and run.json of a finished run: the inputs of a report."""
+"""The tables and the run.json of a finished run, written by hand: what a report is made from."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ CHUNK_LENGTH = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeContig:
-    """A contig by its chunk scores, None for no score; regions are (start, end).
+    """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
 
-    The first `dna_alone` scores are of chunks without a stop-free frame.
+    The first `dna_alone` of the scores are of chunks without an open frame.
     """
 
     name: str
@@ -53,7 +53,7 @@ class MadeContig:
 
 
 def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
-    """A contig with viral chunks `begin` to `end` - 1; every third chunk has no stop-free frame."""
+    """A contig with a viral part: chunks begin to end - 1; each third chunk has no open frame."""
     inside = [begin <= i < end for i in range(chunks)]
     p_virus = tuple(None if i % 3 == 2 else 0.9 if inside[i] else 0.1 for i in range(chunks))
     region = (begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH)
@@ -61,7 +61,7 @@ def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> Made
 
 
 def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
-    """Contigs with random scores; every seventh has no stop-free frame."""
+    """Contigs of random scores; each seventh has no open frame."""
     generator = random.Random(1)
     return [
         MadeContig(
@@ -81,21 +81,25 @@ def write_run(
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
 ) -> tuple[RunFolder, dict[str, Any]]:
-    """Writes the tables; returns the folder and the content of its run.json."""
+    """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
     rejected = list(rejected)
-    rows = [contig_row(number, contig) for number, contig in enumerate(contigs, 1)]
-    write(folder.contigs, folder.contigs_parquet, CONTIG_SCHEMA, rows)
-    rows = [row for contig in contigs for row in chunk_rows(contig)]
-    write(folder.predictions, folder.predictions_parquet, PREDICTION_SCHEMA, rows)
-    rows = [row for contig in contigs for row in region_rows(contig)]
-    write(folder.regions, folder.regions_parquet, REGION_SCHEMA, rows)
+    for path, parquet, schema, rows in (
+        (folder.contigs, folder.contigs_parquet, CONTIG_SCHEMA, _contig_rows(contigs)),
+        (folder.predictions, folder.predictions_parquet, PREDICTION_SCHEMA, _chunk_rows(contigs)),
+        (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),
+    ):
+        table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+        pq.write_table(table, parquet)
+        path.write_bytes(header_line(schema.names) + table_lines(table, 0.5))
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
+    dna_head = PlannedHead(name="tiny-500-dna", fingerprint="e" * 64, location="/heads/dna")
+    has_dna_alone = any(contig.dna_alone for contig in contigs)
     run = RunReport(
-        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, dna_head=_dna_head(contigs)),
+        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, dna_head=dna_head if has_dna_alone else None),
         out=str(root),
-        counts=counts_of(contigs, len(rejected)),
+        counts=_counts(contigs, len(rejected)),
         work=counters(20),
         lanes=[report()],
         seconds={"index": 1.0, "embed": 12.0},
@@ -104,12 +108,7 @@ def write_run(
     return folder, {**run.document, "finished": "2026-01-02T03:04:05+00:00"}
 
 
-def _dna_head(contigs: Sequence[MadeContig]) -> PlannedHead | None:
-    is_used = any(contig.dna_alone for contig in contigs)
-    return PlannedHead(name="tiny-500-dna", fingerprint="e" * 64, location="/heads/dna") if is_used else None
-
-
-def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
+def _counts(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     calls = [contig.call for contig in contigs]
     scores = [p for contig in contigs for p in contig.scored]
     return TableCounts(
@@ -126,34 +125,28 @@ def counts_of(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     )
 
 
-def write(table: Path, parquet: Path, schema: pa.Schema, rows: list[tuple[object, ...]]) -> None:
-    """Writes a table as TSV and Parquet."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    made = pa.table(dict(zip(schema.names, map(list, columns), strict=True)), schema)
-    pq.write_table(made, parquet)
-    table.write_bytes(header_line(schema.names) + table_lines(made, 0.5))
+def _contig_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+    for number, contig in enumerate(contigs, 1):
+        scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
+        share, mean_p = (viral / len(scored), sum(scored) / len(scored)) if scored else (None, None)
+        tier = contig.tier if scored else None
+        counted = (contig.bases, len(contig.p_virus), len(scored), viral)
+        yield (contig.name, number, *counted, share, mean_p, contig.call, tier, contig.dna_alone)
 
 
-def contig_row(number: int, contig: MadeContig) -> tuple[object, ...]:
-    scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
-    counted = (contig.bases, len(contig.p_virus), len(scored), viral)
-    if not scored:
-        return (contig.name, number, *counted, None, None, contig.call, None, 0)
-    share, mean_p = viral / len(scored), sum(scored) / len(scored)
-    return (contig.name, number, *counted, share, mean_p, contig.call, contig.tier, contig.dna_alone)
+def _chunk_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+    for contig in contigs:
+        chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
+        for i, p in enumerate(contig.p_virus):
+            where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
+            if p is None:
+                yield (*where, None, None, "unscored", "no_open_frame")
+            else:
+                yield (*where, "F1", p, "virus" if p >= 0.5 else "other", "scored")
 
 
-def chunk_rows(contig: MadeContig) -> Iterator[tuple[object, ...]]:
-    chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
-    for i, p in enumerate(contig.p_virus):
-        where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
-        if p is None:
-            yield (*where, None, None, "unscored", "no_open_frame")
-        else:
-            yield (*where, "F1", p, "virus" if p >= 0.5 else "other", "scored")
-
-
-def region_rows(contig: MadeContig) -> Iterator[tuple[object, ...]]:
-    for start, end in contig.regions:
-        length = end - start + 1
-        yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident", 0)
+def _region_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+    for contig in contigs:
+        for start, end in contig.regions:
+            length = end - start + 1
+            yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident", 0)

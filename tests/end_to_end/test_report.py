@@ -98,17 +98,13 @@ def test_says_what_was_found_with_what(show: Any) -> None:
     shown = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
     text = shown.page.inner_text("body")
     assert shown.page.inner_text("h1").endswith("1 other has a viral region; 1 has no score.")
-    for part in (
-        "in.fa",
-        "tiny-500",
-        "1 record was not used",
-        "empty sequence",
-        "NVIDIA Made",
-        "2 January 2026",
-    ):
+    facts = "in.fa", "tiny-500", "1 record was not used", "empty sequence", "NVIDIA Made", "2 January 2026"
+    for part in facts:
         assert part in text, part
     assert "calibrated on made chunks" in shown.page.inner_text("#confidence")
     assert "The models are small." in shown.page.inner_text("#found")
+    assert shown.page.get_by_role("columnheader", name="DNA only").count() == 0
+    assert "--dna-head" in shown.page.inner_text("#unscored")
     assert shown.page.eval_on_selector_all(
         "a[href]", "all => all.map(a => a.href).filter(a => a.startsWith('http') || a.startsWith('java'))"
     ) == ["https://mlflow.example/1"]
@@ -177,15 +173,10 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     track = page.locator(".detail .track")
     assert track.locator("svg .shade").count() == 1
     assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
-    rows = [
-        line.split("\t")
-        for line in Path(page.url.removeprefix("file://"))
-        .with_name("predictions.tsv")
-        .read_text()
-        .splitlines()
-    ]
+    table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
     track.locator(".plot").focus()
-    for _, number, start, end, _, p_virus, _, status in rows[1:25]:
+    for line in table.splitlines()[1:25]:
+        _, number, start, end, _, p_virus, _, status = line.split("\t")
         page.keyboard.press("ArrowRight")
         said = track.locator(".readout").inner_text()
         value = "no score" if status != "scored" else f"p_virus {float(p_virus):.2f}"
@@ -197,22 +188,14 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
     shown.row("odd").click()
     assert page.locator(".detail").count() == 0
-    shown.row("contig_0").click()
-    assert "No chunk of this contig has a score" in page.locator(".detail").inner_text()
 
 
-def test_the_keyboard_goes_through_the_table(show: Any) -> None:
-    shown = show(many_contigs(100))
-    page = shown.page
-    rows = shown.rows()
-    shown.row(rows[0]).focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.textContent") == rows[1]
-    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
-    for key, position in (("PageDown", 13), ("ArrowUp", 12), ("End", -1), ("Home", 0)):
-        page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.textContent") == rows[position]
+def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
+    shown = show([MadeContig(name="short", p_virus=(None,))])
+    assert shown.page.locator("#regions").count() == 0
+    assert shown.page.get_by_role("columnheader", name="Tier").count() == 0
+    shown.row("short").click()
+    assert "No chunk of this contig has a score" in shown.page.locator(".detail").inner_text()
 
 
 def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
@@ -241,29 +224,6 @@ def test_light_and_dark(show: Any) -> None:
     assert page.evaluate(colour) == dark
 
 
-def test_of_ten_thousand_contigs_the_first_rows_are_shown(show: Any) -> None:
-    made = [*many_contigs(10_000, chunks=4), island("prophage")]
-    shown = show(made)
-    page = shown.page
-    shown.has_status("10,001 contigs")
-    scored = sorted((c for c in made if c.scored), key=lambda c: -sum(c.scored) / len(c.scored))
-    assert shown.rows() == [contig.name for contig in scored[:250]]
-    rest = page.locator(".rest")
-    assert rest.inner_text().startswith("The first 250 of 10,001 rows.")
-    assert rest.locator("a").get_attribute("href") == "contigs.tsv"
-    heading = page.get_by_role("columnheader", name="Contig").get_by_role("button")
-    heading.click()
-    assert shown.rows()[:3] == ["contig_0", "contig_1", "contig_2"]
-    heading.click()
-    assert shown.rows()[:2] == ["prophage", "contig_9999"]
-    page.fill("[name=text]", "prophage")
-    shown.has_status("1 of 10,001 contigs")
-    assert shown.rows() == ["prophage"]
-    expect(rest).to_be_empty()
-    page.click("text=Reset")
-    shown.has_status("10,001 contigs")
-
-
 def test_hostile_names_are_text(show: Any) -> None:
     made = [MadeContig(name=name, p_virus=(0.9,) * 5, regions=((1, 2500),)) for name in HOSTILE]
     labels = {name: f"class {name}" for name in HOSTILE}
@@ -278,14 +238,6 @@ def test_hostile_names_are_text(show: Any) -> None:
     assert all(f"class {name}" in text for name in HOSTILE)
 
 
-def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
-    shown = show([MadeContig(name="short", p_virus=(None,))])
-    assert shown.page.locator("#regions").count() == 0
-    assert shown.page.get_by_role("columnheader", name="Tier").count() == 0
-    shown.row("short").click()
-    assert "No chunk of this contig has a score" in shown.page.locator(".detail").inner_text()
-
-
 def test_dna_only_scores_are_told_apart(show: Any) -> None:
     made = MadeContig(name="mixed", p_virus=(0.9, 0.2, 0.8), dna_alone=2)
     shown = show([made, MadeContig(name="open", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))])
@@ -298,7 +250,30 @@ def test_dna_only_scores_are_told_apart(show: Any) -> None:
     assert "this one has 3" in shown.page.locator(".detail").inner_text()
 
 
-def test_without_dna_only_scores_the_flag_is_named(show: Any) -> None:
-    shown = show([island("prophage")])
-    assert shown.page.get_by_role("columnheader", name="DNA only").count() == 0
-    assert "--dna-head" in shown.page.inner_text("#unscored")
+def test_of_ten_thousand_contigs_the_first_rows_are_shown_and_keys_go_through_them(show: Any) -> None:
+    made = [*many_contigs(10_000, chunks=4), island("prophage")]
+    shown = show(made)
+    page = shown.page
+    shown.has_status("10,001 contigs")
+    scored = sorted((c for c in made if c.scored), key=lambda c: -sum(c.scored) / len(c.scored))
+    rows = shown.rows()
+    assert rows == [contig.name for contig in scored[:250]]
+    rest = page.locator(".rest")
+    assert rest.inner_text().startswith("The first 250 of 10,001 rows.")
+    assert rest.locator("a").get_attribute("href") == "contigs.tsv"
+    shown.row(rows[0]).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
+    for key, position in (("PageDown", 13), ("ArrowUp", 12), ("End", -1), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.textContent") == rows[position]
+    heading = page.get_by_role("columnheader", name="Contig").get_by_role("button")
+    heading.click()
+    assert shown.rows()[:3] == ["contig_0", "contig_1", "contig_2"]
+    heading.click()
+    assert shown.rows()[:2] == ["prophage", "contig_9999"]
+    page.fill("[name=text]", "prophage")
+    shown.has_status("1 of 10,001 contigs")
+    assert shown.rows() == ["prophage"]
+    expect(rest).to_be_empty()

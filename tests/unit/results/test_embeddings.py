@@ -1,6 +1,5 @@
 """Opening and exporting embeddings, and those of other programs."""
 
-import io
 import json
 import subprocess
 import sys
@@ -75,16 +74,6 @@ def test_rows_are_chosen_as_in_numpy(opened: Embeddings) -> None:
             rows[wrong]  # type: ignore[index]
 
 
-def test_table_names_contig_chunk_and_frame(opened: Embeddings) -> None:
-    table = opened.as_dataframe(vectors=True)
-    assert table.index.tolist() == opened.ids
-    rebuilt = table["contig"] + "_chunk_" + table["chunk"].astype(str) + table["frame"]
-    assert rebuilt.tolist() == opened.ids
-    assert table["p_virus"].between(0, 1).all()
-    assert table.columns[5:7].tolist() == ["dna_0", "dna_1"]
-    assert table["protein_95"].iloc[4] == opened.matrix("protein")[4][95]
-
-
 def test_a_file_without_vectors_still_has_scores(
     tmp_path: Path, contigs: Path, made_models: MadeModels
 ) -> None:
@@ -120,22 +109,43 @@ def test_files_of_other_kinds_are_called_by_their_name(finished_run: MadeRun, tm
         )
 
 
-def test_hdf5_of_another_program_opens_with_a_warning(
+def test_table_names_contig_chunk_and_frame(opened: Embeddings) -> None:
+    table = opened.as_dataframe(vectors=True)
+    assert table.index.tolist() == opened.ids
+    rebuilt = table["contig"] + "_chunk_" + table["chunk"].astype(str) + table["frame"]
+    assert rebuilt.tolist() == opened.ids
+    assert table["p_virus"].tolist() == opened.scores[:, 1].tolist()  # type: ignore[index]
+    assert table.columns[5:7].tolist() == ["dna_0", "dna_1"]
+    assert table["protein_95"].iloc[4] == opened.matrix("protein")[4][95]
+
+
+def test_files_of_other_programs_open_with_a_warning(
     finished_run: MadeRun, opened: Embeddings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert NO_CHECKSUMS not in caplog.text
     arrays = arrays_of(finished_run.folder.embeddings)
     described = {name: value for name, value in opened.attrs.items() if not name.endswith("_sha256")}
-    as_text = {**arrays, "frame_ids": [name.decode() for name in arrays["frame_ids"].tolist()]}
-    renamed = {"ids": arrays["frame_ids"], "dna": arrays["dna"], "protein": arrays["protein"]}
+    ids, dna, protein = opened.ids, arrays["dna"], arrays["protein"]
+    renamed = {"ids": arrays["frame_ids"], "dna": dna, "protein": protein}
     files = [
         write_hdf5(tmp_path / "plain.h5", arrays),
         write_hdf5(tmp_path / "described.h5", arrays, described),
         write_hdf5(tmp_path / "own.h5", arrays, {"author": "somebody", "versions": [1, 2]}),
-        write_hdf5(tmp_path / "text.h5", as_text),
+        write_hdf5(tmp_path / "text.h5", {**arrays, "frame_ids": ids}),
         write_hdf5(tmp_path / "renamed.h5", renamed),
         write_hdf5(tmp_path / "more.h5", {**arrays, "labels": np.arange(3)}),
     ]
+    both = np.hstack([dna, protein])
+    contents: list[dict[str, Any]] = [
+        {"ids": ids, "dna": dna, "protein": protein},
+        {"ids": ids, "vectors": np.asfortranarray(both)},
+        {"ids": ids, "vectors": both.astype(np.float64)},
+        {"frame_ids": np.array(ids, "S"), "vectors": both},
+    ]
+    for number, content in enumerate(contents):
+        for save in (np.savez, np.savez_compressed):
+            files.append(tmp_path / f"{save.__name__}_{number}.npz")
+            save(files[-1], **content)
     for path in files:
         caplog.clear()
         with Embeddings(path) as found:
@@ -149,66 +159,36 @@ def test_a_wrong_checksum_stays_damage(finished_run: MadeRun, opened: Embeddings
     arrays = arrays_of(finished_run.folder.embeddings)
     with h5py.File(finished_run.folder.embeddings) as file:
         attributes = dict(file.attrs)
-    with Embeddings(write_hdf5(tmp_path / "copy.h5", arrays, attributes)) as found:
+    path = tmp_path / "copy.h5"
+    with Embeddings(write_hdf5(path, arrays, attributes)) as found:
         require_same(found, opened)
     without = {name: value for name, value in attributes.items() if name != "attributes_sha256"}
-    damaged = [
-        write_hdf5(tmp_path / "1.h5", arrays, {**attributes, "dtype": "float16"}),
-        write_hdf5(tmp_path / "2.h5", arrays, {**attributes, "attributes_sha256": "0" * 64}),
-        write_hdf5(tmp_path / "3.h5", arrays, without),
-        write_hdf5(tmp_path / "4.h5", {**arrays, "dna": arrays["dna"] + 1}, attributes),
-    ]
-    for path in damaged:
+    for values, described in (
+        (arrays, {**attributes, "dtype": "float16"}),
+        (arrays, {**attributes, "attributes_sha256": "0" * 64}),
+        (arrays, without),
+        ({**arrays, "dna": arrays["dna"] + 1}, attributes),
+    ):
         with pytest.raises(DamagedFileError, match="checksum"):
-            Embeddings(path)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_opens_with_a_warning(
-    save: Any, opened: Embeddings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ids, dna, protein = opened.ids, opened.matrix("dna")[:], opened.matrix("protein")[:]
-    both = np.hstack([dna, protein])
-    contents: list[dict[str, Any]] = [
-        {"ids": ids, "dna": dna, "protein": protein},
-        {"ids": ids, "vectors": both},
-        {"ids": ids, "vectors": np.asfortranarray(both)},
-        {"ids": ids, "vectors": both.astype(np.float64)},
-        {"frame_ids": np.array(ids, "S"), "vectors": both},
-    ]
-    for content in contents:
-        caplog.clear()
-        save(tmp_path / "x.npz", **content)
-        with Embeddings(tmp_path / "x.npz") as found:
-            require_same(found, opened)
-        assert NO_CHECKSUMS in caplog.text
+            Embeddings(write_hdf5(path, values, described))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: Path) -> None:
-    data = torch.arange(12).reshape(3, 4).to(dtype)
-    ids = ["a_chunk_1F1", "a_chunk_1R2", "b_chunk_2F3"]
-    path = tmp_path / "x_merged.pt"
-    content = {"ids": ids, "data": data, "labels": [1]}
-    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    path, count = tmp_path / "x_merged.pt", 20_000
+    data = torch.arange(2 * count).reshape(count, 2).to(dtype)
+    ids = [f"{i:0200d}_chunk_{i + 1}F1" for i in range(count)]  # many long ids are no attack
+    torch.save({"ids": ids, "data": data, "labels": [1]}, path, _use_new_zipfile_serialization=is_zip)
     with Embeddings(path) as found:
         assert found.ids == ids
         assert found.datasets == ("vectors",)
         assert found.vectors[[2, 0]].tolist() == data[[2, 0]].tolist()
         assert found.scores is None
         table = found.as_dataframe(vectors=True)
-        assert table["contig"].tolist() == ["a", "a", "b"]
-        assert table["chunk"].tolist() == [1, 1, 2]
+        assert table["contig"].tolist() == [name[:200] for name in ids]
+        assert table["chunk"].tolist() == list(range(1, count + 1))
         assert table.columns[3:5].tolist() == ["vectors_0", "vectors_1"]
-
-
-def test_many_long_ids_are_no_attack(tmp_path: Path) -> None:
-    path = tmp_path / "x_merged.pt"
-    ids = [f"{i:0200d}_chunk_1F1" for i in range(20_000)]
-    torch.save({"ids": ids, "data": torch.zeros(len(ids), 2)}, path)
-    with Embeddings(path) as found:
-        assert found.ids == ids
 
 
 @pytest.mark.parametrize(
@@ -266,13 +246,10 @@ def test_archives_that_are_damaged_or_lie(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DamagedFileError, match="CRC"):
         Embeddings(path)
-    header, ids = io.BytesIO(), io.BytesIO()
-    declared = {"descr": "<f4", "fortran_order": False, "shape": (2, 1 << 40)}
-    np.lib.format.write_array_header_1_0(header, declared)
-    np.lib.format.write_array(ids, np.array(["a", "b"]))
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ids.npy", ids.getvalue())
-        archive.writestr("vectors.npy", header.getvalue())
+    np.savez(path, ids=["a", "b"])
+    with zipfile.ZipFile(path, "a") as archive, archive.open("vectors.npy", "w") as header:
+        declared = {"descr": "<f4", "fortran_order": False, "shape": (2, 1 << 40)}
+        np.lib.format.write_array_header_1_0(header, declared)
     with pytest.raises(DamagedFileError, match="declares"):
         Embeddings(path)
 
@@ -321,27 +298,6 @@ def test_an_exported_npz_has_all_of_it_and_comes_back(
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_an_exported_npy_is_the_matrix(
-    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virnuc_core.results.embeddings._BLOCK_ROWS", 7)
-    path = tmp_path / "vectors.npy"
-    export_embeddings(finished_run.folder.embeddings, path, vectors="dna")
-    assert np.array_equal(np.load(path, mmap_mode="r"), opened.matrix("dna")[:])
-
-
-def test_anndata_reads_what_is_exported(finished_run: MadeRun, opened: Embeddings, tmp_path: Path) -> None:
-    path = tmp_path / "vectors.h5ad"
-    export_embeddings(finished_run.folder.embeddings, path, vectors="protein")
-    data, table = anndata.read_h5ad(path), opened.as_dataframe()
-    assert np.array_equal(data.X, opened.matrix("protein")[:])
-    assert data.obs_names.tolist() == opened.ids
-    assert data.obs["p_virus"].tolist() == table["p_virus"].tolist()
-    assert data.obs["contig"].tolist() == table["contig"].tolist()
-    assert data.var_names[:2].tolist() == ["protein_0", "protein_1"]
-    assert data.uns["plan_fingerprint"] == opened.attrs["plan_fingerprint"]
-
-
 def test_what_cannot_be_exported(finished_run: MadeRun, tmp_path: Path) -> None:
     source = finished_run.folder.embeddings
     for name in ("vectors.csv", "vectors"):
@@ -357,3 +313,20 @@ def test_what_cannot_be_exported(finished_run: MadeRun, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "UsageError: writing .h5ad needs the package anndata: pip install 'virnuc[anndata]'" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exported_npy_and_h5ad_are_the_matrix(
+    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virnuc_core.results.embeddings._BLOCK_ROWS", 7)
+    npy, h5ad = tmp_path / "vectors.npy", tmp_path / "vectors.h5ad"
+    for path in (npy, h5ad):
+        export_embeddings(finished_run.folder.embeddings, path, vectors="protein")
+    assert np.array_equal(np.load(npy, mmap_mode="r"), opened.matrix("protein")[:])
+    data, table = anndata.read_h5ad(h5ad), opened.as_dataframe()
+    assert np.array_equal(data.X, opened.matrix("protein")[:])
+    assert data.obs_names.tolist() == opened.ids
+    for column in ("p_virus", "contig"):
+        assert data.obs[column].tolist() == table[column].tolist()
+    assert data.var_names[:2].tolist() == ["protein_0", "protein_1"]
+    assert data.uns["plan_fingerprint"] == opened.attrs["plan_fingerprint"]

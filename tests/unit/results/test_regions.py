@@ -1,11 +1,11 @@
-"""Regions from synthetic scores, and their files, parsed by the rules of each format."""
+"""Regions from made scores, and their files, read by the rules of each format."""
 
 import csv
 import gzip
 import math
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -37,7 +37,7 @@ from virnuc_core.sequences.frames import chunk_table
 NAN = float("nan")
 STEP = 480  # neighbours overlap by 20 bp
 LOW, HIGH = [0.05] * 15, [0.9] * 10
-# Source: GFF3 1.26, characters that need no escaping in a sequence's name.
+# As GFF3 1.26 has it: letters that a sequence's name may hold as they are.
 GFF3_NAME = re.compile(r"(?:[a-zA-Z0-9.:^*$@!+_?|-]|%[0-9A-F]{2})+")
 
 
@@ -57,10 +57,20 @@ def chunks_of(*contigs: list[float]) -> ChunkScores:
 
 
 def test_an_island_is_found_to_the_chunk() -> None:
-    [region] = find_regions(chunks_of(LOW + HIGH + LOW))
-    assert (region.start, region.end, region.chunks) == (15 * STEP, 24 * STEP + 500, 10)
-    assert region.mean_p == pytest.approx(0.9)
+    chunks = chunks_of([0.05] * 20 + [0.97] * 10 + [0.05] * 20)
+    [region] = find_regions(chunks)
+    assert (region.start, region.end, region.chunks) == (20 * STEP, 29 * STEP + 500, 10)
+    assert region.mean_p == pytest.approx(0.97)
     assert region.tier == "confident"
+    assert find_regions(chunks, threshold=0.9) == [region], "its score does not depend on the threshold"
+    assert find_regions(chunks, threshold=0.99) == []
+
+
+@pytest.mark.parametrize(("number", "tier"), [(1, "unsure"), (2, "likely"), (3, "likely"), (4, "confident")])
+def test_scores_are_bounded_so_tiers_ask_for_several_chunks(number: int, tier: str) -> None:
+    [region] = find_regions(chunks_of([1.0] * number))
+    assert 15 * number < region.score < 16 * number
+    assert region.tier == tier
 
 
 @pytest.mark.parametrize(
@@ -91,20 +101,6 @@ def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float, thre
     assert [r.tier for r in find_regions(chunks_of([0.5]))] == ["unsure"]
 
 
-def test_the_score_of_a_region_does_not_depend_on_the_threshold() -> None:
-    chunks = chunks_of([0.05] * 20 + [0.97] * 10 + [0.05] * 20)
-    [usual], [strict] = (find_regions(chunks, threshold=t) for t in (0.5, 0.9))
-    assert strict == usual
-    assert find_regions(chunks, threshold=0.99) == []
-
-
-def test_scores_are_bounded_so_tiers_ask_for_several_chunks() -> None:
-    assert 15 < find_regions(chunks_of([1.0]))[0].score < 16
-    for number, tier in {1: "unsure", 2: "likely", 3: "likely", 4: "confident"}.items():
-        [region] = find_regions(chunks_of([0.999] * number))
-        assert region.tier == tier
-
-
 def test_the_posterior_is_that_of_all_paths_added_up() -> None:
     chunks = chunks_of([0.9, NAN, 0.2, 0.6])
     likelihood = level_likelihood(chunks.p_virus, DEFAULT_MODEL)
@@ -118,45 +114,39 @@ def test_the_posterior_is_that_of_all_paths_added_up() -> None:
 
 
 @st.composite
-def made_chunks(draw: st.DrawFn) -> tuple[ChunkScores, list[int]]:
-    """Contigs cut as in a run, with scores; and their lengths."""
-    lengths = draw(st.lists(st.integers(1, 9_000), min_size=1, max_size=5))
-    table = chunk_table(np.array(lengths), draw(st.sampled_from([60, 300, 500])))
-    p_virus = st.floats(0, 1) | st.just(NAN)
-    scores = draw(st.lists(p_virus, min_size=len(table), max_size=len(table)))
-    chunks = ChunkScores(
-        contig=table.record,
-        start=table.start,
-        end=table.end,
-        p_virus=np.array(scores, np.float64),
-        is_dna_alone=np.arange(len(table)) % 3 == 0,
-    )
-    return chunks, lengths
+def made_contigs(draw: st.DrawFn) -> list[tuple[int, ChunkScores]]:
+    """Contigs cut as in a run: their lengths, and scores of their chunks."""
+    contigs = []
+    for number, length in enumerate(draw(st.lists(st.integers(1, 9_000), min_size=1, max_size=5))):
+        table = chunk_table(np.array([length]), draw(st.sampled_from([60, 300, 500])))
+        p_virus = st.lists(st.floats(0, 1) | st.just(NAN), min_size=len(table), max_size=len(table))
+        chunks = ChunkScores(
+            contig=table.record + number,
+            start=table.start,
+            end=table.end,
+            p_virus=np.array(draw(p_virus), np.float64),
+            is_dna_alone=np.arange(len(table)) % 3 == 0,
+        )
+        contigs.append((length, chunks))
+    return contigs
 
 
-def own_chunks(chunks: ChunkScores, contig: int) -> ChunkScores:
-    own = chunks.contig == contig
-    names = ("contig", "start", "end", "p_virus", "is_dna_alone")
-    return ChunkScores(**{name: getattr(chunks, name)[own] for name in names})
-
-
-@given(made_chunks())
-def test_regions_of_any_contigs(made: tuple[ChunkScores, list[int]]) -> None:
-    chunks, lengths = made
-    regions = find_regions(chunks)
+@given(made_contigs())
+def test_regions_of_any_contigs(made: list[tuple[int, ChunkScores]]) -> None:
+    names = [field.name for field in fields(ChunkScores)]
+    columns = {name: np.concatenate([getattr(chunks, name) for _, chunks in made]) for name in names}
+    regions = find_regions(ChunkScores(**columns))
+    assert regions == [region for _, chunks in made for region in find_regions(chunks)]
     for left, right in pairwise(regions):
         assert (left.contig, left.end) < (right.contig, right.start)
     for region in regions:
-        assert 0 <= region.start < region.end <= lengths[region.contig]
-        own = own_chunks(chunks, region.contig)
+        length, own = made[region.contig]
+        assert 0 <= region.start < region.end <= length
         inside = (own.start >= region.start) & (own.end <= region.end)
         assert inside.sum() == region.chunks
         assert own.is_dna_alone[inside].sum() == region.dna_alone_chunks
         assert abs(region.mean_p - np.nanmean(own.p_virus[inside])) < 1e-9
         assert np.isfinite(region.score)
-    for contig in range(len(lengths)):
-        alone = find_regions(own_chunks(chunks, contig))
-        assert alone == [region for region in regions if region.contig == contig]
 
 
 def region(contig: int, start: int, *, score: float = 25.0) -> Region:
@@ -165,20 +155,17 @@ def region(contig: int, start: int, *, score: float = 25.0) -> Region:
     )
 
 
-def sequence_of(contig: int) -> bytes:
-    return b"ACGTTGCAAC"[contig:] * 1000
-
-
 def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
     run = RunFolder(folder)
     with ExitStack() as stack:
         files = RegionFiles(run, ResultWriter(), stack, 0.5)
-        files.extend(regions, names, [10_000] * len(names), sequence_of)
+        files.extend(regions, names, [10_000] * len(names), lambda contig: b"ACGTTGCAAC"[contig:] * 1000)
     return run
 
 
-def bed_rows(path: Path) -> Iterator[tuple[str, int, int, str, int]]:
-    """Parses BED6: no header lines, six columns."""
+def bed_rows(path: Path) -> list[tuple[str, int, int, str, int]]:
+    """The rows of a BED6 file, which has six columns and no header lines."""
+    found = []
     for line in path.read_text().splitlines():
         assert not line.startswith(("#", "track", "browser"))
         chrom, start, end, name, score, strand = line.split("\t")
@@ -186,20 +173,20 @@ def bed_rows(path: Path) -> Iterator[tuple[str, int, int, str, int]]:
         assert 0 <= int(start) < int(end)
         assert 0 <= int(score) <= 1000
         assert strand == "."
-        yield chrom, int(start), int(end), name, int(score)
+        found.append((chrom, int(start), int(end), name, int(score)))
+    return found
 
 
-def gff3_rows(path: Path) -> Iterator[tuple[str, int, int, float, dict[str, str]]]:
-    """Parses GFF3: version first, nine columns, attributes, unique IDs, within the sequence-region."""
-    lines = path.read_text().splitlines()
-    assert lines[0] == "##gff-version 3"
+def gff3_rows(path: Path) -> list[tuple[str, int, int, float, dict[str, str]]]:
+    """The rows of a GFF3 file: the version first, nine columns, unique IDs, within the sequence-region."""
+    version, *lines = path.read_text().splitlines()
+    assert version == "##gff-version 3"
     lengths: dict[str, int] = {}
-    ids: set[str] = set()
-    for line in lines[1:]:
+    found = []
+    for line in lines:
         if line.startswith("##sequence-region "):
             _, name, first, last = line.split(" ")
-            assert name not in lengths
-            assert first == "1"
+            assert (name not in lengths, first) == (True, "1")
             lengths[name] = int(last)
             continue
         seqid, source, kind, start, end, score, strand, phase, attributes = line.split("\t")
@@ -207,9 +194,9 @@ def gff3_rows(path: Path) -> Iterator[tuple[str, int, int, float, dict[str, str]
         assert (source, kind, strand, phase) == ("virnuc", "viral_sequence", ".", ".")
         assert 1 <= int(start) <= int(end) <= lengths[seqid]
         facts = dict(pair.split("=") for pair in attributes.split(";"))
-        assert facts["ID"] not in ids
-        ids.add(facts["ID"])
-        yield unquote(seqid), int(start), int(end), float(score), facts
+        found.append((unquote(seqid), int(start), int(end), float(score), facts))
+    assert len({facts["ID"] for *_, facts in found}) == len(found)
+    return found
 
 
 def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
@@ -223,43 +210,40 @@ def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
         ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure", 0],
     ]
     pd.testing.assert_frame_equal(pd.read_parquet(run.regions_parquet), table)
-    assert list(bed_rows(run.regions_bed)) == [
+    assert bed_rows(run.regions_bed) == [
         ("k141_1", 0, 500, "region_1_likely", 250),
         ("k141_1", 5000, 5500, "region_2_confident", 1000),
         ("k141_3", 40, 540, "region_1_unsure", 0),
     ]
-    features = list(gff3_rows(run.regions_gff3))
-    assert [row[:4] for row in features] == [
-        ("k141_1", 1, 500, 25.0),
-        ("k141_1", 5001, 5500, 250.0),
-        ("k141_3", 41, 540, -1.0),
-    ]
+    features = gff3_rows(run.regions_gff3)
+    places = list(table[["contig", "start", "end", "score"]].itertuples(index=False, name=None))
+    assert [row[:4] for row in features] == places
     counted = {"chunks": "1", "dna_alone_chunks": "0"}
     assert features[1][4] == {"ID": "k141_1.region_2", **counted, "mean_p": "0.750000", "tier": "confident"}
     with gzip.open(run.regions_fasta, "rt") as file:
         records = {record.description: str(record.seq) for record in SeqIO.parse(file, "fasta")}
     assert records == {
-        "k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely": sequence_of(0)[:500].decode(),
-        "k141_1:5001-5500 score=250.00 mean_p=0.750000 tier=confident": sequence_of(0)[5000:5500].decode(),
-        "k141_3:41-540 score=-1.00 mean_p=0.750000 tier=unsure": sequence_of(2)[40:540].decode(),
+        "k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely": "ACGTTGCAAC" * 50,
+        "k141_1:5001-5500 score=250.00 mean_p=0.750000 tier=confident": "ACGTTGCAAC" * 50,
+        "k141_3:41-540 score=-1.00 mean_p=0.750000 tier=unsure": "GTTGCAAC" * 62 + "GTTG",
     }
 
 
-def test_no_regions(tmp_path: Path) -> None:
-    run = write(tmp_path, [], ["a"])
-    assert len(pd.read_csv(run.regions, sep="\t")) == 0
-    assert list(bed_rows(run.regions_bed)) == list(gff3_rows(run.regions_gff3)) == []
-    assert pd.read_parquet(run.regions_parquet).columns.tolist() == REGION_SCHEMA.names
-    assert gzip.decompress(run.regions_fasta.read_bytes()) == b""
+ODD_NAMES = [
+    "#1",
+    "track",
+    "browser_x",
+    "trackless",
+    "gi|1|ref|NC_1.1|",
+    "a;b=c&d,e",
+    "50%",
+    "~",
+    ">x",
+    "ä/b",
+]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["#1", "track", "browser_x", "trackless", "gi|1|ref|NC_1.1|", "a;b=c&d,e", "50%", "~", ">x", "ä/b"],
-        [plain_name(name) for name in HOSTILE_NAMES if name.split()],
-    ],
-)
+@pytest.mark.parametrize("names", [ODD_NAMES, [plain_name(name) for name in HOSTILE_NAMES if name.split()]])
 def test_odd_names_are_valid_in_every_format(tmp_path: Path, names: list[str]) -> None:
     run = write(tmp_path, [region(contig, 100) for contig in range(len(names))], names)
     with run.regions.open(encoding="utf-8", newline="") as file:

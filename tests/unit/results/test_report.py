@@ -1,4 +1,4 @@
-"""The report: same numbers as the tables, within its size limits, and safe against hostile data."""
+"""The report: the same numbers as the tables, never more than its limits, and nothing that its data could do."""
 
 import json
 import re
@@ -6,7 +6,6 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,53 +37,39 @@ REJECTED = [(str(i), f"bad_{i}", "in.fa", "0", "empty sequence" if i % 2 else "n
 HOSTILE = "</script><script>alert(1)</script><!--&amp;\u2028'\""
 
 
-def test_contigs_are_as_in_the_table_and_in_its_order(tmp_path: Path) -> None:
+def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
     folder, document = write_run(tmp_path, MADE, rejected=REJECTED)
     found = gather(folder, document)
     columns, names = found["contigs"], found["names"]
     table = pq.read_table(folder.contigs_parquet).to_pydict()
-    for column, name in {
-        "name": "contig",
-        "length": "length",
-        "chunks": "chunks",
-        "scored": "scored_chunks",
-        "dna_alone": "dna_alone_chunks",
-        "viral": "viral_chunks",
-        "mean_p": "mean_p",
-    }.items():
-        assert columns[column] == table[name]
+    assert columns["name"] == table["contig"]
+    assert columns["scored"] == table["scored_chunks"]
+    assert columns["dna_alone"] == table["dna_alone_chunks"]
+    assert columns["viral"] == table["viral_chunks"]
+    for column in ("length", "chunks", "mean_p"):
+        assert columns[column] == table[column]
     assert [names["calls"][call] for call in columns["call"]] == table["call"]
     assert [names["tiers"][tier] for tier in columns["tier"]] == [tier or "NA" for tier in table["tier"]]
+    assert "class" not in columns
     assert sum(found["chunk_histogram"]) == document["counts"]["scored_chunks"]
     assert found["rejected"]["reasons"] == {"not DNA": 5, "empty sequence": 4}
     assert found["rejected"]["first"] == [list(row) for row in REJECTED]
-    assert "class" not in columns
 
+    totals, calls = found["totals"], Counter(contig.call for contig in MADE)
+    assert totals["calls"] == calls
+    assert (totals["contigs"], totals["bases"]) == (len(MADE), sum(contig.bases for contig in MADE))
+    assert sum(totals["tiers"].values()) == calls["virus"]
+    assert sum(totals["histogram"]) == len(MADE) - calls["unscored"]
+    assert (totals["regions"], totals["region_bases"]) == (2, 20 * 500 + 2000)
+    islands = totals["island_contigs"], totals["hosts"]
+    assert islands == (1, 1), "a contig that is viral throughout is no island"
 
-def test_totals_are_those_of_the_table(tmp_path: Path) -> None:
-    found = gather(*write_run(tmp_path, MADE))["totals"]
-    calls = Counter(contig.call for contig in MADE)
-    assert found["calls"] == calls
-    assert found["contigs"] == len(MADE)
-    assert found["bases"] == sum(contig.bases for contig in MADE)
-    assert sum(found["tiers"].values()) == calls["virus"]
-    assert sum(found["histogram"]) == len(MADE) - calls["unscored"]
-    assert (found["regions"], found["region_bases"]) == (2, 20 * 500 + 2000)
-    assert (found["island_contigs"], found["hosts"]) == (1, 1), (
-        "a contig that is viral throughout is no island"
-    )
-
-
-def test_tracks_and_regions_name_their_contigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
-    folder, document = write_run(tmp_path, MADE)
-    found = gather(folder, document)
-    names = found["contigs"]["name"]
     drawn = [contig for contig in MADE if contig.scored and len(contig.p_virus) > 3]
-    assert [names[row] for row in found["tracks"]["rows"]] == [contig.name for contig in drawn]
+    assert [columns["name"][row] for row in found["tracks"]["rows"]] == [contig.name for contig in drawn]
     scores = np.array([p for contig in drawn for p in contig.p_virus], np.float64)
     assert b64decode(found["tracks"]["levels"]) == quantise(scores).tobytes()
-    assert [names[row] for row in found["regions"]["row"]] == ["island", "viral"]
+    assert [columns["name"][row] for row in found["regions"]["row"]] == ["island", "viral"]
     assert found["regions"]["end"] == [30_000, 2_000]
 
 
@@ -138,7 +123,7 @@ def test_the_headline_is_one_sentence(made: list[MadeContig], headline: str, tmp
     assert gather(*write_run(tmp_path, made))["headline"] == headline
 
 
-def test_a_level_keeps_a_probability_and_its_side_of_one_half() -> None:
+def test_levels_and_bins_of_probabilities() -> None:
     p_virus = np.concatenate([np.linspace(0, 1, 100_001), [0.5, np.nextafter(0.5, 0)]])
     levels = quantise(p_virus)
     again = np.minimum(1, (levels + 0.5) / LEVELS)
@@ -146,27 +131,13 @@ def test_a_level_keeps_a_probability_and_its_side_of_one_half() -> None:
     assert ((again >= 0.5) == (p_virus >= 0.5)).all()
     assert levels.max() == LEVELS < NO_SCORE
     assert quantise(np.array([np.nan, 0.0])).tolist() == [NO_SCORE, 0]
-
-
-def test_every_known_probability_is_in_one_bin() -> None:
     counts = histogram(np.array([0.0, 0.02, 0.0199, 0.5, 0.58, 1.0, np.nan]))
     assert len(counts) == BINS
     assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {0: 2, 1: 1, 25: 1, 29: 1, 49: 1}
 
 
-def changed(path: Path, column: str, value: object) -> None:
-    """Sets a column of the last row of a table."""
-    table = pq.read_table(path)
-    index = table.schema.get_field_index(column)
-    values = [*table[column].to_pylist()[:-1], value]
-    pq.write_table(
-        table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type)),
-        path,
-    )
-
-
 @pytest.mark.parametrize(
-    ("table", "column", "value"),
+    ("name", "column", "value"),
     [
         ("contigs_parquet", "mean_p", float("nan")),
         ("contigs_parquet", "mean_p", 1.5),
@@ -175,55 +146,49 @@ def changed(path: Path, column: str, value: object) -> None:
         ("regions_parquet", "contig", "another"),
     ],
 )
-def test_values_that_no_table_has_are_refused(table: str, column: str, value: object, tmp_path: Path) -> None:
+def test_values_that_no_table_has_are_refused(name: str, column: str, value: object, tmp_path: Path) -> None:
     folder, document = write_run(tmp_path, MADE)
-    path = getattr(folder, table)
-    changed(path, column, value)
+    path = getattr(folder, name)
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[-1][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
     with pytest.raises(DamagedFileError, match=re.escape(str(path))):
         gather(folder, document)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PAR1"])
-@pytest.mark.parametrize("name", ["contigs_parquet", "predictions_parquet", "regions_parquet", "rejected"])
-def test_a_corrupt_table_is_named(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_corrupt_tables_and_those_of_another_run_are_refused(tmp_path: Path) -> None:
     folder, document = write_run(tmp_path, MADE)
-    path: Path = getattr(folder, name)
-    if content is None:
+    contigs, chunks = folder.contigs_parquet, folder.predictions_parquet
+    table = pq.read_table(chunks)
+    unscored = pc.is_null(table["p_virus"]).to_pylist().index(True)
+    for path, content, message in (
+        *(
+            (path, content, "")
+            for path in (contigs, chunks, folder.regions_parquet)
+            for content in (b"", b"PAR1")
+        ),
+        (folder.rejected, b"header\nPAR1", ""),
+        (contigs, pa.table({"contig": ["a"]}), "its columns are contig"),
+        (contigs, pq.read_table(contigs).slice(1), "and run.json has"),
+        (
+            chunks,
+            pa.concat_tables([table.slice(0, unscored), table.slice(unscored + 1)]),
+            "chunks of contigs",
+        ),
+    ):
+        before = path.read_bytes()
         path.unlink()
-    else:
-        path.write_bytes(b"header\n" + content if name == "rejected" else content)
-    if name == "rejected" and content == b"":
-        return  # nothing was rejected
-    with pytest.raises(DamagedFileError, match=re.escape(str(path))):
-        gather(folder, document)
-
-
-def test_tables_of_another_run_are_refused(tmp_path: Path) -> None:
-    folder, document = write_run(tmp_path, MADE)
-    for count, path in (("records", folder.contigs_parquet), ("scored_chunks", folder.predictions_parquet)):
-        document["counts"][count] += 1
-        with pytest.raises(DamagedFileError, match=rf"{path.name} .*and run\.json has"):
+        with pytest.raises(DamagedFileError, match=re.escape(str(path))):
             gather(folder, document)
-        document["counts"][count] -= 1
-    chunks = pq.read_table(folder.predictions_parquet)
-    unscored = pc.is_null(chunks["p_virus"]).to_pylist().index(True)
-    pq.write_table(
-        pa.concat_tables([chunks.slice(0, unscored), chunks.slice(unscored + 1)]), folder.predictions_parquet
-    )
-    with pytest.raises(DamagedFileError, match="chunks of contigs that have"):
+        pq.write_table(content, path) if isinstance(content, pa.Table) else path.write_bytes(content)
+        with pytest.raises(DamagedFileError, match=re.escape(path.name)) as caught:
+            gather(folder, document)
+        assert message in str(caught.value)
+        path.write_bytes(before)
+    document["counts"]["scored_chunks"] += 1
+    with pytest.raises(DamagedFileError, match=r"predictions\.parquet .*and run\.json has"):
         gather(folder, document)
-    pq.write_table(pa.table({"contig": ["a"]}), folder.contigs_parquet)
-    with pytest.raises(DamagedFileError, match="its columns are contig"):
-        gather(folder, document)
-
-
-@pytest.fixture
-def document(tmp_path: Path) -> dict[str, Any]:
-    return write_run(tmp_path, [island("one")], links={"mlflow_run_id": "1"})[1]
-
-
-def facts(document: dict[str, Any]) -> RunFacts:
-    return RunFacts.model_validate_json(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -239,22 +204,23 @@ def facts(document: dict[str, Any]) -> RunFacts:
     ],
 )
 def test_an_edited_run_json_is_refused(
-    document: dict[str, Any], path: tuple[str, ...], value: object, named: str, tmp_path: Path
+    path: tuple[str, ...], value: object, named: str, tmp_path: Path
 ) -> None:
-    *outer, last = path
+    folder, document = write_run(tmp_path, [island("one")], links={"mlflow_run_id": "1"})
     place = document
-    for name in outer:
+    for name in path[:-1]:
         place = place[name]
-    place[last] = value
+    place[path[-1]] = value
     with pytest.raises(DamagedFileError, match=rf"run\.json cannot be read \({named}"):
-        write_report_page(write_run(tmp_path, [island("one")])[0], document)
+        write_report_page(folder, document)
 
 
-def test_unusual_events_become_warnings(document: dict[str, Any]) -> None:
-    assert facts(document).warnings == []
+def test_unusual_events_become_warnings(tmp_path: Path) -> None:
+    _, document = write_run(tmp_path, [island("one")])
+    assert RunFacts.model_validate_json(json.dumps(document)).warnings == []
     document["work"]["models"][0].update(fp32_batches=1, out_of_memory=2)
     document["counts"] |= {"rejected": 3, "contigs_unscored": 1}
-    warnings = " ".join(facts(document).warnings)
+    warnings = " ".join(RunFacts.model_validate_json(json.dumps(document)).warnings)
     for part in ("1 of 2 batches", "split 2 times", "3 records were not used", "More than half"):
         assert part in warnings
 

@@ -55,28 +55,6 @@ def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:
     assert finished_run.folder.highest_score.read_text() == expected.getvalue()
 
 
-def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
-    store = finished_run.store
-    table = read(finished_run.folder.predictions)
-    assert list(table.columns) == PREDICTION_SCHEMA.names
-    ids = [f"{contig}_chunk_{chunk}" for contig, chunk in zip(table.contig, table.chunk, strict=True)]
-    assert ids == store.chunk_ids(0, store.num_chunks)
-    assert (table.start - 1).tolist() == store.chunk_start.tolist()
-    assert table.end.tolist() == store.chunk_end.tolist()
-    scored = table[table.status == "scored"]
-    calls = read(finished_run.folder.highest_score).set_index("Modified_ID").Is_Virus
-    scored_ids = [ids[row] for row in scored.index]
-    assert (scored.call == "virus").tolist() == calls[scored_ids].tolist()
-    assert set(scored.call) == {"virus", "other"}
-    frames = set(read(finished_run.folder.prediction_results).Sequence_ID)
-    assert all(f"{name}{frame}" in frames for name, frame in zip(scored_ids, scored.best_frame, strict=True))
-    rest = table[table.status != "scored"]
-    assert set(rest.contig) >= {"contig3", "contig10"}
-    assert set(zip(rest.status, rest.call, rest.p_virus, rest.best_frame, strict=True)) == {
-        ("no_open_frame", "unscored", "NA", "NA")
-    }
-
-
 def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, contigs: Path) -> None:
     folder = finished_run.folder
     chunks, table = read(folder.predictions), read(folder.contigs)
@@ -118,6 +96,35 @@ def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, co
     assert 0 < len(found) < len(bases)
 
 
+def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
+    store, table = finished_run.store, read(finished_run.folder.predictions)
+    assert list(table.columns) == PREDICTION_SCHEMA.names
+    ids = table.contig + "_chunk_" + table.chunk.astype(str)
+    assert ids.tolist() == store.chunk_ids(0, store.num_chunks)
+    assert (table.start - 1).tolist() == store.chunk_start.tolist()
+    assert table.end.tolist() == store.chunk_end.tolist()
+    is_scored = table.status == "scored"
+    calls = read(finished_run.folder.highest_score).set_index("Modified_ID").Is_Virus
+    assert (table.call[is_scored] == "virus").tolist() == calls[ids[is_scored]].tolist()
+    assert set(table.call[is_scored]) == {"virus", "other"}
+    frames = read(finished_run.folder.prediction_results).Sequence_ID
+    assert set((ids + table.best_frame)[is_scored]) <= set(frames)
+    rest = table[~is_scored]
+    assert set(rest.contig) >= {"contig3", "contig10"}
+    [nothing] = rest[["status", "call", "p_virus", "best_frame"]].drop_duplicates().to_numpy().tolist()
+    assert nothing == ["no_open_frame", "unscored", "NA", "NA"]
+
+
+def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = all_tables(finished_run.folder)
+    for size in (1, 5):
+        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
+        counts = write_tables(finished_run.folder, finished_run.store)
+        assert all_tables(finished_run.folder) == before
+        assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
+        assert counts.chunks == finished_run.store.num_chunks
+
+
 @pytest.mark.parametrize("name", ["predictions", "contigs", "regions"])
 def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
     folder = finished_run.folder
@@ -128,17 +135,6 @@ def test_parquet_is_the_table(finished_run: MadeRun, name: str) -> None:
         np.testing.assert_allclose(table.pop(column), parquet.pop(column), atol=rounded[column])
     pd.testing.assert_frame_equal(table, parquet)
     assert pq.read_metadata(getattr(folder, f"{name}_parquet")).num_row_groups == 1
-
-
-def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = all_tables(finished_run.folder)
-    counts = write_tables(finished_run.folder, finished_run.store)
-    for size in (1, 2, 5):
-        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
-        assert write_tables(finished_run.folder, finished_run.store) == counts
-        assert all_tables(finished_run.folder) == before
-    assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
-    assert counts.chunks == finished_run.store.num_chunks
 
 
 def with_scores(run: MadeRun, root: Path, values: list[float]) -> RunFolder:
@@ -158,7 +154,11 @@ def test_all_tables_agree_about_scores_near_the_threshold(
 ) -> None:
     near = [threshold + step for step in (-3e-7, -1e-7, 0, 1e-7, 3e-7, -2e-2, 2e-2)]
     folder = with_scores(finished_run, tmp_path / "run", near)
+    write_tables(folder, finished_run.store)
+    usual = all_tables(folder)
     write_tables(folder, finished_run.store, threshold)
+    for name in ("prediction_results.txt", "prediction_results_highestscore.csv", "rejected.tsv"):
+        assert all_tables(folder)[name] == usual[name], "tables of VirNucPro do not depend on the threshold"
     chunks = read(folder.predictions).query("status == 'scored'")
     assert {"0.499999", "0.500000"} <= set(chunks.p_virus) or threshold != 0.5
     contigs = read(folder.contigs).query("call != 'unscored'")
@@ -175,20 +175,6 @@ def test_all_tables_agree_about_scores_near_the_threshold(
     assert (single.contig.isin(regions) == (single.call == "virus")).all()
 
 
-def test_the_tables_of_virnucpro_do_not_depend_on_the_threshold(
-    finished_run: MadeRun, tmp_path: Path
-) -> None:
-    folder = with_scores(finished_run, tmp_path / "run", [0.1, 0.4, 0.5, 0.6, 0.8, 0.9])
-    usual = write_tables(folder, finished_run.store), all_tables(folder)
-    strict = write_tables(folder, finished_run.store, 0.75), all_tables(folder)
-    assert strict[0].viral_chunks < usual[0].viral_chunks
-    assert strict[0].contigs_virus < usual[0].contigs_virus
-    changed = {name for name, content in strict[1].items() if content != usual[1][name]}
-    kept = {"prediction_results.txt", "prediction_results_highestscore.csv", "embeddings.h5", "rejected.tsv"}
-    assert not kept & changed
-    assert {"predictions.tsv", "contigs.tsv", "regions.tsv", "viral_contigs.fa.gz"} <= changed
-
-
 def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
     fasta = tmp_path / "in.fa"
     fasta.write_text(f">a\n{NO_OPEN_FRAME}\n>empty\n\n>b\n{NO_OPEN_FRAME}\n")
@@ -200,7 +186,10 @@ def test_no_open_frame_at_all(tmp_path: Path, made_models: MadeModels) -> None:
     assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n"
     assert read(run.folder.rejected).id.tolist() == ["empty"]
     assert len(read(run.folder.regions)) == counts.regions == 0
-    assert gzip.decompress(run.folder.viral_contigs.read_bytes()) == b""
+    assert run.folder.regions_bed.read_text() == ""
+    assert run.folder.regions_gff3.read_text().startswith("##gff-version 3\n")
+    for path in (run.folder.viral_contigs, run.folder.regions_fasta):
+        assert gzip.decompress(path.read_bytes()) == b""
     assert pd.read_parquet(run.folder.predictions_parquet).p_virus.isna().all()
     assert pd.read_parquet(run.folder.contigs_parquet).call.tolist() == ["unscored", "unscored"]
 
