@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "frames.json")
     arguments = parser.parse_args()
     inputs = {
-        "random, few open frames": random_sequences(b"ACGT"),
+        "random, few stop-free frames": random_sequences(b"ACGT"),
         "random without T, every frame open": random_sequences(b"ACG"),
         **{path.name: file_sequences(path) for path in arguments.fasta},
     }

@@ -27,7 +27,7 @@ CHUNK_LENGTH = 500
 class MadeContig:
     """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
 
-    The first `dna_alone` of the scores are of chunks without an open frame.
+    The first `dna_alone` of the scores are of chunks without a stop-free frame.
     """
 
     name: str
@@ -53,7 +53,7 @@ class MadeContig:
 
 
 def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> MadeContig:
-    """A contig with a viral part: chunks begin to end - 1; each third chunk has no open frame."""
+    """A contig with a viral part: chunks begin to end - 1; each third chunk has no stop-free frame."""
     inside = [begin <= i < end for i in range(chunks)]
     p_virus = tuple(None if i % 3 == 2 else 0.9 if inside[i] else 0.1 for i in range(chunks))
     region = (begin * CHUNK_LENGTH + 1, end * CHUNK_LENGTH)
@@ -61,7 +61,7 @@ def island(name: str, begin: int = 40, end: int = 60, chunks: int = 120) -> Made
 
 
 def many_contigs(number: int, chunks: int = 5) -> list[MadeContig]:
-    """Contigs of random scores; each seventh has no open frame."""
+    """Contigs of random scores; each seventh has no stop-free frame."""
     generator = random.Random(1)
     return [
         MadeContig(

@@ -328,7 +328,7 @@ def frames(inputs: tuple[str, ...], out: str, settings: FramesSettings) -> Answe
         "frames": meta.num_frames,
     }
     document: dict[str, Any] = {"out": str(path), "counts": counts}
-    summary = f"{meta.num_frames} open frames of {meta.num_records} records in {path}"
+    summary = f"{meta.num_frames} stop-free frames of {meta.num_records} records in {path}"
     if meta.num_rejected:
         document["rejected"] = str(rejected)
         summary += f"\n{meta.num_rejected} records cannot be used, see {rejected}"
@@ -348,7 +348,7 @@ def _drop_empty_table(path: Path) -> None:
     click.argument("embeddings", metavar="EMBEDDINGS"),
     click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
     click.option(
-        "--dna-head", metavar="PATH", help="Head for chunks without an open frame [they are left out]."
+        "--dna-head", metavar="PATH", help="Head for chunks without a stop-free frame [they are left out]."
     ),
     click.option("--out", required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
 )

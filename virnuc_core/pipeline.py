@@ -282,7 +282,7 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
     if "dna_head" in given and plan.dna_head is None:
         raise UsageError(
-            "this run has no rows for chunks without an open frame: make a new one with --dna-head."
+            "this run has no rows for chunks without a stop-free frame: make a new one with --dna-head."
         )
     same_engine = not {"engine", "dnabert_engine"} & set(given)
     kept: dict[str, Any] = {

@@ -129,7 +129,7 @@ class ScoringSettings(TwoModelSettings):
     )
     dna_head: Annotated[str, Metavar("auto|PATH")] | None = Field(
         default=None,
-        description="Head that scores chunks without an open frame by their DNA alone; auto: the bundled one "
+        description="Head that scores chunks without a stop-free frame by their DNA alone; auto: the bundled one "
         "[no such scores]",
     )
     embeddings: EmbeddingsDtype = Field(default="float32", description=_EMBEDDINGS)
@@ -177,7 +177,7 @@ class TrainSettings(TwoModelSettings):
     dnabert_model: ModelName = Field(default="tiny", description=_DNABERT_MODEL)
     dna_alone: bool = Field(
         default=False,
-        description="Train a head for chunks without an open frame, by their DNA alone (see --dna-head of predict)",
+        description="Train a head for chunks without a stop-free frame, by their DNA alone (see --dna-head of predict)",
     )
     groups: Annotated[str, Metavar("TSV")] | None = Field(
         default=None, description="Table of record and group: the records of a group are not split"
@@ -218,7 +218,7 @@ class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # 
         default=None, description="Classifier head; must be given with another model [as it was]"
     )
     dna_head: HeadPath | None = Field(
-        default=None, description="Another head for chunks without an open frame [as it was]"
+        default=None, description="Another head for chunks without a stop-free frame [as it was]"
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
 

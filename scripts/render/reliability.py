@@ -122,7 +122,7 @@ TABLES: Final[dict[str, MakeTable]] = {
     ),
     "soak": table("what|measured", "{what}|{measured}", soak_rows),
     "large": table(
-        "chunks|open frames|shards|time|memory before|most memory",
+        "chunks|stop-free frames|shards|time|memory before|most memory",
         "{chunks:,}|{frames:,}|{shards:,}|{minutes:.1f} min|{before:.0f} MB|{peak:.0f} MB",
         large_rows,
     ),

@@ -4,7 +4,7 @@
         --bundle virnuc_core/models/bundled --chunk-length 300
 
 The heads that the models are trained under see masked and recoded frames. This one sees real frames as they
-are and vectors as a run computes them. With `--dna-alone` it is for chunks without an open frame.
+are and vectors as a run computes them. With `--dna-alone` it is for chunks without a stop-free frame.
 """
 
 import argparse
@@ -143,7 +143,9 @@ def main() -> None:
     for name in ("train", "val", "table", "bundle"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--chunk-length", type=int, required=True)
-    parser.add_argument("--dna-alone", action="store_true", help="a head for chunks without an open frame")
+    parser.add_argument(
+        "--dna-alone", action="store_true", help="a head for chunks without a stop-free frame"
+    )
     parser.add_argument("--calibrate", action="store_true", help="only calibrate the head that is there")
     parser.add_argument(
         "--draws", nargs="+", metavar="SHIFT:FRAMES", help="other draws than those of HeadSettings"

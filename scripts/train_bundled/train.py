@@ -3,7 +3,7 @@
     python -m scripts.train_bundled.train --train train.fa.gz --val val.fa.gz --table genomes.tsv \
         --out virnuc_core/models/bundled
 
-Masked tokens of both models, the taxonomic class and the two-way label of each open frame are learnt together;
+Masked tokens of both models, the taxonomic class and the two-way label of each stop-free frame are learnt together;
 an exponential average of the weights is kept. `--val` is measured and never trained on; the default settings were
 chosen with the help of its figures. `--holdout 0.1` trains without a tenth of the related groups and measures those
 as well.

@@ -73,7 +73,7 @@ def head_card(card: HeadCard, trained: TrainedHead, levels: dict[str, Metrics]) 
         f"# {cell(card.name)}",
         "",
         f"A classifier head for virnuc: viral or not, from the {'DNA ' if card.is_dna_alone else ''}vectors of chunks of "
-        f"{card.plan.chunk_length} bp{' without an open frame' if card.is_dna_alone else ''}.",
+        f"{card.plan.chunk_length} bp{' without a stop-free frame' if card.is_dna_alone else ''}.",
         "",
         *_use(card),
         "",
@@ -153,7 +153,7 @@ def _data(card: HeadCard) -> list[str]:
         *(f"frames: {part}" for part in PARTS),
     )
     lines += table(header, rows)
-    lines += ["", "Records without an open frame are not counted."]
+    lines += ["", "Records without a stop-free frame are not counted."]
     return lines
 
 

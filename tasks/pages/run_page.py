@@ -105,7 +105,7 @@ def _counts(counts: TableCounts) -> list[str]:
     if counts.dna_alone_chunks:
         lines += [
             "",
-            f"{counts.dna_alone_chunks:,} chunks have no open frame and were scored by their DNA alone.",
+            f"{counts.dna_alone_chunks:,} chunks have no stop-free frame and were scored by their DNA alone.",
         ]
     if counts.rejected:
         lines += ["", f"{counts.rejected:,} records cannot be used: rejected.tsv says why."]

@@ -219,7 +219,7 @@ def test_what_cannot_be_trained_on(
     for files, code, message in (
         (("--viral", few, "--other", other), 3, "2 groups of related viral records"),
         (("--viral", closed, "--other", few), 3, "groups of related viral records"),
-        (("--viral", closed, "--other", closed_too), 3, "no record has an open frame"),
+        (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free frame"),
         (("--viral", viral, "--other", other, same), 3, "the same sequence is viral and is not"),
         (("--genbank", damaged), 3, "damaged GenBank"),
         (("--viral", closed, "--other", tmp_path / "none.fa"), 3, "does not exist"),

@@ -169,12 +169,12 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0 and store.meta.rows == "closed_chunks":
         raise InputError(
-            f"every chunk of {LEAST_BASES} bases or more has an open frame, so there is nothing that a head for DNA alone would "
+            f"every chunk of {LEAST_BASES} bases or more has a stop-free frame, so there is nothing that a head for DNA alone would "
             "be for. Give longer records, or a longer --chunk-length."
         )
     if store.num_frames == 0:
         raise InputError(
-            "no record has an open frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "no record has a stop-free frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
             "Give longer records, or a shorter --chunk-length."
         )
     records = record_of_frames(store)
