@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import virnuc_core
-from tests.made_models import MadeModels, MadeRun, plan_run
+from tests.made_models import MadeModels, MadeRun
 from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
-from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError, VirnucError
-from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
+from virnuc_core.errors import CheckpointError, InputError, UsageError, VirnucError
 from virnuc_core.results.integrity import check_run
 from virnuc_core.run_folder import RunFolder
 
@@ -47,19 +45,6 @@ def test_vectors_come_in_the_order_of_the_sequences(made_models: MadeModels) -> 
     alone = embed([PROTEINS[2]], str(made_models.esm2), devices="cpu")
     np.testing.assert_allclose(vectors[2], alone[0], atol=1e-5)
     assert embed([], f"esm2:{made_models.esm2}").shape == (0, 96)
-
-
-def test_vectors_are_those_of_a_run_over_a_file(made_models: MadeModels, tmp_path: Path) -> None:
-    fasta = tmp_path / "dna.fa"
-    dna = ["ACGTACGTTTGCA" * 7, "GGGCCCTTTAAA", "ACGUNRY"]
-    fasta.write_text("".join(f">s{i}\n{text}\n" for i, text in enumerate(dna)))
-    config = made_models.config(chunk_length=None, esm_model=None, head=None)
-    run = plan_run(tmp_path / "run", fasta, config, kind="embed")
-    run.compute()
-    aggregate(run.folder, run.plan, run.store)
-    with Embeddings(run.folder.embeddings, own=True) as file:
-        expected = file.rows(EMBED_VECTORS, 0, len(file))
-    assert np.array_equal(embed(dna, f"dnabert:{made_models.dnabert}", devices="cpu"), expected)
 
 
 @pytest.mark.parametrize(
@@ -113,18 +98,6 @@ def test_a_script_without_guard_writes_what_a_run_with_lanes_writes(
     results = [path for path in folder.results if path not in (folder.page, folder.report)]
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in results)
     assert not [finding.message for finding in check_run(RunFolder(out), thorough=True) if finding.is_bad]
-
-
-def test_a_run_that_is_kept_goes_on(made_models: MadeModels, contigs: Path, tmp_path: Path) -> None:
-    first = predict_made(made_models, contigs, out=tmp_path, shard_seconds=0.05)
-    num_shards = first.report["shards"]["total"]
-    assert first.report["shards"]["computed"] == num_shards > 1
-    RunFolder(tmp_path).shard(0).unlink()
-    second = predict_made(made_models, contigs, out=tmp_path)
-    assert second.report["shards"]["computed"] == 1
-    assert second.contigs.equals(first.contigs)
-    with pytest.raises(MismatchError, match="chunk_length"):
-        predict_made(made_models, contigs, out=tmp_path, chunk_length=90)
 
 
 def test_frames_have_the_columns_of_the_tables(made_models: MadeModels, tmp_path: Path) -> None:

@@ -52,10 +52,9 @@ def test_an_embed_run_of_complete_sequences_with_any_ids(tmp_path: Path, made_mo
     aggregate(run.folder, run.plan, run.store, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file) == ["embeddings", "ids", "lengths"]
-        assert file["ids"].asstr()[:].tolist() == run.store.frame_ids(0, 4)
-        assert file["ids"].asstr()[:][[0, 2, 3]].tolist() == ["first", "first_dup2", long]
+        assert file["ids"].asstr()[:].tolist() == ["first", "Straße|ä", "first_dup2", long]
         assert file["lengths"][:].tolist() == [6, 2, 10, 2]
-        assert (file["embeddings"].dtype, file["embeddings"].shape) == (np.float16, (4, WIDTH))
+        assert file["embeddings"].dtype == np.float16
         assert file.attrs["model_family"] == "esm2"
 
 

@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_head, plan_run
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run
 from tests.made_moves import begin_move, content, from_nothing, write_results
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.results.rescore import score_embeddings
-from virnuc_core.sequences.frames import LEAST_BASES
 
 
 def computed(root: Path, fasta: Path, models: MadeModels) -> MadeRun:
@@ -78,18 +77,6 @@ def test_every_table_counts_them(run: MadeRun) -> None:
     assert (contigs.scored_chunks == contigs.chunks).all()
     assert set(contigs.tier[contigs.dna_alone_chunks == contigs.chunks]) == {"unsure"}
     assert read(run.folder.regions).dna_alone_chunks.sum() > 0
-
-
-def test_an_input_without_any_open_frame(tmp_path: Path, made_models: MadeModels) -> None:
-    records = [f">closed{number}\n{NO_OPEN_FRAME[number:]}\n" for number in range(9)]
-    (tmp_path / "in.fa").write_text("".join([*records, f">gap\n{'N' * 500}\n"]))
-    run = computed(tmp_path / "run", tmp_path / "in.fa", made_models)
-    chunks = read(run.folder.predictions)
-    has_enough = (chunks.contig != "gap") & (chunks.end - chunks.start + 1 >= LEAST_BASES)
-    assert chunks[~has_enough].contig.nunique() > 1, "the gap, and short last chunks"
-    assert set(chunks.status[has_enough]) == {"dna_alone"}
-    assert set(chunks.status[~has_enough]) == {"no_open_frame"}
-    assert run.folder.prediction_results.read_text().count("\n") == 1
 
 
 def test_another_dna_head_or_one_of_another_width_is_refused(

@@ -314,15 +314,11 @@ ELSEWHERE = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
 # Replaces the DNA vectors of shape (n, 96).
 REPLACEMENTS: dict[str, Callable[[h5py.File, tuple[int, ...]], object]] = {
     "external link": lambda file, _: file.__setitem__("dna", h5py.ExternalLink("/etc/passwd", "/dna")),
-    "soft link to itself": lambda file, _: file.__setitem__("dna", h5py.SoftLink("/dna")),
     "soft link": lambda file, _: file.__setitem__("dna", h5py.SoftLink("/protein")),
     "external storage": lambda file, shape: file.create_dataset("dna", shape, "f4", external=ELSEWHERE),
     "virtual": virtual,
-    "group": lambda file, _: file.create_group("dna"),
     "text": lambda file, shape: file.create_dataset("dna", shape, h5py.string_dtype()),
     "other rows": lambda file, shape: file.create_dataset("dna", data=np.zeros((shape[0] + 1, 96), "f4")),
-    "three dimensions": lambda file, shape: file.create_dataset("dna", data=np.zeros((*shape, 2), "f4")),
-    "complex": lambda file, shape: file.create_dataset("dna", data=np.zeros(shape, "c8")),
     "nothing behind it": lambda file, shape: file.create_dataset("dna", shape, "f4", chunks=shape),
 }
 
