@@ -17,10 +17,7 @@ from virnuc_core.inference.device import (
     weight_bytes,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 SPEC = make_spec("esm2", num_layers=36, embedding_dim=2560, num_heads=40, ffn_dim=10_240)
 GIGABYTE = 10**9
