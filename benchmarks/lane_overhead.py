@@ -255,18 +255,11 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
         requests, grown = server.requests() - before, server.rows() - rows
         requests["POST /api/flow_runs/filter"] -= polls  # this benchmark's own polls
         timelines = [_timeline(client, folder, lane, run_id) for lane, run_id in enumerate(ids)]
-    runs = sorted(timelines, key=lambda run: run["PENDING"])  # one worker ran them one after another
     return {
         "lanes": lanes,
         "worker_query_seconds": QUERY_SECONDS,
         "submit_seconds": submitted,
-        "pending_to_running_seconds": [run["RUNNING"] - run["PENDING"] for run in runs],
-        "running_to_completed_seconds": [run["COMPLETED"] - run["RUNNING"] for run in runs],
-        "load_seconds": [run["load"] for run in runs],
-        "process_seconds": [run["process"] for run in runs],
-        "completed_to_next_pending_seconds": [b["PENDING"] - a["COMPLETED"] for a, b in pairwise(runs)],
-        # Cost of a lane besides its device process.
-        "besides_process_seconds": [b["PENDING"] - a["PENDING"] - a["process"] for a, b in pairwise(runs)],
+        **_phases(timelines),
         "wall_seconds": took,
         "idle_worker_requests_per_second": {name: n / _SECONDS_IDLE for name, n in idle.most_common(6)},
         "requests_per_lane": {name: n / lanes for name, n in requests.most_common(25)},
@@ -292,6 +285,20 @@ def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[st
         **{state.type.value: state.timestamp.timestamp() for state in reversed(states)},
         "load": next(event.seconds for event in events if isinstance(event, ModelsLoaded)),
         "process": next(event.seconds for event in events if isinstance(event, LaneFinished)),
+    }
+
+
+def _phases(timelines: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Seconds of each phase of lanes that one worker ran one after another."""
+    runs = sorted(timelines, key=lambda run: run["PENDING"])
+    return {
+        "pending_to_running_seconds": [run["RUNNING"] - run["PENDING"] for run in runs],
+        "running_to_completed_seconds": [run["COMPLETED"] - run["RUNNING"] for run in runs],
+        "load_seconds": [run["load"] for run in runs],
+        "process_seconds": [run["process"] for run in runs],
+        "completed_to_next_pending_seconds": [b["PENDING"] - a["COMPLETED"] for a, b in pairwise(runs)],
+        # Cost of a lane besides its device process.
+        "besides_process_seconds": [b["PENDING"] - a["PENDING"] - a["process"] for a, b in pairwise(runs)],
     }
 
 
