@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple
 import click
 from click.core import ParameterSource
 
-from virnuc_cli.options import Command
 from virnuc_core.env_config import VARIABLES, environment_defaults, user_config_folder, value_of
 from virnuc_core.errors import UsageError
 from virnuc_core.plain_text import visible
@@ -371,7 +370,7 @@ def command_origins(root: click.Context, words: Sequence[str]) -> tuple[str, lis
     options = [copy.copy(option) for option in ctx.command.params if isinstance(option, click.Option)]
     for option in options:
         option.required = False
-    lenient = Command(lambda: [*options], name=path[-1], context_settings={"allow_extra_args": True})
+    lenient = click.Command(path[-1], params=[*options], context_settings={"allow_extra_args": True})
     origins = []
     with lenient.make_context(path[-1], rest, parent=ctx.parent) as parsed:
         preset = parsed.params.get("preset")
