@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -132,14 +132,6 @@ def _option(name: str, field: "FieldInfo") -> click.Option:
     )
 
 
-def _take_settings(kind: "type[Settings]", values: dict[str, Any]) -> "Settings":
-    """Pops the settings of one kind from the values of a command."""
-    from virnuc_core.settings import read_settings
-
-    taken = {name: values.pop(name) for name in kind.model_fields}
-    return read_settings(kind, {name: value for name, value in taken.items() if value is not None})
-
-
 def command(
     group: click.Group,
     *params: click.Parameter,
@@ -162,7 +154,7 @@ def command(
         answers: False for a command that runs until a signal.
         attributes: as for `click.Command`.
     """
-    models = {"settings": settings} if settings else {}
+    models = {"settings": settings, "lanes": _LANE_SETTINGS if force else ""}
 
     def make_params() -> list[click.Parameter]:
         made = [*params, *(setting_options(resolve_name(settings)) if settings else ())]
@@ -171,36 +163,11 @@ def command(
             made += setting_options(resolve_name(_LANE_SETTINGS))
         return [*made, *(_OUTPUT if answers else (_DEBUG,))]
 
-    if force:
-        models["lanes"] = _LANE_SETTINGS
-
     def decorate(function: Callable[..., Answer | None]) -> Command:
-        wants_output = "output" in inspect.signature(function).parameters
-
-        def run(debug: bool, quiet: bool = False, as_json: bool = False, **values: Any) -> int:
-            output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
-            for keyword, kind in models.items():
-                values[keyword] = _take_settings(resolve_name(kind), values)
-            if not answers:
-                function(**values)
-                return 0
-            from virnuc_cli.config import given_origins
-            from virnuc_cli.terminal import show, terminal  # imports rich
-            from virnuc_core.settings import settings_given
-
-            if wants_output:
-                values["output"] = output
-            origins = given_origins(click.get_current_context())
-            with settings_given(origins), nullcontext() if wants_output else terminal(output):
-                answer = function(**values)
-            assert answer is not None
-            show(output, answer.document, answer.summary)
-            return answer.exit_code
-
         made = Command(
             make_params,
             name=name or function.__name__,
-            callback=run,
+            callback=partial(_run, function, models),
             help=function.__doc__,
             **attributes,
         )
@@ -208,3 +175,39 @@ def command(
         return made
 
     return decorate
+
+
+def _run(
+    function: Callable[..., Answer | None],
+    models: Mapping[str, str],
+    debug: bool,
+    quiet: bool = False,
+    as_json: bool | None = None,
+    **values: Any,
+) -> int:
+    """Calls a command's function with its settings, shows its answer if it has one, and returns the exit code."""
+    for keyword, model in models.items():
+        if model:
+            from virnuc_core.settings import read_settings
+
+            kind = resolve_name(model)
+            taken = {name: values.pop(name) for name in kind.model_fields}
+            given = {name: value for name, value in taken.items() if value is not None}
+            values[keyword] = read_settings(kind, given)
+    if as_json is None:
+        function(**values)
+        return 0
+    from virnuc_cli.config import given_origins
+    from virnuc_cli.terminal import show, terminal  # imports rich
+    from virnuc_core.settings import settings_given
+
+    output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
+    shows_itself = "output" in inspect.signature(function).parameters
+    if shows_itself:
+        values["output"] = output
+    origins = given_origins(click.get_current_context())
+    with settings_given(origins), nullcontext() if shows_itself else terminal(output):
+        answer = function(**values)
+    assert answer is not None
+    show(output, answer.document, answer.summary)
+    return answer.exit_code
