@@ -26,11 +26,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Cancelling
 
-from flows.naming import lane_journal_name, plan_journal_name
+from flows.lanes import FlowLanes, lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
 from tasks.stages import find_pending
-from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
@@ -68,7 +67,7 @@ class _Lane:
     failures: int = 0
 
 
-class PoolLanes:
+class PoolLanes(FlowLanes):
     """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
     Devices are "auto" or "cpu", as each worker sees them.
@@ -84,26 +83,17 @@ class PoolLanes:
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc worker --devices`)."
             )
         _require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
-        self._device = devices[0]
+        super().__init__(devices[0])
         self._lane_device = devices[0]  # the planned kind of device, once there is a plan
         self._lane_seconds = 60 * lane_minutes
 
-    @property
-    def settings(self) -> Mapping[str, Value]:
-        """Mode and devices."""
-        return {"mode": "pool", "devices": self._device}
-
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Has a worker make the plan, since memory and speed depend on its hardware.
-
-        Raises:
-            VirnucError: what stopped the planning.
-        """
+        """Has a worker make the plan, since memory and speed depend on its hardware."""
         parameters = {
             "folder": str(folder.root.resolve()),
             "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
-            "device": self._device,
+            "device": self.shown_devices,
         }
         delay = 0.0
         with PoolRuns(WORK_POOL) as runs:
@@ -130,8 +120,7 @@ class PoolLanes:
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
         """Submits lanes until no shard is missing; a failed lane is resubmitted with its missing shards.
 
-        Raises:
-            VirnucError: what stopped a lane for good; the other lanes are cancelled, and finished shards are kept.
+        When one fails for good, the others are cancelled; finished shards are kept.
         """
         plan = read_plan(folder.plan)
         with PoolRuns(WORK_POOL) as runs:

@@ -1,6 +1,6 @@
 """Publishes a finished run on disk, in Prefect and in MLflow, with links between the three."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,8 +80,8 @@ def prefect_tags(out: Path) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value and not value.startswith("None/")}
 
 
-def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
-    """Every resolved setting of a run, flat for comparison by column; `asked` adds other requested settings."""
+def params_of(plan: RunPlan) -> dict[str, Value]:
+    """Every resolved setting of a run, flat for comparison by column."""
     params: dict[str, Value] = {
         "kind": plan.kind,
         "inputs": ",".join(file.name for file in plan.inputs),
@@ -101,19 +101,10 @@ def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
         "switches": ",".join(
             dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))
         ),
-        **asked,
     }
+    names = ("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode")
     for model in plan.models:
-        params |= {
-            f"{model.family}_model": model.name,
-            f"{model.family}_weights_fingerprint": model.weights_fingerprint,
-            f"{model.family}_embedding_dim": model.spec.embedding_dim,
-            f"{model.family}_num_layers": model.spec.num_layers,
-            f"{model.family}_repr_layer": model.repr_layer,
-            f"{model.family}_precision": model.precision,
-            f"{model.family}_engine": model.engine,
-            f"{model.family}_attention": model.attention,
-            f"{model.family}_compile_mode": model.compile_mode,
-            f"{model.family}_token_budget": model.token_budget,
-        }
+        own = {name: getattr(model, name) for name in (*names, "token_budget")}
+        own |= {name: getattr(model.spec, name) for name in ("embedding_dim", "num_layers")}
+        params |= {f"{model.family}_{name}": value for name, value in {"model": model.name, **own}.items()}
     return params

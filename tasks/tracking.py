@@ -242,6 +242,11 @@ class TrackedRun:
 _enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
 
 
+def current_run() -> TrackedRun:
+    """The run of the enclosing `tracked_run`, or one that records nothing."""
+    return _enclosing.get() or TrackedRun(TrackingStore(), None)
+
+
 @contextmanager
 def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
     """Opens an MLflow run for the block, as a child inside another one."""

@@ -481,7 +481,6 @@ def deploy(
     cron: str | None, timezone: str | None, inbox: str | None, out: str | None, **models: Any
 ) -> Answer:
     """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
-    from deployments.register import NightlyChoice, register
     from flows.outputs import absolute_path
     from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_cli.preflight import require_models
@@ -492,6 +491,8 @@ def deploy(
     named = ("esm_model", "dnabert_model", "head", "dna_head")
     paths = {name: absolute_path(given[name]) for name in named if name in given}
     prepare_local_prefect()
+    from deployments.register import NightlyChoice, register  # imports Prefect
+
     done = register(
         NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models={**given, **paths})
     )
