@@ -155,11 +155,7 @@ def _worker(stack: Stack) -> Program:
 
 
 def _require_free(option: str, port: int) -> None:
-    """Reports a port in use now; otherwise only the server's log would.
-
-    Raises:
-        UsageError: the port cannot be used.
-    """
+    """Raises UsageError for a port in use now; otherwise only the server's log would say it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -69,9 +69,6 @@ def embed_lane(
         lane: number of this lane, from 0.
         device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees, "auto" that or else the CPU.
         num_lanes: lanes that share this machine's CPU threads with this one, itself included.
-
-    Raises:
-        VirnucError: what stopped the lane; its finished shards are kept.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
@@ -93,9 +90,6 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
         config: settings as asked for.
         kind: what the run is to give.
         device: as for `embed_lane`.
-
-    Raises:
-        VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
@@ -119,19 +113,11 @@ class FlowLanes(ABC):
 
     @abstractmethod
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan on the hardware that will compute it.
-
-        Raises:
-            VirnucError: what stopped the planning.
-        """
+        """Makes the plan on the hardware that will compute it."""
 
     @abstractmethod
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Computes the missing shards, and polls `watch` meanwhile.
-
-        Raises:
-            VirnucError: what stopped a lane.
-        """
+        """Computes the missing shards, and polls `watch` meanwhile."""
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
         """Computes the missing shards of a planned run and returns a report per lane.
@@ -200,11 +186,7 @@ class LocalLanes(FlowLanes):
 
 
 def _own_device(choice: str) -> str:
-    """The device of a lane or a plan.
-
-    Raises:
-        DeviceLostError: it is a GPU, and this process sees none.
-    """
+    """The device of a lane or a plan; DeviceLostError if that is a GPU and this process sees none."""
     if choice not in ("auto", "cuda"):
         return choice
     devices = resolve_devices(("auto",))

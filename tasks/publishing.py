@@ -20,12 +20,30 @@ from virnuc_core.specs import InputFile
 @resumable_task
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     """Writes report.html and run.json first, so that the run is complete on disk whatever fails elsewhere."""
-    page = prefect_tags(folder.root).get("prefect.flow_run_url")
-    links = {**report.links, **({"prefect_flow_run_url": page} if page else {})}
+    flow_page = prefect_tags(folder.root).get("prefect.flow_run_url")
+    links = {**report.links, **({"prefect_flow_run_url": flow_page} if flow_page else {})}
     write_report(folder.report, replace(report, links=links))
-    _show_in_prefect(folder, report)
-    if tracked.run_id is not None:
-        _show_in_mlflow(folder, report, tracked)
+
+    places = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
+    places["figures"] = str(folder.report.resolve())
+    mlflow = report.links.get("mlflow_run_url") or report.links.get("mlflow_run_id")
+    in_mlflow = {"MLflow": mlflow} if mlflow else {}
+    show_markdown("virnuc-summary", run_page(report, {**places, **in_mlflow}), verdict(report))
+    if report.lanes:
+        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
+    show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
+
+    if tracked.run_id is None:
+        return
+    in_prefect = {"Prefect": flow_page} if flow_page else {}
+    tracked.describe(run_page(report, {**places, **in_prefect}))
+    tracked.log_metrics(report.figures)
+    tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
+    tracked.log_files([path for path in (*tables, folder.page, folder.report) if path.exists()])
+    if report.lanes:
+        tracked.log_table("lanes", report.lane_rows)
+    if folder.predictions.exists():
+        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:
@@ -36,36 +54,6 @@ def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[st
         add_run_tag(f"mlflow:{links['mlflow_run_id']}")
     if "mlflow_run_url" in links:
         show_link("virnuc-mlflow", links["mlflow_run_url"], "This run in MLflow")
-
-
-def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
-    links = _places(folder)
-    if report.links:
-        links["MLflow"] = report.links.get("mlflow_run_url", report.links["mlflow_run_id"])
-    show_markdown("virnuc-summary", run_page(report, links), verdict(report))
-    if report.lanes:
-        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
-    show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
-
-
-def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
-    tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
-    links = _places(folder)
-    if (page := prefect_tags(folder.root).get("prefect.flow_run_url")) is not None:
-        links["Prefect"] = page
-    tracked.describe(run_page(report, links))
-    tracked.log_metrics(report.figures)
-    tracked.log_files([path for path in (*tables, folder.page, folder.report) if path.exists()])
-    if report.lanes:
-        tracked.log_table("lanes", report.lane_rows)
-    if folder.predictions.exists():
-        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
-
-
-def _places(folder: RunFolder) -> dict[str, str]:
-    """Paths of the HTML report, if any, and run.json."""
-    page = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
-    return {**page, "figures": str(folder.report.resolve())}
 
 
 def prefect_tags(out: Path) -> dict[str, str]:

@@ -279,11 +279,7 @@ def open_store_early() -> None:
 
 
 def check_store() -> str:
-    """Opens the configured store as a run does, creating the experiment if missing.
-
-    Returns:
-        Why it cannot be used; "" when it can.
-    """
+    """Opens the configured store as a run does; returns why it cannot be used, "" when it can."""
     uri = env().tracking_uri
     try:
         if uri is None:
