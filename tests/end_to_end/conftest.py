@@ -1,7 +1,6 @@
 """Small random checkpoints, input sequences, and one Prefect server for all flow tests."""
 
 import json
-import multiprocessing
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tasks.tracking import TrackedRun
-from tests.forked_lanes import ForkedContext
 from virnuc_cli.main import main
 from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
@@ -146,17 +144,6 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-@pytest.fixture
-def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks lanes from this process; tests/unit, tests/crash and tests/production test spawned ones."""
-    get_context = multiprocessing.get_context
-    monkeypatch.setattr(
-        multiprocessing,
-        "get_context",
-        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
-    )
 
 
 @pytest.fixture(autouse=True)

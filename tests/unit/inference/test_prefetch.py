@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -95,7 +95,7 @@ def test_a_batch_is_split_between_sequences() -> None:
     assert (same.offset, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
 
 
-def sequences_of(batches: Iterator[HostBatch]) -> list[list[int]]:
+def sequences_of(batches: Iterable[HostBatch]) -> list[list[int]]:
     return [ids.tolist() for b in batches for ids in np.split(b.input_ids.numpy(), b.cu_seqlens[1:-1])]
 
 
@@ -111,16 +111,15 @@ def test_a_collated_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun
     assert (inputs.counters.residues, inputs.counters.bases) == (proteins.lengths.sum(), 0)
     assert all(batch.num_tokens <= 200 for batch in model.batches)
     assert [batch.offset for batch in model.batches] == np.cumsum([0, *map(len, model.batches)])[:-1].tolist()
-    found = sequences_of(iter(model.batches))
+    found = sequences_of(model.batches)
     tokens = Esm2Tokenizer().encode(proteins)
     for row, index in enumerate(model.vector_index.tolist()):
-        ids = tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]]
-        assert found[index] == ids.tolist()
+        assert found[index] == tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]].tolist()
     assert model.frame_id(int(model.vector_index[7])) == store.frame_ids(17, 18)[0]
     chosen = np.array([0, 3, len(found) - 1])
     selected = model.select(chosen)
     assert [batch.offset for batch in selected] == [0, 2]
-    assert sequences_of(iter(selected)) == [found[index] for index in chosen]
+    assert sequences_of(selected) == [found[index] for index in chosen]
 
 
 def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:
