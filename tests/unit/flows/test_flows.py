@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows import naming, pool
-from flows.outputs import require_absolute, require_no_input, require_run
+from flows.outputs import require_absolute, require_run
 from flows.pool import lanes_for
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.inference.events import LaneFailed
@@ -68,16 +68,6 @@ def test_names_of_runs(
 def test_names_of_journals() -> None:
     assert naming.lane_journal_name(3, "0123abcd-4567") == "lane-0003-0123abcd"
     assert naming.plan_journal_name("0123abcd-4567") == "plan-0123abcd"
-
-
-def test_output_is_not_an_input(tmp_path: Path) -> None:
-    sequences, link = tmp_path / "a.fa", tmp_path / "link.fa"
-    sequences.touch()
-    link.symlink_to(sequences)
-    require_no_input(tmp_path / "new.tsv", [str(sequences), "-", "tiny"])
-    for out in (sequences, link, tmp_path / ".." / tmp_path.name / "a.fa"):
-        with pytest.raises(UsageError, match="is the input"):
-            require_no_input(out, ["-", str(sequences)])
 
 
 def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:

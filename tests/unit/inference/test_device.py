@@ -1,7 +1,6 @@
 """Choice of device, arithmetic and batch size; recognizing out-of-memory errors, and of which memory."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError, VirnucError
-from virnuc_core.inference import device
 from virnuc_core.inference.device import (
     cpu_has_bf16,
     default_token_budget,
@@ -19,8 +17,8 @@ from virnuc_core.inference.device import (
     resolve_precision,
     weight_bytes,
 )
-from virnuc_core.inference.model_facts import head_facts, measured_speeds, model_facts
-from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
+from virnuc_core.inference.model_facts import measured_speeds, model_facts
+from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
 from virnuc_core.specs import ModelSpec
 
@@ -92,31 +90,6 @@ def test_memory_is_about_what_was_measured(result: str) -> None:
         assert least <= case["peak_memory_bytes"] / needed <= 1.1, case["precision"]
 
 
-def test_the_catalogue_says_what_models_are_and_how_fast_they_were() -> None:
-    by_name = {facts.entry.qualified_name: facts for facts in model_facts()}
-    named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9}
-    counts = {facts.entry.name: facts.num_parameters for facts in by_name.values() if facts.here != "bundled"}
-    for name, wanted in {**named, "DNABERT-S": 117e6}.items():
-        assert counts[name] == pytest.approx(wanted, rel=0.08), name
-    assert [facts.entry.name for facts in by_name.values() if facts.here == "bundled"] == ["tiny", "tiny"]
-    assert [facts.name for facts in head_facts()] == list(BUNDLED_HEADS)
-    assert all((RESULTS / f"{speed.result}.json").is_file() for speed in measured_speeds())
-    assert by_name["esm2:15B"].speeds == ()
-    assert by_name["esm2:3B"].document["speeds"][0]["machine"] == "NVIDIA H200"
-
-
-def test_free_memory_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU-0a, 100'\necho 'GPU-1b, [N/A]'\necho 'GPU-2c, 300'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert device._query_free_memory() == {"GPU-0a": 100 * 2**20, "GPU-2c": 300 * 2**20}
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert device._query_free_memory() == {}
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert device._query_free_memory() == {}
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),  # as torch 2.13, Triton 3.7, cuBLAS and cuDNN word them
     [
@@ -167,25 +140,23 @@ def test_memory_that_cannot_be_pinned_is_of_the_host(
 
 
 @pytest.mark.parametrize(
-    ("error", "where", "expected", "message"),
+    ("text", "where", "message"),
     [
-        (
-            torch.OutOfMemoryError("out of memory"),
-            "cpu",
-            DeviceMemoryError,
-            "cpu has not enough memory for it",
-        ),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
-            "cuda:0",
-            DeviceMemoryError,
-            "this host has not enough memory for it",
-        ),
-        (RuntimeError("other"), "cpu", RuntimeError, "^other$"),
+        ("CUDA error: out of memory", "cuda:0", "cuda:0 has not enough memory for it"),
+        ("DefaultCPUAllocator: can't allocate memory", "cuda:0", "this host has not enough memory for it"),
     ],
 )
-def test_what_there_was_no_memory_for_is_named(
-    error: RuntimeError, where: str, expected: type[Exception], message: str
-) -> None:
-    with pytest.raises(expected, match=message), raise_on_oom("it", where):
-        raise error
+def test_what_there_was_no_memory_for_is_named(text: str, where: str, message: str) -> None:
+    with pytest.raises(DeviceMemoryError, match=message), raise_on_oom("it", where):
+        raise RuntimeError(text)
+
+
+def test_the_catalogue_says_what_models_are_and_how_fast_they_were() -> None:
+    by_name = {facts.entry.qualified_name: facts for facts in model_facts()}
+    counts = {name.partition(":")[2]: facts.num_parameters for name, facts in by_name.items()}
+    named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9}
+    for name, wanted in {**named, "DNABERT-S": 117e6}.items():
+        assert counts[name] == pytest.approx(wanted, rel=0.08), name
+    assert all((RESULTS / f"{speed.result}.json").is_file() for speed in measured_speeds())
+    assert by_name["esm2:15B"].speeds == ()
+    assert by_name["esm2:3B"].document["speeds"][0]["machine"] == "NVIDIA H200"

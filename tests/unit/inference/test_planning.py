@@ -19,7 +19,7 @@ from virnuc_core.errors import (
     VirnucError,
 )
 from virnuc_core.inference import planning
-from virnuc_core.inference.plan import RunPlan, read_plan, require_same_plan, write_plan
+from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs, make_plan, open_plan
 from virnuc_core.models import attention, compilation
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
@@ -229,17 +229,6 @@ def test_a_head_for_other_models_or_chunks_is_refused(plan: Planner, tmp_path: P
         plan(head=str(head))
     save_classifier(MLPClassifier(192), head, {"chunk_length": 60})
     assert plan(head=str(head)).head is not None
-
-
-def test_shards_of_the_size_asked_for(plan: Planner) -> None:
-    [whole] = plan().shards
-    several = plan(shard_seconds=whole.cost / 4)
-    assert len(several.shards) >= 4
-    for setting in ({}, {"shard_seconds": whole.cost / 4}):
-        assert plan(existing=several, **setting).shards == several.shards
-    other = plan(existing=several, shard_seconds=whole.cost / 2)
-    with pytest.raises(MismatchError, match=r"\(--shard-seconds\)"):
-        require_same_plan(several, other, RunFolder(Path("run")))
 
 
 def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
@@ -82,17 +81,6 @@ def test_a_caller_that_stops_waits_for_what_was_begun_only() -> None:
     with Prefetcher(slow, range(100), depth=50) as results:
         next(results)
     assert 1 <= len(done) <= 3
-
-
-def test_a_batch_is_split_between_sequences() -> None:
-    batch = HostBatch(torch.arange(20, dtype=torch.int32), np.array([0, 9, 12, 15, 20], np.int32), 5)
-    assert (len(batch), batch.num_tokens, batch.output_slice) == (4, 20, slice(5, 9))
-    parts = list(batch.split(7))
-    assert [part.cu_seqlens.tolist() for part in parts] == [[0, 9], [0, 3, 6], [0, 5]]
-    assert [part.offset for part in parts] == [5, 6, 8]
-    assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
-    [same] = batch.split(20)
-    assert (same.offset, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
 
 
 def sequences_of(batches: Iterable[HostBatch]) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """Progress, reports and MLflow runs from lane journals; and GPU samples."""
 
-import logging
 import os
 import socket
 import time
@@ -16,7 +15,6 @@ from tasks.lanes import (
     LaneRows,
     LaneTracking,
     LaneWatch,
-    current_progress,
     sampling_gpu,
     use_progress,
 )
@@ -45,17 +43,6 @@ class Recorder:
 
     def end_poll(self) -> None:
         self.seen.append(None)
-
-
-def test_stages_and_lanes_are_shown_or_logged(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder()
-    with use_progress(recorder):
-        current_progress().stage("index")
-    assert recorder.seen == ["index"]
-    with caplog.at_level(logging.INFO, "tasks"):
-        current_progress().stage("plan")
-        current_progress().lane(LaneProgress(lane=1, device="cuda:1", rows_done=5, rows_total=7))
-    assert caplog.messages == ["stage: plan", "lane 1 on cuda:1: 5 of 7 rows"]
 
 
 def test_journals_become_progress(finished_run: MadeRun) -> None:

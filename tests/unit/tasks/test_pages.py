@@ -1,4 +1,4 @@
-"""Pages and plots of runs, and cards of heads."""
+"""Pages and plots of runs and heads."""
 
 import io
 from dataclasses import replace
@@ -6,32 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tasks.heads import registered_name
 from tasks.pages import plots
 from tasks.pages.markdown import cell, code, link, links_of, size, table
-from tasks.pages.model_card import HeadCard, head_card, head_page
 from tasks.pages.plots import (
     p_virus_figure,
-    reliability_figure,
     roc_figure,
-    save_png,
     throughput_figure,
 )
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
-from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import PREDICTION_SCHEMA, TableCounts
 from virnuc_core.specs import InputFile
-from virnuc_core.training.heads import PartCounts
-from virnuc_core.training.labels import GenBankCounts
 from virnuc_core.training.metrics import KnownCalls, measure
-from virnuc_core.training.split import PARTS
-from virnuc_core.training.trainer import TrainedHead, TrainerSettings
 
 
 def test_foreign_names_are_shown_as_they_are() -> None:
@@ -162,76 +154,23 @@ def test_lanes_are_lines_over_the_time_of_the_run(seconds: float, unit: str) -> 
     assert (len(axes.lines), axes.get_legend()) == (12, None)
 
 
-def made_calls(count: int, *, both: bool = True) -> KnownCalls:
-    p = np.linspace(0, 1, count)
-    is_viral = (np.arange(count) % 3 > 0) & (p > 0.3) if both else np.ones(count, bool)
-    return KnownCalls(
-        is_viral=is_viral,
+def test_a_level_with_one_class_alone_has_no_line() -> None:
+    p = np.linspace(0, 1, 90)
+    chunks = KnownCalls(
+        is_viral=(np.arange(90) % 3 > 0) & (p > 0.3),
         is_called=p >= 0.5,
         p_virus=p,
-        classes=np.where(is_viral, 0, 1),
-        class_names=("viral", "other"),
-        lengths=np.full(count, 500),
+        classes=np.zeros(90, np.int64),
+        class_names=("viral",),
+        lengths=np.full(90, 500),
     )
-
-
-CALLS = {"chunks": made_calls(90), "contigs": made_calls(5, both=False)}
-LEVELS = {level: measure(calls) for level, calls in CALLS.items()}
-
-
-def test_a_line_a_level_with_its_figure_and_none_for_one_class_alone() -> None:
-    (axes,) = roc_figure(CALLS).axes
+    calls = {"chunks": chunks, "contigs": chunks.take(chunks.is_viral)}
+    (axes,) = roc_figure(calls).axes
     labels = [line.get_label() for line in axes.lines]
-    assert labels == [f"chunks: AUROC {LEVELS['chunks'].auroc:.3f}", "chance"]
-
-
-def test_a_reliability_line_goes_through_its_bins(tmp_path: Path) -> None:
-    chunks = {"chunks": LEVELS["chunks"]}
-    (axes,) = reliability_figure(chunks).axes
-    bins = [[one.mean_p, one.share_viral] for one in chunks["chunks"].reliability]
-    assert axes.lines[1].get_xydata().tolist() == bins
-    for name in ("a.png", "b.png"):
-        save_png(reliability_figure(chunks), tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-CARD = HeadCard(
-    name="my_head.safetensors",
-    plan=replace(PLAN, kind="train", head=None),
-    files=(InputFile(name="a|b.fa", size=1200, sha256="ab" * 32),),
-    genbank=GenBankCounts(records=5, left_out=2, prophages=3),
-    counts=tuple(
-        PartCounts(part=part, class_name=name, is_viral=name == "viral", records=n, groups=n, frames=1000 * n)
-        for part, n in zip(PARTS, (8, 1, 2), strict=True)
-        for name in ("viral", "other")
-    ),
-    trainer=TrainerSettings(seed=7),
-    sampling={"held_out": 0.1},
-)
-
-
-def test_a_card_says_what_a_head_was_made_of_and_how_good_it_is() -> None:
-    torch.manual_seed(0)
-    trained = TrainedHead(classifier=MLPClassifier(4), temperature=1.25, history=(), best_epochs=(3, 4))
-    card = head_card(CARD, trained, LEVELS)
-    for said in (
-        "ab" * 32,
-        "a\\|b.fa",
-        *(planned.weights_fingerprint for planned in PLAN.models),
-        "| viral | 8 (8) | 1 (1) | 2 (2) | 8,000 | 1,000 | 2,000 |",
-        "| seed | 7 |",
-        "| rounds until the best | 3, 4 |",
-        "| temperature | 1.2500 |",
-        "5 records; 2 left out",
-        f"| AUROC | {LEVELS['chunks'].auroc:.3f} | n/a |",
-    ):
-        assert said in card
-    page = head_page(CARD, LEVELS)  # for MLflow, which takes so many characters
-    assert "| AUROC |" in page
-    assert len(page) < 5000
+    assert labels == [f"chunks: AUROC {measure(chunks).auroc:.3f}", "chance"]
 
 
 def test_a_model_is_registered_under_a_name_that_a_registry_takes() -> None:
     models = tuple(replace(planned, name="own/er:na me.pt") for planned in PLAN.models)
-    card = replace(CARD, plan=replace(PLAN, models=models, chunk_length=300))
-    assert card.registered_name == "virnuc-head-own-er-na-me.pt-own-er-na-me.pt-300bp"
+    name = registered_name(replace(PLAN, models=models, chunk_length=300))
+    assert name == "virnuc-head-own-er-na-me.pt-own-er-na-me.pt-300bp"
