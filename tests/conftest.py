@@ -1,13 +1,16 @@
 """Fixtures of all tests: a clean environment, a separate home folder, deterministic properties."""
 
+import multiprocessing
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.forked_lanes import ForkedContext
 from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core import env_config
 
@@ -56,6 +59,29 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
     monkeypatch.setenv("VIRNUC_HOME", pytestconfig.stash[_HOME].name)
     monkeypatch.setenv("XDG_CONFIG_HOME", f"{pytestconfig.stash[_HOME].name}/no-settings")
     env_config.reload()
+
+
+@pytest.fixture
+def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets variables, as virnuc reads them."""
+
+    def set_and_reload(**variables: object) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        env_config.reload()
+
+    return set_and_reload
+
+
+@pytest.fixture
+def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks lanes from this process; tests/unit, tests/crash and tests/production test spawned ones."""
+    get_context = multiprocessing.get_context
+    monkeypatch.setattr(
+        multiprocessing,
+        "get_context",
+        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
-"""Reprocessed runs, and the new runs that they must equal."""
+"""Copied and reprocessed runs, and the new runs that they must equal."""
 
+import shutil
 from pathlib import Path
 
 from tests.made_models import MadeRun
@@ -8,7 +9,14 @@ from virnuc_core.inference.planning import open_plan
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
+
+
+def copy_of(run: MadeRun, root: Path) -> MadeRun:
+    """A run that a test may change."""
+    folder = RunFolder(shutil.copytree(run.folder.root, root))
+    return MadeRun(folder, FrameStore.open(folder.frames), run.plan)
 
 
 def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:

@@ -1,6 +1,5 @@
 """Small random checkpoints, input sequences, and one Prefect server for all flow tests."""
 
-import multiprocessing
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from tasks.tracking import TrackedRun
-from tests.forked_lanes import ForkedContext
 from tests.made_models import make_spec, write_model
 from virnuc_cli.main import main
 from virnuc_core.models.classifier import MLPClassifier
@@ -76,17 +74,6 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-@pytest.fixture
-def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks lanes from this process; tests/unit, tests/crash and tests/production test spawned ones."""
-    get_context = multiprocessing.get_context
-    monkeypatch.setattr(
-        multiprocessing,
-        "get_context",
-        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
-    )
 
 
 @pytest.fixture(autouse=True)

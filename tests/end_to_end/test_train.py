@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,13 +90,26 @@ def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: 
     assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}
     report = json.loads((run / "run.json").read_text())
     card = trained.with_suffix(".md").read_text()
-    for fingerprint in (report["models"][0]["weights_fingerprint"], report["inputs"][0]["sha256"]):
-        assert fingerprint in card
+    records = Counter((row[2], row[4]) for row in rows(run / "training" / "records.tsv")[1:])
+    viral = [records["viral", part] for part in ("train", "validation", "test")]
+    chunks, contigs = (figures["test"][level] for level in ("chunks", "contigs"))
+    auroc = f"| AUROC | {chunks['auroc']:.3f} | {contigs['auroc']:.3f} |"
+    for said in (
+        *(model["weights_fingerprint"] for model in report["models"]),
+        *(file["sha256"] for file in report["inputs"]),
+        f"| viral | {' | '.join(f'{number} ({number})' for number in viral)} | ",
+        "| epochs | 3 |",
+        "| temperature | ",
+        auroc,
+    ):
+        assert said in card
 
     client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
     model = client.get_registered_model("virnuc-head-dnabert_random-esm2_random-60bp")
     versions = client.search_model_versions(f"name='{model.name}'")
     (version,) = [version for version in versions if version.run_id == report["links"]["mlflow_run_id"]]
+    assert auroc in version.description
+    assert len(version.description) < 5000  # which is what MLflow takes
     assert version.tags["sha256"] == hashlib.sha256(trained.read_bytes()).hexdigest()
     tracked = client.get_run(str(version.run_id))
     assert tracked.data.metrics["test_chunks_auroc"] == figures["test"]["chunks"]["auroc"]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from deployments import processes
-from deployments.processes import Program, interruptible, keep_running, only_one
-from virnuc_core.errors import UsageError, VirnucError
+from deployments.processes import Program, interruptible, keep_running
+from virnuc_core.errors import VirnucError
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,8 +46,8 @@ def run_until(program: Program, is_done: Callable[[], object]) -> None:
         asyncio.run(main())
 
 
-def pids(folder: Path, name: str = "pids") -> list[int]:
-    path = folder / name
+def pids(folder: Path) -> list[int]:
+    path = folder / "pids"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
@@ -71,17 +71,18 @@ def test_program_that_dies_too_often_is_given_up_with_the_end_of_its_log(tmp_pat
         asyncio.run(keep_running(program))
 
 
-def test_cancelling_ends_what_programs_have_started(tmp_path: Path) -> None:
-    program = shell(tmp_path, "sleep 100 & echo $! >> pids; echo $$ >> pids; wait")
-    run_until(program, lambda: len(pids(tmp_path)) == 2)
-    assert all(map(is_over, pids(tmp_path)))
-
-
-def test_program_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
-    run_until(
-        shell(tmp_path, "trap '' TERM; echo $$ >> pids; while :; do sleep 0.1; done"), lambda: pids(tmp_path)
-    )
+@pytest.mark.parametrize(
+    ("script", "grace_seconds"),
+    [
+        ("sleep 100 & echo $! $$ >> pids; wait", 45.0),
+        ("trap '' TERM; echo $$ $$ >> pids; while :; do sleep 0.1; done", 0.3),  # ignores SIGTERM
+    ],
+)
+def test_cancelling_ends_what_programs_have_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, grace_seconds: float
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", grace_seconds)
+    run_until(shell(tmp_path, script), lambda: len(pids(tmp_path)) == 2)
     assert all(map(is_over, pids(tmp_path)))
 
 
@@ -129,15 +130,3 @@ def test_signals_end_a_wait(number: signal.Signals) -> None:
     with interruptible(), pytest.raises(KeyboardInterrupt):
         asyncio.run(wait())
     assert signal.getsignal(number) is before
-
-
-def test_only_one(tmp_path: Path) -> None:
-    lock = tmp_path / "locks" / "lock"
-    with (
-        only_one(lock, "there is one"),
-        pytest.raises(UsageError, match="there is one"),
-        only_one(lock, "there is one"),
-    ):
-        pass
-    with only_one(lock, "there is none any more"):
-        pass

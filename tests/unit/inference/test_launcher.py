@@ -5,15 +5,15 @@ import multiprocessing
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
-from virnuc_core.env_config import reload
-from virnuc_core.errors import CheckpointError, UsageError, VirnucError
+from tests.made_models import MadeModels, MadeRun, plan_run
+from virnuc_core.errors import UsageError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
@@ -36,51 +36,54 @@ def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
     return plan_run(tmp_path / "run", contigs, made_models.config())
 
 
-def test_a_lane_computes_what_this_process_would(
-    run: MadeRun, finished_run: MadeRun, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("fast_lanes")
+def test_a_lane_says_what_it_does(
+    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
 ) -> None:
+    run = plan_run(tmp_path / "run", contigs, made_models.config(token_budget=63))
     events: list[LaneEvent] = []
+
+    def emit(event: LaneEvent) -> None:
+        assert not isinstance(event, ShardDone) or run.folder.shard(event.shard).exists()
+        events.append(event)
+
     with caplog.at_level(logging.INFO):
-        report = run_lane(run.folder, (0, 2), "cpu", lane=4, on_event=events.append)
-    kinds = [LaneStarted, ModelsLoaded, ShardDone, ShardDone, LaneFinished]
-    assert [type(event) for event in events] == kinds
-    assert tuple(events[2:4]) == report.shards
-    begin, end = events[0], events[-1]
+        report = run_lane(run.folder, (2, 0), "cpu", lane=4, on_event=emit)
+    begin, load, *done, end = events
+    assert tuple(done) == report.shards
     assert isinstance(begin, LaneStarted)
+    assert isinstance(load, ModelsLoaded)
     assert isinstance(end, LaneFinished)
-    assert (begin.lane, begin.host, begin.shards) == (4, socket.gethostname(), (0, 2))
+    assert {event.lane for event in events} == {4}
+    assert (begin.host, begin.shards) == (socket.gethostname(), (2, 0))
     assert begin.pid != os.getpid()
-    assert end.seconds == pytest.approx(report.seconds, abs=0.5)
-    assert [done.shard for done in report.shards] == [0, 2]
-    assert (report.lane, report.device) == (4, "cpu")
+    assert end.seconds > load.seconds > 0
+    assert [shard.shard for shard in report.shards] == [2, 0]
+    assert (report.lane, report.device, report.load_seconds) == (4, "cpu", load.seconds)
     assert "CPU" in report.device_name
-    assert 0 < report.load_seconds < report.seconds
-    for index in (0, 2):
-        assert run.folder.shard(index).read_bytes() == finished_run.folder.shard(index).read_bytes()
-    logged = [record for record in caplog.records if record.name == "virnuc_core.inference.worker"]
-    assert logged[0].getMessage().startswith("lane 4: shard 1 of")
+    assert "lane 4: shard 3 of" in caplog.text
+    assert "dnabert (dnabert_s): packing efficiency is" in caplog.text
     assert multiprocessing.active_children() == []
 
 
-def test_only_what_is_missing_is_computed(run: MadeRun) -> None:
+@pytest.mark.usefixtures("fast_lanes")
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")], ids=["here", "two processes"])
+def test_only_what_is_missing_is_computed(
+    run: MadeRun, finished_run: MadeRun, devices: tuple[str, ...]
+) -> None:
     run.compute([1])
-    threads = torch.get_num_threads()
-    [report] = compute_missing(run.folder, run.plan, ("cpu",))
+    threads, made_at = torch.get_num_threads(), run.folder.shard(1).stat().st_mtime_ns
+    reports = compute_missing(run.folder, run.plan, devices)
     assert torch.get_num_threads() == threads
-    wanted = [shard.index for shard in run.plan.shards if shard.index != 1]
-    assert sorted(done.shard for done in report.shards) == wanted
-    assert report.load_seconds > 0
-    [journal] = run.folder.lanes.iterdir()
-    assert len(JournalTail(journal).read_new()) == len(wanted) + 3
-    assert compute_missing(run.folder, run.plan, ("cpu",)) == []
-
-
-def test_several_processes_give_the_same_bytes(run: MadeRun, finished_run: MadeRun) -> None:
-    # Two names of the only device that exists everywhere.
-    assert len(compute_missing(run.folder, run.plan, ("cpu", "cpu"))) == 2
-    for shard in run.plan.shards:
-        mine, theirs = (r.folder.shard(shard.index).read_bytes() for r in (run, finished_run))
-        assert mine == theirs
+    assert run.folder.shard(1).stat().st_mtime_ns == made_at
+    indices = [shard.index for shard in run.plan.shards]
+    assert sorted(done.shard for report in reports for done in report.shards) == [0, *indices[2:]]
+    journals = [JournalTail(path).read_new() for path in run.folder.lanes.iterdir()]
+    assert len(journals) == len(reports) == len(devices)
+    assert sum(map(len, journals)) == len(indices) - 1 + 3 * len(reports)
+    for index in indices:
+        assert run.folder.shard(index).read_bytes() == finished_run.folder.shard(index).read_bytes()
+    assert compute_missing(run.folder, run.plan, devices) == []
 
 
 def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,33 +93,24 @@ def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
         require_main_process()
 
 
-def test_an_error_of_the_lane_is_raised_here(tmp_path: Path) -> None:
-    models = make_models(tmp_path)
-    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
-    (models.dnabert / "tokenizer.json").unlink()
-    (models.dnabert / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError):
-        run_lane(run.folder, (0,), "cpu")
-    assert multiprocessing.active_children() == []
-
-
+@pytest.mark.parametrize(("level", "has_traceback"), [(logging.INFO, False), (logging.DEBUG, True)])
 def test_an_unexpected_error_of_the_lane_is_named_here(
-    run: MadeRun, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    run: MadeRun,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    level: int,
+    has_traceback: bool,
 ) -> None:
-    absent = len(run.plan.shards)
-    for level, has_traceback in ((logging.INFO, False), (logging.DEBUG, True)):
-        caplog.clear()
-        with (
-            caplog.at_level(level, logger="virnuc_core"),
-            pytest.raises(VirnucError, match="lane 2 failed unexpectedly: IndexError: tuple index") as caught,
-        ):
-            run_lane(run.folder, (absent,), "cpu", lane=2)
-        assert not caught.value.retryable
-        assert ("Traceback (most recent call last)" in caplog.text) is has_traceback
+    message = "lane 2 failed unexpectedly: IndexError: tuple index"
+    with caplog.at_level(level, logger="virnuc_core"), pytest.raises(VirnucError, match=message) as caught:
+        run_lane(run.folder, (len(run.plan.shards),), "cpu", lane=2)
+    assert not caught.value.retryable
+    assert ("Traceback (most recent call last)" in caplog.text) is has_traceback
     assert "Traceback" not in capfd.readouterr().err
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("fast_lanes")
 def test_an_error_of_the_listener_ends_the_lane(run: MadeRun) -> None:
     def stop(event: LaneEvent) -> None:
         raise KeyboardInterrupt
@@ -128,16 +122,14 @@ def test_an_error_of_the_listener_ends_the_lane(run: MadeRun) -> None:
     assert threading.active_count() == threads_before
 
 
-def test_threads_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRNUC_THREADS", "8")
+def test_threads_and_gpus_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, set_env: Callable[..., None]
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    reload()
+    set_env(VIRNUC_THREADS=8)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    one_each = dict.fromkeys(names, "1")
     assert launcher._child_environment("cpu", 3) == dict.fromkeys(names, "2")
-    assert launcher._child_environment("cuda:1", 16) == {
-        **dict.fromkeys(names, "1"),
-        "CUDA_VISIBLE_DEVICES": "1",
-    }
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    reload()
+    assert launcher._child_environment("cuda:1", 16) == {**one_each, "CUDA_VISIBLE_DEVICES": "1"}
+    set_env(CUDA_VISIBLE_DEVICES="4,6")
     assert launcher._child_environment("cuda:1", 2)["CUDA_VISIBLE_DEVICES"] == "6"

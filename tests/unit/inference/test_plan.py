@@ -81,48 +81,30 @@ def with_esm2(**changes: object) -> RunPlan:
     return replace(PLAN, models=(PLAN.models[0], model("esm2", **changes)))
 
 
+LARGE = {"name": "3B", "weights_fingerprint": "9" * 64}
 OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
-# Another plan, what the message must say of it, and the models whose vectors can be reused.
-OTHERS: list[tuple[RunPlan, str, set[str]]] = [
-    (replace(PLAN, input_digest="f" * 64), r"input was in\.fa \(cccccccccccc\), now in\.fa \(ffff", set()),
-    (replace(PLAN, chunk_length=300), r"chunk_length \(--chunk-length\) was 500, now 300", set()),
-    (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards \(--shard-seconds\), now 1", set()),
-    (replace(PLAN, virnuc_version="2.0"), r"virnuc_version was 1\.0, now 2\.0", set()),
-    (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none", BOTH),
-    (replace(PLAN, head=OTHER_HEAD), r"head \(--head\) was tiny-500 \(d{12}\), now mine \(0{12}\)", BOTH),
-    (
-        with_esm2(name="3B", weights_fingerprint="9" * 64),
-        r"esm2 model was tiny \(a{12}\), now 3B \(9{12}\)\.",
-        {"dnabert_s"},
-    ),
-    (replace(PLAN, models=PLAN.models[:1]), r"esm2 model was tiny \(a{12}\), now none", {"dnabert_s"}),
-    *(
-        (with_esm2(**{field: value}), rf"esm2\.{field} \(--{flag}\) was {was}, now {value}", {"dnabert_s"})
-        for field, flag, was, value in (
-            ("repr_layer", "repr-layer", 4, 2),
-            ("precision", "precision", "fp32", "fp16"),
-            ("attention", "attention", "sdpa", "reference"),
-            ("compile_mode", "compile-mode", "none", "default"),
-        )
-    ),
-    *(
-        (with_dna(**{field: value}), rf"dnabert_s\.{field} \(--{flag}\) was {was}, now {value}", {"esm2"})
-        for field, flag, was, value in (
-            ("token_budget", "token-budget", 4096, 1),
-            ("precision", "dnabert-precision", "fp32", "fp16"),
-            ("engine", "dnabert-engine", "packed", "reference"),
-        )
-    ),
-]
 
 
-def refusal(other: RunPlan, existing: RunPlan = PLAN, folder: RunFolder = FOLDER) -> str:
-    with pytest.raises(MismatchError) as caught:
-        require_same_plan(existing, other, folder)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(("other", "message", "families"), OTHERS)
+@pytest.mark.parametrize(
+    ("other", "message", "families"),
+    [
+        (replace(PLAN, input_digest="f" * 64), r"input was in\.fa \(c{12}\), now in\.fa \(ffff", set()),
+        (replace(PLAN, chunk_length=300), r"chunk_length \(--chunk-length\) was 500, now 300", set()),
+        (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards \(--shard-seconds\), now 1", set()),
+        (replace(PLAN, virnuc_version="2.0"), r"virnuc_version was 1\.0, now 2\.0", set()),
+        (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none", BOTH),
+        (replace(PLAN, head=OTHER_HEAD), r"head \(--head\) was tiny-500 \(d{12}\), now mine \(0{12}\)", BOTH),
+        (replace(PLAN, models=PLAN.models[:1]), r"esm2 model was tiny \(a{12}\), now none", {"dnabert_s"}),
+        (with_esm2(**LARGE), r"esm2 model was tiny \(a{12}\), now 3B \(9{12}\)\.", {"dnabert_s"}),
+        (with_esm2(repr_layer=2), r"esm2\.repr_layer \(--repr-layer\) was 4, now 2", {"dnabert_s"}),
+        (with_esm2(precision="fp16"), r"esm2\.precision \(--precision\) was fp32, now fp16", {"dnabert_s"}),
+        (with_esm2(attention="varlen"), r"\(--attention\) was sdpa, now varlen", {"dnabert_s"}),
+        (with_esm2(compile_mode="default"), r"\(--compile-mode\) was none, now default", {"dnabert_s"}),
+        (with_dna(token_budget=1), r"dnabert_s\.token_budget \(--token-budget\) was 4096, now 1", {"esm2"}),
+        (with_dna(precision="fp16"), r"precision \(--dnabert-precision\) was fp32, now fp16", {"esm2"}),
+        (with_dna(engine="reference"), r"\(--dnabert-engine\) was packed, now reference", {"esm2"}),
+    ],
+)
 def test_everything_that_decides_the_numbers_counts(other: RunPlan, message: str, families: set[str]) -> None:
     assert other.fingerprint != PLAN.fingerprint
     message = f"^out/run holds a run made with something else: .*{message}"
@@ -152,32 +134,33 @@ def test_names_and_places_do_not_count() -> None:
     require_same_plan(PLAN, moved, FOLDER)
 
 
+CONSEQUENCES = ("repr_layer", "spec", "token_budget", "shards:", "attention", "compile_mode")
+DEEPER = {**LARGE, "spec": replace(PLAN.models[1].spec, num_layers=36), "repr_layer": 36}
+IN_HALF = {"precision": "fp16", "attention": "triton", "compile_mode": "default"}
+EMBED = replace(PLAN, kind="embed")
+HALF_EMBED = replace(EMBED, embeddings="float16")
+
+
 @pytest.mark.parametrize(
-    "cause",
+    ("existing", "other", "said", "unsaid"),
     [
-        {
-            "weights_fingerprint": "9" * 64,
-            "spec": replace(PLAN.models[1].spec, num_layers=36),
-            "repr_layer": 36,
-        },
-        {"precision": "fp16", "attention": "triton", "compile_mode": "default"},
+        (PLAN, replace(with_esm2(token_budget=7, **DEEPER), shards=()), "now 3B", CONSEQUENCES),
+        (PLAN, replace(with_esm2(token_budget=7, **IN_HALF), shards=()), "now fp16", CONSEQUENCES),
+        (EMBED, HALF_EMBED, "--force", ("reprocess",)),
     ],
+    ids=["other weights", "other precision", "of an embed run"],
 )
-def test_a_cause_is_not_buried_by_what_follows_from_it(cause: dict[str, object]) -> None:
-    message = refusal(replace(with_esm2(token_budget=7, **cause), shards=()))
-    for word in ("repr_layer", "spec", "token_budget", "shards:", "attention", "compile_mode"):
-        assert word not in message
-
-
-def test_an_embed_run_cannot_be_reprocessed() -> None:
-    message = refusal(replace(PLAN, kind="embed", embeddings="float16"), replace(PLAN, kind="embed"))
-    assert "--force" in message
-    assert "reprocess" not in message
+def test_a_refusal_names_the_cause_and_ways_out_that_there_are(
+    existing: RunPlan, other: RunPlan, said: str, unsaid: tuple[str, ...]
+) -> None:
+    with pytest.raises(MismatchError, match=said) as caught:
+        require_same_plan(existing, other, FOLDER)
+    assert [words for words in unsaid if words in str(caught.value)] == []
 
 
 def test_a_move_to_something_else_has_its_own_ways_out(tmp_path: Path) -> None:
     following = RunFolder(tmp_path).next
     following.root.mkdir()
     following.link_frames()
-    message = refusal(replace(PLAN, head=OTHER_HEAD), folder=following)
-    assert "throw away what was begun with it: --force" in message
+    with pytest.raises(MismatchError, match="throw away what was begun with it: --force"):
+        require_same_plan(PLAN, replace(PLAN, head=OTHER_HEAD), following)

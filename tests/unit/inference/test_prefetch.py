@@ -2,12 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.made_models import MadeRun
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
@@ -84,18 +83,7 @@ def test_a_caller_that_stops_waits_for_what_was_begun_only() -> None:
     assert 1 <= len(done) <= 3
 
 
-def test_a_batch_is_split_between_sequences() -> None:
-    batch = HostBatch(torch.arange(20, dtype=torch.int32), np.array([0, 9, 12, 15, 20], np.int32), 5)
-    assert (len(batch), batch.num_tokens, batch.output_slice) == (4, 20, slice(5, 9))
-    parts = list(batch.split(7))
-    assert [part.cu_seqlens.tolist() for part in parts] == [[0, 9], [0, 3, 6], [0, 5]]
-    assert [part.offset for part in parts] == [5, 6, 8]
-    assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
-    [same] = batch.split(20)
-    assert (same.offset, same.cu_seqlens.tolist()) == (5, [0, 9, 12, 15, 20])
-
-
-def sequences_of(batches: Iterator[HostBatch]) -> list[list[int]]:
+def sequences_of(batches: Iterable[HostBatch]) -> list[list[int]]:
     return [ids.tolist() for b in batches for ids in np.split(b.input_ids.numpy(), b.cu_seqlens[1:-1])]
 
 
@@ -111,16 +99,15 @@ def test_a_collated_shard_holds_every_sequence_of_its_rows(finished_run: MadeRun
     assert (inputs.counters.residues, inputs.counters.bases) == (proteins.lengths.sum(), 0)
     assert all(batch.num_tokens <= 200 for batch in model.batches)
     assert [batch.offset for batch in model.batches] == np.cumsum([0, *map(len, model.batches)])[:-1].tolist()
-    found = sequences_of(iter(model.batches))
+    found = sequences_of(model.batches)
     tokens = Esm2Tokenizer().encode(proteins)
     for row, index in enumerate(model.vector_index.tolist()):
-        ids = tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]]
-        assert found[index] == ids.tolist()
+        assert found[index] == tokens.input_ids[tokens.offsets[row] : tokens.offsets[row + 1]].tolist()
     assert model.frame_id(int(model.vector_index[7])) == store.frame_ids(17, 18)[0]
     chosen = np.array([0, 3, len(found) - 1])
     selected = model.select(chosen)
     assert [batch.offset for batch in selected] == [0, 2]
-    assert sequences_of(iter(selected)) == [found[index] for index in chosen]
+    assert sequences_of(selected) == [found[index] for index in chosen]
 
 
 def test_a_store_without_the_sequences_is_refused(finished_run: MadeRun) -> None:

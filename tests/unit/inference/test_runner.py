@@ -2,7 +2,6 @@
 
 import logging
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
-from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
+from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
-from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
-from virnuc_core.inference.planning import make_plan
+from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.runner import ComputedShard, InferenceRunner, ModelRunner, Scorer
 from virnuc_core.inference.shard import ShardResult
@@ -28,64 +26,34 @@ from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.specs import AttentionBackend
-
-
-def compute(plan: RunPlan, store: FrameStore, shards: Sequence[Shard]) -> list[ShardResult]:
-    streams = Streams("cpu")
-    collator = Collator.load(plan, store, streams)
-    computed = list(InferenceRunner.load(plan, streams).run(map(collator.collate, shards)))
-    assert [one.shard for one in computed] == list(shards)
-    assert all(one.seconds.forward > 0 and one.seconds.tokenize > 0 for one in computed)
-    return [one.result() for one in computed]
 
 
 def run_all(run: MadeRun, **changes: object) -> ShardResult:
     """All rows of a run as one shard."""
     shard = Shard(index=0, begin=0, end=run.store.num_frames, cost=1.0)
-    [result] = compute(replace(run.plan, shards=(shard,), **changes), run.store, [shard])
-    return result
+    plan, streams = replace(run.plan, shards=(shard,), **changes), Streams("cpu")
+    inputs = Collator.load(plan, run.store, streams).collate(shard)
+    [computed] = InferenceRunner.load(plan, streams).run(iter([inputs]))
+    assert computed.shard == shard
+    assert computed.seconds.forward > 0 < computed.seconds.tokenize
+    return computed.result()
+
+
+@pytest.fixture(scope="module")
+def packed(finished_run: MadeRun) -> ShardResult:
+    return run_all(finished_run)
 
 
 def assert_close(left: ShardResult, right: ShardResult, tolerance: float) -> None:
     for name in ("dna", "protein", "scores"):
-        a, b = getattr(left, name), getattr(right, name)
-        np.testing.assert_allclose(a, b, atol=tolerance, rtol=0)
+        np.testing.assert_allclose(getattr(left, name), getattr(right, name), atol=tolerance, rtol=0)
 
 
-def test_packed_is_the_reference(finished_run: MadeRun, made_models: MadeModels) -> None:
-    packed = run_all(finished_run)
-    config = made_models.config(engine="reference")
-    reference = run_all(
-        finished_run, models=make_plan(config, finished_run.store, "predict", ("cpu",)).models
-    )
-    assert_close(packed, reference, 1e-5)
-    assert all(model.batches == model.sequences for model in reference.counters.models)
-    assert [model.packing_efficiency for model in reference.counters.models] == [1.0, 1.0]
-    models = finished_run.plan.models
-    padded_models = tuple(replace(model, attention="padded", token_budget=700) for model in models)
-    padded = run_all(finished_run, models=padded_models)
-    assert_close(packed, padded, 1e-5)
-    assert all(0.5 < model.packing_efficiency < 1 for model in padded.counters.models)
-
-
-def test_rows_are_in_row_order_whatever_the_shards(finished_run: MadeRun) -> None:
-    everything = run_all(finished_run)
-    parts = compute(finished_run.plan, finished_run.store, finished_run.plan.shards)
-    for name in ("dna", "protein", "scores"):
-        joined = np.concatenate([getattr(part, name) for part in parts])
-        np.testing.assert_allclose(joined, getattr(everything, name), atol=1e-5, rtol=0)
-
-
-def test_the_work_is_counted(finished_run: MadeRun) -> None:
-    counters = run_all(finished_run).counters
-    store = finished_run.store
-    assert store.protein is not None
-    assert store.dna is not None
-    assert counters.frames == store.num_frames
-    assert counters.residues == store.protein.lengths.sum()
-    assert counters.bases == store.dna.lengths.sum()
+def test_the_work_is_counted(finished_run: MadeRun, packed: ShardResult) -> None:
+    counters, store = packed.counters, finished_run.store
+    amounts = (store.num_frames, store.protein.lengths.sum(), store.dna.lengths.sum())
+    assert (counters.frames, counters.residues, counters.bases) == amounts
     dnabert, esm2 = counters.models
     assert (dnabert.family, esm2.family) == ("dnabert_s", "esm2")
     assert esm2.sequences == len(set(store.protein.to_strings()))
@@ -96,30 +64,23 @@ def test_the_work_is_counted(finished_run: MadeRun) -> None:
 
 def test_equal_sequences_are_embedded_once(tmp_path: Path, made_models: MadeModels) -> None:
     fasta = write_contigs(tmp_path / "once.fa", 12)
-    once = plan_run(tmp_path / "once", fasta, made_models.config())
+    left = run_all(plan_run(tmp_path / "once", fasta, made_models.config()))
     fasta.write_text(fasta.read_text() * 3)
-    thrice = plan_run(tmp_path / "thrice", fasta, made_models.config())
-    left, right = run_all(once), run_all(thrice)
+    right = run_all(plan_run(tmp_path / "thrice", fasta, made_models.config()))
     assert right.counters.residues == 3 * left.counters.residues
     assert right.counters.models == left.counters.models
     for name in ("dna", "protein"):
         np.testing.assert_array_equal(np.tile(getattr(left, name), (3, 1)), getattr(right, name))
 
 
-def test_what_is_stored(finished_run: MadeRun) -> None:
-    assert run_all(finished_run).dna.dtype == np.float32
+def test_what_is_stored(finished_run: MadeRun, packed: ShardResult) -> None:
+    assert packed.dna.dtype == np.float32
     half = run_all(finished_run, embeddings="float16")
     assert (half.dna.dtype, half.protein.dtype, half.scores.dtype) == (np.float16, np.float16, np.float32)
     nothing = run_all(finished_run, embeddings="none")
     assert (nothing.dna, nothing.protein) == (None, None)
-    np.testing.assert_array_equal(nothing.scores, half.scores)
-
-
-def test_one_model_alone(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
-    config = made_models.config(esm_model=None, head=None, chunk_length=None)
-    result = run_all(plan_run(tmp_path, contigs, config, kind="embed"))
-    assert (result.protein, result.scores, result.counters.residues) == (None, None, 0)
-    assert result.dna.shape == (40, 96)
+    for result in (half, nothing):
+        np.testing.assert_array_equal(result.scores, packed.scores)
 
 
 class FakeDevice(Encoder):
@@ -178,16 +139,14 @@ def embed_proteins(run: MadeRun, model: ModelRunner, streams: Streams, num_shard
 def embed_within(run: MadeRun, max_tokens: int) -> tuple[ShardResult, list[int]]:
     """Every protein, on a device with memory for so many tokens, and the sizes tried on the way."""
     planned, model = protein_model(run)
-    device = FakeDevice(model, max_tokens=max_tokens)
-    streams = Streams("cpu")
+    device, streams = FakeDevice(model, max_tokens=max_tokens), Streams("cpu")
     [result] = embed_proteins(run, ModelRunner(planned, device, streams), streams, 1)
     return result, device.tried
 
 
-def test_batches_are_halved_until_they_fit(finished_run: MadeRun, caplog: pytest.LogCaptureFixture) -> None:
-    expected, tried = embed_within(finished_run, 10**9)
-    assert expected.counters.models[0].out_of_memory == 0
-    assert len(tried) == expected.counters.models[0].batches == 5
+def test_batches_are_halved_until_they_fit(
+    finished_run: MadeRun, packed: ShardResult, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         result, tried = embed_within(finished_run, 300)
     assert result.counters.models[0].out_of_memory == 2
@@ -195,11 +154,10 @@ def test_batches_are_halved_until_they_fit(finished_run: MadeRun, caplog: pytest
     assert max(tried[2:]) <= 250
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 2
     assert "ran out of memory in model esm2_t4_made.pt on a batch of" in caplog.text
-    np.testing.assert_allclose(result.protein, expected.protein, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(result.protein, packed.protein, atol=1e-5, rtol=0)
 
 
 def test_a_sequence_that_fits_nowhere_is_named_and_not_tried_again(finished_run: MadeRun) -> None:
-    assert finished_run.store.protein is not None
     longest = int(finished_run.store.protein.lengths.argmax())
     [name] = finished_run.store.frame_ids(longest, longest + 1)
     with pytest.raises(DeviceError, match=rf"on {name} alone \(22 tokens\)") as caught:
@@ -215,49 +173,8 @@ def test_a_device_that_is_full_before_the_work_begins_may_be_tried_again(finishe
     assert caught.value.retryable
 
 
-def test_a_changed_model_or_head_is_noticed(tmp_path: Path) -> None:
-    models = make_models(tmp_path)
-    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
-    head = models.head.read_bytes()
-    make_head(models.head, 192, seed=5)
-    with pytest.raises(MismatchError, match=r"head head\.safetensors .* has changed"):
-        InferenceRunner.load(run.plan, Streams("cpu"))
-    models.head.write_bytes(head)
-    change_bias(models, 1e-4)
-    with pytest.raises(MismatchError, match=r"model dnabert .* changed since the run was planned"):
-        InferenceRunner.load(run.plan, Streams("cpu"))
-
-
-def change_bias(models: MadeModels, value: float) -> None:
-    weights = models.dnabert / "model.safetensors"
-    tensors = load_file(weights)
-    tensors["encoder.layer.1.mlp.wo.bias"][0] = value
-    save_file(tensors, weights)
-
-
-def run_with_bias(folder: Path, value: float) -> MadeRun:
-    models = make_models(folder)
-    change_bias(models, value)
-    return plan_run(folder / "run", write_contigs(folder / "in.fa", 4), models.config())
-
-
-def test_what_overflows_in_fp16_is_computed_again_in_fp32(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = run_with_bias(tmp_path, 1e6)  # more than fp16 can hold; the LayerNorm after it makes it small again
-    expected = run_all(run)
-    dnabert, esm2 = run.plan.models
-    result = run_all(run, models=(replace(dnabert, precision="fp16"), esm2))
-    assert_close(result, expected, 0)
-    counters = result.counters.models[0]
-    assert counters.fp32_batches == counters.batches
-    assert result.counters.models[1].fp32_batches == 0
-    assert "not finite in fp16" in caplog.text
-    assert "done again in fp32" in caplog.text
-
-
 def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_is_dropped(
-    finished_run: MadeRun,
+    finished_run: MadeRun, packed: ShardResult
 ) -> None:
     longest = int(finished_run.store.protein.lengths.max()) + 2
     streams = Streams("cpu:0")
@@ -273,13 +190,10 @@ def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_
             return ModelRunner(planned, device, streams)
         return ModelRunner(replace(planned, precision="fp16"), device, streams, lambda: load("fp32"))
 
-    expected = embed_proteins(finished_run, load("half"), streams, 2)
-    assert not any("fp32" in event for event in events)
-    events.clear()
-    alive.clear()
     found = embed_proteins(finished_run, load("half", frozenset({longest})), streams, 2)
-    for result, exact in zip(found, expected, strict=True):
-        np.testing.assert_allclose(result.protein, exact.protein, atol=1e-6, rtol=0)
+    vectors = np.concatenate([result.protein for result in found])
+    np.testing.assert_allclose(vectors, packed.protein, atol=1e-5)
+    for result in found:
         [counters] = result.counters.models
         assert 0 < counters.fp32_batches <= counters.batches
     again = [event for event in events if event.startswith("fp32 embeds")]
@@ -291,40 +205,65 @@ def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_
     assert [model() is None for model in alive[1:]] == [True, True]
 
 
+DNA_WEIGHTS, BIAS = "dnabert/model.safetensors", "encoder.layer.1.mlp.wo.bias"
+
+
+def run_with(folder: Path, file: str, name: str, value: float) -> MadeRun:
+    """A small run on models of its own, of which some weights have this value."""
+    models = make_models(folder)
+    tensors = load_file(folder / file)
+    tensors[name][:1] = value
+    save_file(tensors, folder / file)
+    return plan_run(folder / "run", write_contigs(folder / "in.fa", 4), models.config())
+
+
+def test_what_overflows_in_fp16_is_computed_again_in_fp32(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # More than fp16 can hold; the LayerNorm after it makes it small again.
+    run = run_with(tmp_path, DNA_WEIGHTS, BIAS, 1e6)
+    expected = run_all(run)
+    dnabert, esm2 = run.plan.models
+    result = run_all(run, models=(replace(dnabert, precision="fp16"), esm2))
+    assert_close(result, expected, 0)
+    counters = result.counters.models[0]
+    assert counters.fp32_batches == counters.batches
+    assert result.counters.models[1].fp32_batches == 0
+    assert "not finite in fp16" in caplog.text
+    assert "done again in fp32" in caplog.text
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("file", "name", "value", "message"),
     [
-        (torch.nan, r"dnabert is broken: layers\.1\.ffn_out\.bias holds"),
-        (3e38, r"dnabert gives vectors that are not finite .*_chunk_1[FR]\d, from layer 2 of \d on"),
+        (DNA_WEIGHTS, BIAS, torch.nan, r"dnabert is broken: layers\.1\.ffn_out\.bias holds"),
+        (DNA_WEIGHTS, BIAS, 3e38, r"vectors that are not finite .*_chunk_1[FR]\d, from layer 2 of \d on"),
+        (
+            "head.safetensors",
+            "output_layer.weight",
+            3e38,
+            r"head gives scores that are not finite for rows 0 to \d+",
+        ),
     ],
 )
 def test_weights_that_are_not_finite_or_overflow_are_named(
-    tmp_path: Path, value: float, message: str
+    tmp_path: Path, file: str, name: str, value: float, message: str
 ) -> None:
+    run = run_with(tmp_path, file, name, value)
     with pytest.raises(CheckpointError, match=message):
-        run_all(run_with_bias(tmp_path, value))
+        run_all(run)
 
 
-def test_vectors_that_float16_cannot_hold_are_an_error(finished_run: MadeRun) -> None:
+def test_vectors_that_float16_cannot_hold_are_an_error(packed: ShardResult) -> None:
     large = ComputedShard(
         shard=Shard(index=0, begin=3, end=5, cost=1.0),
         names=("protein",),
         copy=AsyncCopy((torch.full((2, 4), 1e5).half(),), None),
-        counters=run_all(finished_run).counters,
+        counters=packed.counters,
         seconds=StageSeconds(),
     )
     with pytest.raises(CheckpointError, match=r"protein vectors of rows 3 to 5 .* --embeddings float32"):
         large.result()
-
-
-def test_a_head_that_overflows_is_an_error_not_a_score(tmp_path: Path) -> None:
-    models = make_models(tmp_path)
-    weights = load_file(models.head)
-    weights["output_layer.weight"][:] = 3e38
-    save_file(weights, models.head)
-    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), models.config())
-    with pytest.raises(CheckpointError, match=r"the head gives scores that are not finite for rows 0 to \d+"):
-        run_all(run)
 
 
 DNA, PROTEIN = np.random.default_rng(0).standard_normal((2, 700, WIDTH), np.float32)

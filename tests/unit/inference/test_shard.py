@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.made_models import MadeModels, MadeRun, plan_run
+from tests.made_models import MadeRun
+from tests.made_moves import copy_of
 from tests.made_plans import PLAN, model
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.plan import RunPlan
@@ -16,7 +17,6 @@ from virnuc_core.inference.shard import (
     ModelCounters,
     ShardCounters,
     ShardResult,
-    iter_shard_results,
     missing_shards,
     pending_shards,
     quarantine_file,
@@ -33,13 +33,12 @@ IDENTITY = shard_identity(PLAN, PLAN.shards[1])
 WORK = ModelCounters(
     name="tiny", family="esm2", sequences=3, tokens=48, batches=2, capacity=64, fp32_batches=1
 )
-COUNTERS = ShardCounters(frames=2, residues=40, bases=120, models=(WORK,))
 RANDOM = np.random.default_rng(0)
 RESULT = ShardResult(
     dna=RANDOM.standard_normal((2, 8), np.float32),
     protein=RANDOM.standard_normal((2, 8), np.float32),
     scores=RANDOM.random((2, 2), np.float32),
-    counters=COUNTERS,
+    counters=ShardCounters(frames=2, residues=40, bases=120, models=(WORK,)),
 )
 
 
@@ -53,10 +52,10 @@ def shard(tmp_path: Path) -> Path:
 def assert_equal(left: ShardResult, right: ShardResult) -> None:
     for name in ("dna", "protein", "scores"):
         a, b = getattr(left, name), getattr(right, name)
-        assert (a is None) == (b is None)
-        if a is not None:
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b)
+        if a is None:
+            assert b is None
+        else:
+            np.testing.assert_array_equal(a, b, strict=True)
     assert left.counters == right.counters
 
 
@@ -103,6 +102,10 @@ def test_a_truncated_or_missing_file_is_damaged(shard: Path, size: int | None) -
         read_identity(shard)
 
 
+def with_shard(**changes: int) -> RunPlan:
+    return replace(PLAN, shards=(PLAN.shards[0], replace(PLAN.shards[1], **changes)))
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -113,11 +116,8 @@ def test_a_truncated_or_missing_file_is_damaged(shard: Path, size: int | None) -
         ),
         (replace(PLAN, models=(model("dnabert_s"),)), "esm2.name is tiny in the file and None in the plan"),
         (replace(PLAN, chunk_length=300), f"plan_fingerprint is {PLAN.fingerprint} in the file"),
-        (
-            replace(PLAN, shards=(PLAN.shards[0], replace(PLAN.shards[1], begin=6))),
-            "begin is 7 in the file and 6",
-        ),
-        (replace(PLAN, shards=PLAN.shards[::-1]), "index is 1 in the file and 0 in the plan"),
+        (with_shard(begin=6), "begin is 7 in the file and 6"),
+        (with_shard(index=0), "index is 1 in the file and 0 in the plan"),
     ],
 )
 def test_a_shard_of_another_run_is_refused(shard: Path, plan: RunPlan, message: str) -> None:
@@ -133,45 +133,31 @@ def test_quarantine_never_overwrites(shard: Path) -> None:
     assert not shard.exists()
 
 
-def test_sum_counters() -> None:
-    total = sum_counters([COUNTERS, COUNTERS])
-    assert (total.frames, total.residues, total.bases) == (4, 80, 240)
+def test_counters_are_summed() -> None:
     doubled = replace(WORK, sequences=6, tokens=96, batches=4, capacity=128, fp32_batches=2)
-    assert total.models == (doubled,)
+    total = ShardCounters(frames=4, residues=80, bases=240, models=(doubled,))
+    assert sum_counters([RESULT.counters] * 2) == total
     assert doubled.packing_efficiency == 0.75
     assert sum_counters([]) == ShardCounters(frames=0, residues=0, bases=0, models=())
 
 
-@pytest.fixture
-def run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> MadeRun:
-    made = plan_run(tmp_path / "run", contigs, made_models.config())
-    made.compute([0, 2])
-    return made
-
-
-def test_missing_shards_are_pending(run: MadeRun, tmp_path: Path) -> None:
-    assert pending_shards(run.folder, run.plan) == (1, *range(3, len(run.plan.shards)))
-    with pytest.raises(DamagedFileError, match=r"shard_00001\.h5 is missing: run the same command again"):
-        require_all_shards(run.folder, run.plan)
-    assert missing_shards(run.folder, (0, 1, 2, 4)) == (1, 4)
-    assert missing_shards(RunFolder(tmp_path / "nowhere"), (3, 1)) == (3, 1)
-
-
-def test_a_damaged_shard_is_set_aside_and_comes_out_the_same(
-    run: MadeRun, caplog: pytest.LogCaptureFixture
+def test_what_is_missing_damaged_or_of_another_run_is_pending_and_nothing_else(
+    finished_run: MadeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = run.folder.shard(2)
-    content = path.read_bytes()
-    path.write_bytes(content[:-100])
+    run = copy_of(finished_run, tmp_path / "run")
+    require_all_shards(run.folder, run.plan)
+    assert pending_shards(run.folder, run.plan) == ()
+    missing, damaged, foreign = (run.folder.shard(index) for index in range(3))
+    missing.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    write_shard(foreign, RESULT, shard_identity(replace(run.plan, virnuc_version="0"), run.plan.shards[2]))
+    with pytest.raises(DamagedFileError, match=r"shard_00000\.h5 is missing: run the same command again"):
+        require_all_shards(run.folder, run.plan)
     with caplog.at_level(logging.WARNING):
-        assert 2 in pending_shards(run.folder, run.plan)
-    assert "Set aside as shard_00002.h5.damaged-1" in caplog.text
-    assert not path.exists()
-    run.compute([2])
-    assert path.read_bytes() == content
-
-
-def test_a_finished_run_has_all(finished_run: MadeRun) -> None:
-    require_all_shards(finished_run.folder, finished_run.plan)
-    found = [shard for shard, _ in iter_shard_results(finished_run.folder, finished_run.plan)]
-    assert found == list(finished_run.plan.shards)
+        assert pending_shards(run.folder, run.plan) == (0, 1, 2)
+    for path in (damaged, foreign):
+        assert f"Set aside as {path.name}.damaged-1" in caplog.text
+        assert not path.exists()
+    assert missing_shards(run.folder, (0, 1, 2, 4)) == (0, 1, 2, 4)
+    assert missing_shards(finished_run.folder, (0, 1, 2, 4)) == (4,)
+    assert missing_shards(RunFolder(tmp_path / "nowhere"), (3, 1)) == (3, 1)

@@ -1,6 +1,5 @@
-"""One lane's work in this process: events, files and warnings."""
+"""One lane's work in this process: errors of its threads, interrupts, and a run that is started over meanwhile."""
 
-import logging
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError
 from virnuc_core.inference.device import Streams
-from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
+from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.runner import InferenceRunner
 from virnuc_core.inference.shard import pending_shards
@@ -43,56 +42,6 @@ def shard_names(run: MadeRun) -> list[str]:
     return sorted(path.name for path in run.folder.shards.iterdir() if path.is_file())
 
 
-def test_events_follow_the_files_and_poor_packing_is_warned_of(
-    tmp_path: Path, contigs: Path, made_models: MadeModels, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = plan_run(tmp_path, contigs, made_models.config(token_budget=63))
-    events: list[LaneEvent] = []
-
-    def emit(event: LaneEvent) -> None:
-        if isinstance(event, ShardDone):
-            assert run.folder.shard(event.shard).exists()
-        events.append(event)
-
-    with caplog.at_level(logging.WARNING):
-        run_shards(run.folder, (2, 0), "cpu", 3, emit)
-    loaded, *done = events
-    assert isinstance(loaded, ModelsLoaded)
-    assert loaded.seconds > 0
-    assert [event.shard for event in done if isinstance(event, ShardDone)] == [2, 0]
-    assert {event.lane for event in events} == {3}
-    assert shard_names(run) == ["shard_00000.h5", "shard_00002.h5"]
-    assert "dnabert (dnabert_s): packing efficiency is" in caplog.text
-
-
-def test_a_shard_that_cannot_be_written_is_an_error_of_the_lane(run: MadeRun) -> None:
-    run.folder.shards.mkdir()
-    run.folder.shard(1).mkdir()
-    with pytest.raises(OSError, match="shard_00001"):
-        run.compute()
-    assert shard_names(run)[0] == "shard_00000.h5"
-    assert "shard_00001.h5" not in shard_names(run)
-
-
-def test_an_error_in_the_thread_ahead_is_an_error_of_the_lane(
-    run: MadeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode = Esm2Tokenizer.encode
-    left = 2
-
-    def encode_twice(self: Esm2Tokenizer, proteins: ByteColumn) -> TokenColumn:
-        nonlocal left
-        if not left:
-            raise MemoryError("tokenizer")
-        left -= 1
-        return encode(self, proteins)
-
-    monkeypatch.setattr(Esm2Tokenizer, "encode", encode_twice)
-    with pytest.raises(MemoryError, match="tokenizer"):
-        run.compute()
-    assert shard_names(run) == ["shard_00000.h5", "shard_00001.h5"]
-
-
 def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
     run: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,10 +58,8 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
 
     monkeypatch.setattr(Esm2Tokenizer, "encode", encode_and_tell)
     monkeypatch.setattr(InferenceRunner, "load", fail)
-    events: list[LaneEvent] = []
     with pytest.raises(CheckpointError, match="broken"):
-        run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, events.append)
-    assert events == []
+        run.compute()
     assert shard_names(run) == []
 
 
@@ -129,8 +76,6 @@ def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert "shard_00000.h5" in shard_names(run)
-    run.compute()
-    assert len(shard_names(run)) == len(run.plan.shards)
 
 
 @pytest.mark.parametrize("settings", [{"repr_layer": 1}, {}], ids=["other settings", "the same settings"])

@@ -1,10 +1,9 @@
 """Progress, reports and MLflow runs from lane journals; and GPU samples."""
 
-import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,12 @@ from tasks.lanes import (
     LaneRows,
     LaneTracking,
     LaneWatch,
-    current_progress,
     sampling_gpu,
     use_progress,
 )
 from tasks.tracking import TrackedRun, tracked_run
 from tests.made_lanes import at, done, failed, finished, loaded, sample, started
 from tests.made_models import MadeRun
-from virnuc_core import env_config
 from virnuc_core.inference.events import GpuSample, LaneEvent, LaneStarted
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal
 from virnuc_core.run_folder import RunFolder
@@ -48,44 +45,30 @@ class Recorder:
         self.seen.append(None)
 
 
-def test_stages_and_lanes_are_shown_or_logged(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder()
-    with use_progress(recorder):
-        current_progress().stage("index")
-    assert recorder.seen == ["index"]
-    with caplog.at_level(logging.INFO, "tasks"):
-        current_progress().stage("plan")
-        current_progress().lane(LaneProgress(lane=1, device="cuda:1", rows_done=5, rows_total=7))
-    assert [record.getMessage() for record in caplog.records] == [
-        "stage: plan",
-        "lane 1 on cuda:1: 5 of 7 rows",
-    ]
-
-
 def test_journals_become_progress(finished_run: MadeRun) -> None:
     rows = [shard.end - shard.begin for shard in finished_run.plan.shards]
+    total = rows[0] + rows[1]
     recorder = Recorder()
     with use_progress(recorder):
         lanes = LaneRows(finished_run.plan)
 
-        def shown(*events: LaneEvent) -> LaneProgress:
-            for event in events:
-                lanes.on_entry("lane-0002-a", at(0.0, event))
-            lanes.end_poll()
-            progress = recorder.seen.pop()
-            assert isinstance(progress, LaneProgress)
-            assert recorder.seen == []
-            return progress
-
-        total = rows[0] + rows[1]
-        here = LaneStarted(lane=2, device="cpu", host=socket.gethostname(), pid=1, shards=(0, 1))
-        assert shown(here) == LaneProgress(lane=2, device="cpu", rows_done=0, rows_total=total)
-        assert shown(loaded(2), done(0, 2)).rows_done == rows[0]
-        again = shown(started(2, host="node1.", shards=(1,)))
-        assert (again.device, again.rows_done, again.rows_total) == ("node1. cuda:0", rows[0], total)
-        assert shown(done(1, 2)).rows_done == total
+    def shown(*events: LaneEvent) -> tuple[str, int, int]:
+        for event in events:
+            lanes.on_entry("lane-0002-a", at(0.0, event))
         lanes.end_poll()
-        assert recorder.seen == []
+        [progress] = recorder.seen
+        recorder.seen.clear()
+        assert isinstance(progress, LaneProgress)
+        assert progress.lane == 2
+        return progress.device, progress.rows_done, progress.rows_total
+
+    here = LaneStarted(lane=2, device="cpu", host=socket.gethostname(), pid=1, shards=(0, 1))
+    assert shown(here) == ("cpu", 0, total)
+    assert shown(loaded(2), done(0, 2)) == ("cpu", rows[0], total)
+    assert shown(started(2, host="node1.", shards=(1,))) == ("node1. cuda:0", rows[0], total)
+    assert shown(done(1, 2)) == ("node1. cuda:0", total, total)
+    lanes.end_poll()
+    assert recorder.seen == []
 
 
 @pytest.fixture
@@ -111,10 +94,8 @@ def test_journals_are_followed_as_they_come_and_grow(folder: RunFolder) -> None:
     write(folder, "lane-0000-a", done(1))  # a lane that has finished is not read again
     watch.poll()
     first = [("lane-0000-a", event) for event in (started(), done(0), finished())]
-    assert recorder.seen == [
-        *(None, *first, ("lane-0001-b", started(1))),
-        *(None, ("lane-0001-b", loaded(1)), None),
-    ]
+    second = [("lane-0001-b", event) for event in (started(1), loaded(1))]
+    assert recorder.seen == [None, *first, second[0], None, second[1], None]
     assert [len(report.shards) for report in watch.reports] == [1, 0]
 
 
@@ -147,21 +128,17 @@ def test_failure_is_the_last_entry_of_a_lane(folder: RunFolder) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
     """Shared by all tests: a new database takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+    return MlflowClient(f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db")
 
 
 @pytest.fixture
-def client(store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MlflowClient:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+def run(
+    client: MlflowClient, set_env: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[TrackedRun]:
+    set_env(MLFLOW_TRACKING_URI=client.tracking_uri)
     monkeypatch.chdir(tmp_path)
-    env_config.reload()
-    return MlflowClient(store)
-
-
-@pytest.fixture
-def run(client: MlflowClient) -> Iterator[TrackedRun]:
     with tracked_run("pipeline", {}, {}) as run:
         yield run
 
@@ -199,18 +176,20 @@ def test_lane_is_a_child_run_with_metrics_over_time(client: MlflowClient, run: T
     assert final["sequences"] == 20
     assert final["sequences_per_second"] == 4.0  # 20 sequences in 7 s, of which 2 to load
     assert (final["starts"], final["gpu_memory_gb"]) == (1, 12.0)
-    assert "throughput.png" in {file.path for file in client.list_artifacts(str(run.run_id))}
 
 
 def test_run_has_the_sum_over_the_lanes_that_are_at_work(client: MlflowClient, run: TrackedRun) -> None:
-    with LaneTracking(run) as tracking:
+    with LaneTracking(run, every=3600.0) as tracking:
         for lane in (0, 1):
             tracking.on_entry(f"lane-{lane}", at(0.0, started(lane)))
+        tracking.end_poll()
         tracking.on_entry("lane-0", at(1.0, done(0, lane=0)))
         tracking.on_entry("lane-1", at(2.0, done(1, lane=1, forward=1.0)))
         tracking.on_entry("lane-0", at(3.0, finished(0)))
         tracking.on_entry("lane-1", at(4.0, done(2, lane=1, frames=5, forward=1.0)))
         tracking.on_entry("lane-1", at(5.0, done(3, lane=1, frames=0, forward=0.0)))
+        tracking.end_poll()
+        assert history(client, run.run_id, "shards") == []  # written in batches
     speeds = history(client, run.run_id, "sequences_per_second")
     assert speeds == [(1, 1.0, 20.0), (2, 2.0, 30.0), (3, 4.0, 5.0), (4, 5.0, 0.0)]
     assert [value for *_, value in history(client, run.run_id, "sequences")] == [10, 20, 25, 25]
@@ -234,75 +213,43 @@ def test_status_tells_how_a_lane_ended(client: MlflowClient, run: TrackedRun) ->
     assert lanes["again"].data.params["host"] == "box"
 
 
-def test_points_are_written_in_batches(client: MlflowClient, run: TrackedRun) -> None:
-    with LaneTracking(run, every=3600.0) as tracking:
-        for event in (started(), done(0)):
-            tracking.on_entry("lane", at(0.0, event))
-            tracking.end_poll()
-        assert history(client, run.run_id, "shards") == []
-    assert len(history(client, run.run_id, "shards")) == 1
-
-
-def test_lanes_need_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
-    env_config.reload()
-    with tracked_run("pipeline", {}, {}) as run, LaneTracking(run, every=0.0) as tracking:
-        for event in (started(), loaded(), done(0), sample(0.5, 1), finished()):
-            tracking.on_entry("lane", at(0.0, event))
-            tracking.end_poll()
-    assert run.run_id is None
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    gpus = "0, GPU-0aaa, 10, 100\n1, GPU-1bbb, 37, 2048\n2, GPU-2ccc, [N/A], 5\n"
-    program = tmp_path / "nvidia-smi"
-    (tmp_path / "gpus").write_text(gpus)
-    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat {tmp_path}/gpus\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return tmp_path
-
-
-def samples_of(device: str, at_least: int, seconds: float) -> list[GpuSample]:
-    samples: list[GpuSample] = []
-    with sampling_gpu(device, 3, samples.append, every=0.01):
-        deadline = time.monotonic() + seconds
-        while len(samples) < at_least and time.monotonic() < deadline:
-            time.sleep(0.01)
-    return samples
-
-
 @pytest.mark.parametrize(
-    ("visible", "device"), [(None, "cuda:1"), ("1", "cuda:0"), ("2,GPU-1b", "cuda:1"), ("GPU-1bbb", "cuda:0")]
+    ("visible", "device", "every", "expected"),
+    [
+        (None, "cuda:1", 0.01, "samples"),
+        ("1", "cuda:0", 0.01, "samples"),
+        ("2,GPU-1b", "cuda:1", 0.01, "samples"),
+        ("GPU-1bbb", "cuda:0", 0.01, "samples"),
+        ("2", "cuda:0", 0.01, "asked once"),
+        ("9", "cuda:0", 0.01, "asked once"),
+        ("MIG-77", "cuda:0", 0.01, "asked once"),
+        (None, "cpu", 0.01, "not asked"),
+        (None, "cuda:0", 60.0, "not asked"),
+    ],
 )
 def test_gpu_of_the_lane_is_sampled(
-    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str
+    tmp_path: Path,
+    set_env: Callable[..., None],
+    visible: str | None,
+    device: str,
+    every: float,
+    expected: str,
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    env_config.reload()
-    samples = samples_of(device, at_least=2, seconds=10.0)
-    assert len(samples) >= 2
-    assert set(samples) == {GpuSample(lane=3, utilization=0.37, memory_bytes=2048 * 2**20)}
-
-
-@pytest.mark.parametrize("visible", ["2", "9", "MIG-77"])
-def test_gpu_without_numbers_is_asked_for_once(
-    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    env_config.reload()
-    assert samples_of("cuda:0", at_least=1, seconds=0.5) == []
-    assert (nvidia_smi / "asked").read_text() == "asked\n"
-
-
-@pytest.mark.parametrize(("device", "every"), [("cpu", 0.01), ("cuda:0", 60.0)])
-def test_cpu_is_not_sampled_and_a_short_lane_does_not_wait(
-    nvidia_smi: Path, device: str, every: float
-) -> None:
-    with sampling_gpu(device, 0, print, every=every):
-        time.sleep(0.1)
-    assert not (nvidia_smi / "asked").exists()
+    """With a stand-in for nvidia-smi; a short lane does not wait for its first sample."""
+    program, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    gpus = r"0, GPU-0aaa, 10, 100\n1, GPU-1bbb, 37, 2048\n2, GPU-2ccc, [N/A], 5\n"
+    program.write_text(f"#!/bin/sh\necho asked >> {asked}\nprintf '{gpus}'\n")
+    program.chmod(0o755)
+    visibility = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    set_env(PATH=f"{tmp_path}:{os.environ['PATH']}", **visibility)
+    samples: list[GpuSample] = []
+    with sampling_gpu(device, 3, samples.append, every=every):
+        deadline = time.monotonic() + (10.0 if expected == "samples" else 0.3)
+        while len(samples) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    times_asked = asked.read_text().count("asked") if asked.exists() else 0
+    if expected == "samples":
+        assert len(samples) >= 2
+        assert set(samples) == {GpuSample(lane=3, utilization=0.37, memory_bytes=2048 * 2**20)}
+    else:
+        assert (samples, times_asked) == ([], 1 if expected == "asked once" else 0)

@@ -72,13 +72,11 @@ def test_inbox_is_a_folder_or_a_glob(tmp_path: Path) -> None:
 
 def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
     settled = FileSnapshot.of(put(tmp_path / "a.fa"))
-    assert settled.reason_to_wait(60.0) is None
     young = FileSnapshot.of(put(tmp_path / "b.fa", modified=time.time() - 20))
-    assert "written 2" in (young.reason_to_wait(60.0) or "")
-    assert young.reason_to_wait(10.0) is None
     future = FileSnapshot.of(put(tmp_path / "c.fa", modified=time.time() + 1e6))
+    assert settled.reason_to_wait(60.0) is young.reason_to_wait(10.0) is future.reason_to_wait(0.0) is None
+    assert "written 2" in (young.reason_to_wait(60.0) or "")
     assert "future" in (future.reason_to_wait(60.0) or "")
-    assert future.reason_to_wait(0.0) is None
     put(tmp_path / "a.fa", ">a\nACGTA\n")
     assert "changed" in (settled.reason_to_wait(0.0) or "")
     (tmp_path / "a.fa").unlink()
@@ -123,21 +121,26 @@ def test_digest_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> 
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"files": {"a": 1}}', '{"files": {"a": [1, 2, 3, 4]}}', "\0"])
-def test_damaged_cache_is_rebuilt(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    cache = put(tmp_path / "cache.json", content)
-    with caplog.at_level(logging.WARNING), DigestCache(cache) as digests:
-        digests.sha256(FileSnapshot.of(put(tmp_path / "a.fa")))
-    assert "read again" in caplog.text
-    assert list(json.loads(cache.read_text())["files"]) == [str(tmp_path / "a.fa")]
-
-
-def test_cache_that_cannot_be_written_costs_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        *(
+            (text, "read again")
+            for text in ("", "[]", '{"files": {"a": 1}}', '{"files": {"a": [1, 2]}}', "\0")
+        ),
+        (None, "cannot be written"),
+    ],
+)
+def test_cache_that_cannot_be_used_costs_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, said: str
 ) -> None:
-    with DigestCache(tmp_path / "no folder" / "cache.json") as digests:
+    cache = (
+        tmp_path / "no folder" / "cache.json" if content is None else put(tmp_path / "cache.json", content)
+    )
+    with caplog.at_level(logging.WARNING), DigestCache(cache) as digests:
         assert len(digests.sha256(FileSnapshot.of(put(tmp_path / "a.fa")))) == 64
-    assert "cannot be written" in caplog.text
+    assert said in caplog.text
+    assert content is None or list(json.loads(cache.read_text())["files"]) == [str(tmp_path / "a.fa")]
 
 
 class Batches:
@@ -180,24 +183,15 @@ def batches(tmp_path: Path) -> Batches:
     return Batches(tmp_path)
 
 
-def test_each_file_is_computed_once(batches: Batches) -> None:
-    batches.put("a.fa", "one")
-    batches.put("b.fa", "two")
-    first = batches.outcomes()
-    assert [outcome.status for outcome in first.values()] == ["done", "done"]
-    assert (first["a.fa"].contigs, first["a.fa"].contigs_virus) == (3, 2)
-    assert first["a.fa"].results == batches.out / f"a-{input_digest(batches.inbox / 'a.fa').sha256[:12]}"
-    batches.put("c.fa", "three")
-    assert batches.statuses() == {"a.fa": "kept", "b.fa": "kept", "c.fa": "done"}
-    assert [name for name, _ in batches.calls] == ["a.fa", "b.fa", "c.fa"]
-
-
 def test_bytes_count_and_not_names(batches: Batches) -> None:
-    batches.put("first.fa", "one")
+    path = batches.put("first.fa", "one")
     batches.put("copy.fasta", "one")
     outcomes = batches.outcomes()
     assert [outcome.status for outcome in outcomes.values()] == ["done", "kept"]
-    assert "copy.fasta" in outcomes["first.fa"].reason
+    first = outcomes["first.fa"]
+    assert "copy.fasta" in first.reason
+    assert (first.contigs, first.contigs_virus) == (3, 2)
+    assert first.results == batches.out / f"copy-{input_digest(path).sha256[:12]}"
     assert len(batches.calls) == 1
     (batches.inbox / "copy.fasta").rename(batches.inbox / "renamed.fa")
     assert batches.statuses() == {"first.fa": "kept", "renamed.fa": "kept"}
@@ -265,10 +259,9 @@ def test_results_of_other_bytes_do_not_count(batches: Batches) -> None:
     path = batches.put("a.fa", "one")
     results = batches.out / f"a-{input_digest(path).sha256[:12]}"
     report = {"inputs": [{"sha256": "0" * 64}], "counts": {"records": 1, "contigs_virus": 1}}
-    put(RunFolder(results).report, json.dumps(report))
-    assert batches.statuses() == {"a.fa": "done"}
-    RunFolder(results).report.write_text("{}")
-    assert batches.statuses() == {"a.fa": "done"}
+    for text in (json.dumps(report), "{}"):
+        put(RunFolder(results).report, text)
+        assert batches.statuses() == {"a.fa": "done"}
     assert len(batches.calls) == 2
 
 
@@ -301,39 +294,31 @@ def test_results_belong_to_one_run_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-OUTCOMES = (
-    FileOutcome(
-        path=Path("in/old.fa"), status="kept", results=Path("out/old-0"), contigs=9, contigs_virus=9
-    ),
-    FileOutcome(
-        path=Path("in/new.fa"), status="done", results=Path("out/new-0"), contigs=5, contigs_virus=2,
-        seconds=12.34, link="http://127.0.0.1:4200/runs/flow-run/1",
-    ),
-    FileOutcome(path=Path("in/page.fa"), status="rejected", reason="it begins with b'<!DOCTYPE html>' | b"),
-    FileOutcome(path=Path("in/lost.fa"), status="failed", reason="LaneError: lane 0 died", seconds=1.0),
-)  # fmt: skip
+KEPT = FileOutcome(path=Path("in/old.fa"), status="kept", contigs=9, contigs_virus=9)
+DONE = FileOutcome(
+    path=Path("in/new.fa"), status="done", contigs=5, contigs_virus=2, seconds=12.34, link="http://runs/1"
+)
+REJECTED = FileOutcome(path=Path("in/page.fa"), status="rejected", reason="it begins with b'<html>' | b")
+LOST = FileOutcome(path=Path("in/lost.fa"), status="failed", reason="LaneError: lane 0 died", seconds=1.0)
 
 
 def report(*outcomes: FileOutcome) -> NightlyReport:
     return NightlyReport(inbox="in", out=Path("out"), outcomes=outcomes)
 
 
-def test_report_counts_the_contigs_of_this_run_and_puts_failures_first() -> None:
-    whole = report(*OUTCOMES)
+def test_report_counts_the_contigs_of_this_run_puts_failures_first_and_escapes_foreign_text() -> None:
+    whole = report(KEPT, DONE, REJECTED, LOST)
     assert whole.summary == "4 files: 1 kept, 1 done, 1 rejected, 1 failed"
     files = {f"files_{status}": 1 for status in ("failed", "rejected", "done", "kept")}
     amounts = {"files_waiting": 0, "contigs": 5, "contigs_virus": 2, "run_seconds": 13.34}
     assert whole.metrics == {**files, **amounts}
     assert [row["file"] for row in whole.rows] == ["lost.fa", "page.fa", "new.fa", "old.fa"]
     assert [row["virus"] for row in whole.rows] == ["", "", 2, 9]
-
-
-def test_page_links_and_escapes_what_foreign_files_say() -> None:
-    page = report(*OUTCOMES).markdown({"mlflow_run_id": "abc"})
-    assert "# 4 files: 1 kept, 1 done" in page
-    assert "| new.fa | 5 | 2 | 12.3 | [run](http://127.0.0.1:4200/runs/flow-run/1) |" in page
+    page = whole.markdown({"mlflow_run_id": "abc"})
+    assert f"# {whole.summary}\n" in page
+    assert "| new.fa | 5 | 2 | 12.3 | [run](http://runs/1) |" in page
     assert "- mlflow run id: `abc`" in page
-    assert "- rejected `page.fa`: it begins with b'&lt;!DOCTYPE html&gt;' \\| b\n" in page
+    assert "- rejected `page.fa`: it begins with b'&lt;html&gt;' \\| b\n" in page
     assert "old.fa" not in page
     assert report().markdown({}).startswith("# no files in the inbox\n")
 
@@ -341,4 +326,4 @@ def test_page_links_and_escapes_what_foreign_files_say() -> None:
 def test_only_the_first_failures_are_named() -> None:
     failed = [FileOutcome(path=Path(f"{i}.fa"), status="failed", reason="lost") for i in range(5)]
     assert report(*failed).failures == "Failed: 0.fa: lost; 1.fa: lost; 2.fa: lost; and 2 more."
-    assert report(*OUTCOMES[:1]).failures == ""
+    assert report(KEPT).failures == ""

@@ -9,7 +9,8 @@ from prefect.states import Failed
 
 from tasks import stages
 from tasks.stages import find_pending, resumable_task
-from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
+from tests.made_models import MadeRun
+from tests.made_moves import copy_of
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
 from virnuc_core.pipeline import LanesHere, Run
@@ -41,38 +42,22 @@ def test_an_error_of_the_disk_is_told_in_own_words(number: int, kind: type[Stora
     assert type(caught.value) is kind
 
 
-OWN = "0123456789abcdef"
+def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path) -> None:
+    run = copy_of(finished_run, tmp_path / "run")
+    paths = [run.folder.shard(index) for index in range(3)]
+    left = [path.with_name(f".{path.name}.0123456789abcdef.tmp") for path in paths]
+    for path in left:
+        path.touch()
+    paths[1].unlink()
+    paths[2].unlink()
+    assert find_pending.fn(run.folder, {2}) == (1,)
+    assert [path.exists() for path in left] == [True, False, True]  # another lane may be writing the last
 
-
-@pytest.fixture
-def run(tmp_path: Path, made_models: MadeModels) -> MadeRun:
-    made = plan_run(
-        tmp_path / "run", write_contigs(tmp_path / "in.fa", 16), made_models.config(), shard_seconds=0.02
-    )
-    made.compute([0])
-    return made
-
-
-def leave(run: MadeRun, shard: int) -> Path:
-    """Leaves the temporary file of a lane that was killed while writing a shard."""
-    left = run.folder.shards / f".{run.folder.shard(shard).name}.{OWN}.tmp"
-    left.touch()
-    return left
-
-
-def test_what_killed_lanes_left_of_pending_shards_is_removed(run: MadeRun) -> None:
-    of_pending, of_taken = leave(run, 1), leave(run, 2)
-    assert find_pending.fn(run.folder, {2}) == tuple(
-        shard for shard in range(1, len(run.plan.shards)) if shard != 2
-    )
-    assert not of_pending.exists()
-    assert of_taken.exists(), "another lane may be writing it"
-
-
-def test_nothing_is_left_of_a_run_that_has_all_shards(run: MadeRun) -> None:
-    left = [leave(run, shard) for shard in range(3)]
-    run.compute(range(1, len(run.plan.shards)))
-    done = Run(run.folder, RunConfig(), "predict", lanes=LanesHere(("cpu",)))
-    done.plan = run.plan
-    pipeline.validate(done)
+    whole = copy_of(finished_run, tmp_path / "whole")
+    left = [whole.folder.shards / path.name for path in left]
+    for path in left:
+        path.touch()
+    finished = Run(whole.folder, RunConfig(), "predict", lanes=LanesHere(("cpu",)))
+    finished.plan = whole.plan
+    pipeline.validate(finished)
     assert not any(path.exists() for path in left)
