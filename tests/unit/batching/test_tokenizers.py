@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from benchmarks.reliability.binary_edits import hostile_json
-from benchmarks.reliability.crafted import tokenizers as crafted_tokenizers
+from benchmarks.reliability.hostile import hostile_json, hostile_tokenizers
 from virnuc_core.batching import tokenizers
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
@@ -22,7 +21,7 @@ HOSTILE = {
     "not JSON": b"{",
     "not text": b"\xff\xfe",
     "no vocabulary": json.dumps({"model": {}}).encode(),
-    **{name: content for name, content in crafted_tokenizers().items() if name not in USABLE},
+    **{name: content for name, content in hostile_tokenizers().items() if name not in USABLE},
     **hostile_json("model"),
 }
 
@@ -98,9 +97,9 @@ def test_dnabert_ids(path: Path, block_bases: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_size_of_a_vocabulary_with_holes_is_that_of_the_highest_id(path: Path) -> None:
-    path.write_bytes(crafted_tokenizers()["ids with holes"])
+    path.write_bytes(hostile_tokenizers()["ids with holes"])
     assert DnabertTokenizer(path).vocab_size == 5001
-    path.write_bytes(crafted_tokenizers()["plain"])
+    path.write_bytes(hostile_tokenizers()["plain"])
     assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["ACGTN"]))) == [
         [1, 3, 4, 5, 6, 0, 2]
     ]

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.reliability.binary_edits import hostile_json
-from benchmarks.reliability.crafted import safetensors_headers
-from benchmarks.reliability.material import make_models
+from benchmarks.reliability.hostile import hostile_json, safetensors_headers
+from benchmarks.reliability.samples import make_models
 from tests.made_models import make_tokenizer
 from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.models.catalogue import find_entries

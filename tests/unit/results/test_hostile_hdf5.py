@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.reliability.child import limit_memory
-from benchmarks.reliability.crafted import hdf5_files
+from benchmarks.reliability.harness import limit_memory
+from benchmarks.reliability.hostile import hdf5_files
 from tests.made_models import MadeModels, MadeRun
 from virnuc_core.checked_hdf5 import array_sha256, read_attributes, write_attributes
 from virnuc_core.errors import DamagedFileError
