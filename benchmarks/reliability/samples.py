@@ -110,6 +110,14 @@ def tokenizer(words: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> T
     return made
 
 
+def make_tokenizer(path: Path) -> None:
+    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
+    made = tokenizer(words, [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")])
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(path))
+
+
 def _state_dict(spec: ModelSpec, layout: KeyLayout) -> dict[str, torch.Tensor]:
     """Random weights under published names."""
     torch.manual_seed(0)
@@ -151,10 +159,7 @@ def make_models(folder: Path) -> None:
 
     dnabert = _model_folder(folder / "dnabert", _DNABERT)
     save_file(_state_dict(_DNABERT, DNABERT), dnabert / "model.safetensors")
-    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
-    made = tokenizer(words, [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")])
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(dnabert / "tokenizer.json"))
+    make_tokenizer(dnabert / "tokenizer.json")
 
     sharded = _model_folder(folder / "sharded", _ESM2)
     weight_map = {name: f"model-0000{i % 2 + 1}-of-00002.safetensors" for i, name in enumerate(sorted(state))}

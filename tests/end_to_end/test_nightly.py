@@ -18,8 +18,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
-from tasks.nightly import lock_results
-from tasks.pages.nightly_page import NightlyReport
+from tasks.nightly import NightlyReport, lock_results
 from tests.end_to_end.conftest import Checkpoints, random_dna
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
