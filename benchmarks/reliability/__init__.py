@@ -1,1 +1,1 @@
-"""Reliability under hostile input, damaged files and failing machines."""
+"""Programs that try to make virnuc lose or change results: `make soak` runs them, docs/reliability.md has what they found."""

@@ -1,7 +1,7 @@
 """Weight files that would run a command if their pickle were loaded without restrictions.
 
 Every way of a pickle to name a function and to call it, in every kind of file that torch.load opens. Unrestricted
-`pickle.loads` of such a payload creates the file `marker`, which is how its test knows that the payload is real.
+`pickle.loads` of a payload in `RUNS` creates the file `marker`, which is how its test knows that the payload is real.
 """
 
 import io
@@ -19,6 +19,9 @@ import torch
 
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
+_DICT: Final = b"ccollections\nOrderedDict\n)R"
+_SYSTEM: Final = b"cposix\nsystem\n"
+_STACKED: Final = b"\x8c\x05posix\x8c\x06system\x93"  # STACK_GLOBAL
 
 
 def _text(value: str) -> bytes:
@@ -30,110 +33,80 @@ def _text(value: str) -> bytes:
 def _called(function: str, *arguments: bytes) -> bytes:
     """GLOBAL, a tuple of arguments, REDUCE."""
     module, _, name = function.rpartition(".")
-    return b"c" + f"{module}\n{name}\n".encode() + b"(" + b"".join(arguments) + b"tR"
+    return f"c{module}\n{name}\n(".encode() + b"".join(arguments) + b"tR"
 
 
-def payloads(marker: Path) -> dict[str, bytes]:
-    """Pickles by name; those in `RUNS` create the file when Python's own pickle loads them."""
+def _running(marker: Path) -> dict[str, bytes]:
+    """Operations, without protocol and end, that create the marker when Python's own pickle loads them."""
     shell, python = _text(f"touch {marker}"), _text(f"open({str(marker)!r}, 'w').close()")
-    inner = b"\x80\x02" + _called("posix.system", shell) + b"."
-    as_bytes = b"c_codecs\nencode\n(" + _text(inner.decode("latin-1")) + _text("latin-1") + b"tR"
+    system, module = _called("posix.system", shell), _called("importlib.import_module", _text("posix"))
     return {
-        "GLOBAL os.system": b"\x80\x02" + _called("os.system", shell) + b".",
-        "GLOBAL posix.system": inner,
-        "GLOBAL builtins.exec": b"\x80\x02" + _called("builtins.exec", python) + b".",
-        "GLOBAL __builtin__.eval": b"\x80\x02" + _called("__builtin__.eval", python) + b".",
-        "GLOBAL subprocess.getoutput": b"\x80\x02" + _called("subprocess.getoutput", shell) + b".",
-        "GLOBAL pickle.loads": b"\x80\x02" + _called("pickle.loads", as_bytes) + b".",
-        "GLOBAL runpy._run_code": b"\x80\x02" + _called("runpy._run_code", python, b"}") + b".",
-        "GLOBAL timeit.timeit": b"\x80\x02" + _called("timeit.timeit", _text("pass"), python) + b".",
-        "tensor rebuilt by a command": (
-            b"\x80\x02"
-            + _called(
-                "torch._tensor._rebuild_from_type_v2",
-                b"cposix\nsystem\n",
-                b"cposix\nsystem\n",
-                b"(" + shell + b"t",
-                b"}",
-            )
-            + b"."
-        ),
-        "storage from bytes": b"\x80\x02" + _called("torch.storage._load_from_bytes", as_bytes) + b".",
-        "torch.load": b"\x80\x02" + _called("torch.serialization.load", _text(str(marker))) + b".",
-        "dotted way through an allowed class": (
-            b"\x80\x04\x8c\x08argparse\x8c\x1eNamespace.__init__.__globals__\x93."
-        ),
-        "getattr": b"\x80\x02"
-        + _called("builtins.getattr", _called("importlib.import_module", _text("posix")), _text("system"))
-        + shell
-        + b"\x85R.",
-        "extension code": b"\x80\x02\x82\x01.",
-        "class in __main__": b"\x80\x02c__main__\nMLPClassifier\n)\x81}("
-        + _text("x")
-        + _called("posix.system", shell)
-        + b"ub.",
-        "behind a name with a line break": b"\x80\x02ccollections\nOrderedDict\n0" + inner[2:],
-        "numpy reconstruct": b"\x80\x02"
-        + _called("numpy._core.multiarray._reconstruct", b"cnumpy\nndarray\n", b"(K\x00t", _text("b"))
-        + b".",
-        "bytearray of 64 GB": b"\x80\x02"
-        + _called("builtins.bytearray", b"\x8a\x05\x00\x00\x00\x00\x10")
-        + b".",
-    } | _without_plain_calls(marker, shell)
-
-
-def _without_plain_calls(marker: Path, shell: bytes) -> dict[str, bytes]:
-    """Calls in disguise."""
-    stacked = b"\x8c\x05posix\x8c\x06system\x93"
-    return {
-        "STACK_GLOBAL": b"\x80\x04" + stacked + shell + b"\x85R.",
+        "GLOBAL os.system": _called("os.system", shell),
+        "GLOBAL posix.system": system,
+        "GLOBAL builtins.exec": _called("builtins.exec", python),
+        "GLOBAL __builtin__.eval": _called("__builtin__.eval", python),
+        "GLOBAL subprocess.getoutput": _called("subprocess.getoutput", shell),
+        "GLOBAL pickle.loads": _called("pickle.loads", _as_bytes(system)),
+        "GLOBAL runpy._run_code": _called("runpy._run_code", python, b"}"),
+        "GLOBAL timeit.timeit": _called("timeit.timeit", _text("pass"), python),
+        "getattr": _called("builtins.getattr", module, _text("system")) + shell + b"\x85R",
+        "behind a name with a line break": b"ccollections\nOrderedDict\n0" + system,
+        "STACK_GLOBAL": _STACKED + shell + b"\x85R",
         "STACK_GLOBAL from the memo": (
-            b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x8c\x06ignore000h\x00h\x01\x93" + shell + b"\x85R."
+            b"\x8c\x05posix\x94\x8c\x06system\x94\x8c\x06ignore000h\x00h\x01\x93" + shell + b"\x85R"
         ),
         "STACK_GLOBAL after harmless words": (
-            b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0bcollections\x8c\x0bOrderedDict\x930"
-            + shell
-            + b"\x85R."
+            _STACKED + b"\x8c\x0bcollections\x8c\x0bOrderedDict\x930" + shell + b"\x85R"
         ),
-        "STACK_GLOBAL dotted": b"\x80\x04\x8c\x07runtime0\x8c\x02os\x8c\x06system\x93" + shell + b"\x85R.",
-        "INST": b"(" + shell + b"iposix\nsystem\n.",
-        "OBJ": b"(cposix\nsystem\n" + shell + b"o.",
-        "NEWOBJ": b"\x80\x02csubprocess\nPopen\n(](" + _text("touch") + _text(str(marker)) + b"et\x81.",
-        "NEWOBJ_EX": (b"\x80\x04csubprocess\nPopen\n(](" + _text("touch") + _text(str(marker)) + b"et}\x92."),
-        "REDUCE inside a state dict": (
-            b"\x80\x02ccollections\nOrderedDict\n)R("
-            + _text("hidden_layer.weight")
-            + _called("posix.system", shell)
-            + b"u."
-        ),
-        "BUILD with __setstate__": (
-            b"\x80\x02ccollections\nOrderedDict\n)R}(" + _text("x") + _called("posix.system", shell) + b"ub."
-        ),
-        "BUILD of a Namespace": (
-            b"\x80\x02cargparse\nNamespace\n)\x81}("
-            + _text("model")
-            + _called("posix.system", shell)
-            + b"ub."
-        ),
-        "BUILD of a Namespace's class": (
-            b"\x80\x02cargparse\nNamespace\n)\x81N}(" + _text("__class__") + b"csubprocess\nPopen\nu\x86b."
-        ),
+        "STACK_GLOBAL dotted": b"\x8c\x07runtime0\x8c\x02os\x8c\x06system\x93" + shell + b"\x85R",
+        "INST": b"(" + shell + b"iposix\nsystem\n",
+        "OBJ": b"(" + _SYSTEM + shell + b"o",
+        "REDUCE inside a state dict": _DICT + b"(" + _text("hidden_layer.weight") + system + b"u",
+        "BUILD with __setstate__": _DICT + b"}(" + _text("x") + system + b"ub",
+        "BUILD of a Namespace": b"cargparse\nNamespace\n)\x81}(" + _text("model") + system + b"ub",
     }
 
 
-# Loaded by pickle.loads, these create the marker, which proves that the payloads work.
-RUNS: Final = (
-    *("GLOBAL os.system", "GLOBAL posix.system", "GLOBAL builtins.exec", "GLOBAL __builtin__.eval"),
-    *("GLOBAL subprocess.getoutput", "GLOBAL pickle.loads", "GLOBAL runpy._run_code", "GLOBAL timeit.timeit"),
-    *(
-        "STACK_GLOBAL",
-        "STACK_GLOBAL from the memo",
-        "STACK_GLOBAL after harmless words",
-        "STACK_GLOBAL dotted",
-    ),
-    *("INST", "OBJ", "REDUCE inside a state dict", "BUILD with __setstate__", "BUILD of a Namespace"),
-    *("getattr", "behind a name with a line break"),
-)
+def _refused(marker: Path) -> dict[str, bytes]:
+    """Operations that Python's pickle does not load, or only in another environment, or without creating the marker."""
+    shell = _text(f"touch {marker}")
+    system, words = _called("posix.system", shell), b"(](" + _text("touch") + _text(str(marker)) + b"et"
+    rebuilt = _called("torch._tensor._rebuild_from_type_v2", _SYSTEM, _SYSTEM, b"(" + shell + b"t", b"}")
+    array = _called("numpy._core.multiarray._reconstruct", b"cnumpy\nndarray\n", b"(K\x00t", _text("b"))
+    popen = b"(" + _text("__class__") + b"csubprocess\nPopen\nu"
+    return {
+        "tensor rebuilt by a command": rebuilt,
+        "storage from bytes": _called("torch.storage._load_from_bytes", _as_bytes(system)),
+        "torch.load": _called("torch.serialization.load", _text(str(marker))),
+        "dotted way through an allowed class": b"\x8c\x08argparse\x8c\x1eNamespace.__init__.__globals__\x93",
+        "extension code": b"\x82\x01",
+        "class in __main__": b"c__main__\nMLPClassifier\n)\x81}(" + _text("x") + system + b"ub",
+        "numpy reconstruct": array,
+        "bytearray of 64 GB": _called("builtins.bytearray", b"\x8a\x05\x00\x00\x00\x00\x10"),
+        "NEWOBJ": b"csubprocess\nPopen\n" + words + b"\x81",
+        "NEWOBJ_EX": b"csubprocess\nPopen\n" + words + b"}\x92",
+        "BUILD of a Namespace's class": b"cargparse\nNamespace\n)\x81N}" + popen + b"\x86b",
+    }
+
+
+def _pickled(operations: bytes) -> bytes:
+    """With the protocol that they need, and an end."""
+    protocol = b"\x80\x04" if b"\x93" in operations or b"\x92" in operations else b"\x80\x02"
+    return protocol + operations + b"."
+
+
+def _as_bytes(operations: bytes) -> bytes:
+    """Their pickle as an argument."""
+    return b"c_codecs\nencode\n(" + _text(_pickled(operations).decode("latin-1")) + _text("latin-1") + b"tR"
+
+
+def payloads(marker: Path) -> dict[str, bytes]:
+    """Pickles by name."""
+    operations = _running(marker) | _refused(marker)
+    return {name: _pickled(program) for name, program in operations.items()}
+
+
+RUNS: Final = tuple(_running(Path("ran")))
 
 
 def archive(records: Mapping[str, bytes], name: str = "archive") -> bytes:
@@ -147,11 +120,8 @@ def archive(records: Mapping[str, bytes], name: str = "archive") -> bytes:
 
 def _legacy(place: int, payload: bytes) -> bytes:
     """A torch.save file from before torch 1.6, with the payload replacing one of its five pickles."""
-    system = {
-        "protocol_version": _PROTOCOL,
-        "little_endian": True,
-        "type_sizes": {"short": 2, "int": 4, "long": 4},
-    }
+    sizes = {"short": 2, "int": 4, "long": 4}
+    system = {"protocol_version": _PROTOCOL, "little_endian": True, "type_sizes": sizes}
     whole: tuple[object, ...] = (_MAGIC, _PROTOCOL, system, OrderedDict[str, object](), [])
     parts = [pickle.dumps(part, 2) for part in whole]
     parts[place] = payload
@@ -162,21 +132,14 @@ def _tar(payload: bytes) -> bytes:
     """A torch.save file from before torch 0.1.10."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in (("storages", payload), ("tensors", payload), ("pickle", payload)):
+        for name in ("storages", "tensors", "pickle"):
             entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+            entry.size = len(payload)
+            tar.addfile(entry, io.BytesIO(payload))
     return buffer.getvalue()
 
 
-def _script(payload: bytes) -> bytes:
-    """A TorchScript archive, which holds code by design."""
-    return archive(
-        {"data.pkl": payload, "constants.pkl": payload, "code/__torch__.py": b"import os", "version": b"3\n"}
-    )
-
-
-def _saved_beside(payload: bytes) -> bytes:
+def _beside_a_state_dict(payload: bytes) -> bytes:
     """A complete state dict, with the payload as an additional record of its archive."""
     buffer = io.BytesIO()
     torch.save({"weight": torch.zeros(2)}, buffer)
@@ -186,17 +149,18 @@ def _saved_beside(payload: bytes) -> bytes:
     return buffer.getvalue()
 
 
+_VERSION: Final = {"version": b"3\n"}
 CONTAINERS: Final[dict[str, Callable[[bytes], bytes]]] = {
-    "plain pickle": lambda payload: payload,
-    "torch archive": lambda payload: archive(
-        {"data.pkl": payload, "version": b"3\n", "byteorder": b"little"}
-    ),
+    "plain pickle": bytes,
+    "torch archive": lambda payload: archive({"data.pkl": payload, **_VERSION, "byteorder": b"little"}),
     "archive in an archive": lambda payload: archive(
-        {"data.pkl": archive({"data.pkl": payload}), "version": b"3\n"}
+        {"data.pkl": archive({"data.pkl": payload}), **_VERSION}
     ),
-    "pickle before an archive": lambda payload: payload + archive({"data.pkl": payload, "version": b"3\n"}),
-    "second data.pkl": _saved_beside,
-    "TorchScript": _script,
+    "pickle before an archive": lambda payload: payload + archive({"data.pkl": payload, **_VERSION}),
+    "second data.pkl": _beside_a_state_dict,
+    "TorchScript": lambda payload: archive(
+        {"data.pkl": payload, "constants.pkl": payload, "code/__torch__.py": b"import os", **_VERSION}
+    ),
     "legacy magic number": lambda payload: _legacy(0, payload),
     "legacy object": lambda payload: _legacy(3, payload),
     "legacy system": lambda payload: _legacy(2, payload),

@@ -1,29 +1,22 @@
-"""Makes every call of a small run fail, one after another, and continues the run: the outputs must be those of any other run.
+"""Makes every call of a small run fail, one after another, and resumes the run: the outputs must be those of any other run.
 
     python -m benchmarks.reliability.os_errors [--number N]
 
 Each call that opens, writes, syncs, renames, deletes or makes something below the run's folder fails once with each of
 ENOSPC, EIO and EACCES; for a full disk, all later ones fail with it. A few runs have a process for their lane, and a few are
-runs of the whole command line. `--number` takes that many cases, evenly spread, instead of all. A call fails where it is
-made, also within the HDF5 library (fault_shim.c).
+runs of the whole command line. `--number` takes that many cases, evenly spread, of runs in one process. A call fails where it
+is made, also within the HDF5 library (fault_shim.c).
 """
 
-import argparse
 import errno
-import logging
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.reliability.cases import Outcome
-from benchmarks.reliability.faults import Call, Fault, load_shim
-from benchmarks.reliability.laboratory import Laboratory, Way
-from benchmarks.reports import print_and_write
+from benchmarks.reliability.faults import CHANGES, Call, Fault, FaultyRun
+from benchmarks.reliability.harness import Outcome, main, program, say
+from benchmarks.reliability.small_run import SmallRun, Way
 
 _ERRNOS: Final = (errno.ENOSPC, errno.EIO, errno.EACCES)
 _CALLS: Final = {
@@ -34,22 +27,16 @@ _CALLS: Final = {
     "unlink": Call.UNLINK,
     "mkdir": Call.MKDIR,
 }
-# Documented exit codes for failures of the machine.
-_DOCUMENTED: Final = frozenset({2, 3, 4, 5, 6})
+# Exit codes for failures of the machine, in docs/errors.md.
+_DOCUMENTED: Final = (2, 3, 4, 5, 6)
 # Sample size of runs that take ten seconds or more; all others are run.
-_SLOW_CASES: Final[dict[Way, int]] = {"lane": 40, "cli": 12}
-
-
-def count_calls(laboratory: Laboratory) -> dict[str, int]:
-    """Calls of a run by kind."""
-    laboratory.disturbed(Fault(calls=reduce(or_, _CALLS.values()), at=0, action=0))
-    return dict(Counter(call.kind.removeprefix("read-") for call in laboratory.calls()))
+_SLOW_CASES: Final[dict[Way, int | None]] = {"lane": 40, "cli": 12}
 
 
 def iter_faults(counts: dict[str, int]) -> Iterator[tuple[str, Fault]]:
     """Every fault for a run with these numbers of calls, with its name."""
     for name, calls in _CALLS.items():
-        for at in range(1, counts[name] + 1):
+        for at in range(1, counts.get(name, 0) + 1):
             for number in _ERRNOS:
                 yield f"{name} {errno.errorcode[number]}", Fault(calls=calls, at=at, action=number)
     full = Call.OPEN | Call.WRITE | Call.MKDIR
@@ -57,21 +44,23 @@ def iter_faults(counts: dict[str, int]) -> Iterator[tuple[str, Fault]]:
         yield "full disk", Fault(calls=full, at=at, action=errno.ENOSPC, lasting=True)
 
 
-def problem_of(laboratory: Laboratory, fault: Fault) -> tuple[Outcome, str]:
-    """Outcome of a run with a fault, and what is wrong with it, or ""."""
-    outcome = laboratory.disturbed(fault)
+def problem_after(outcome: Outcome, run: SmallRun, way: Way) -> str:
+    """What is wrong with the outcome of a run with a fault, or with what is resumed from it; "" if nothing is."""
     if outcome.ending not in ("completed", "refused"):
-        return outcome, f"{outcome.ending}: {outcome.message}"
+        return f"{outcome.ending}: {outcome.message}"
     if outcome.ending == "refused" and outcome.exit_code not in _DOCUMENTED:
-        return outcome, f"exit code {outcome.exit_code}: {outcome.message}"
-    if outcome.ending == "completed" and (difference := laboratory.difference()):
-        return outcome, f"completed with other outputs: {difference}"
-    return outcome, laboratory.problem_with_continuing()
+        return f"exit code {outcome.exit_code}: {outcome.message}"
+    if outcome.ending == "completed" and (difference := run.difference()):
+        return f"completed with other outputs: {difference}"
+    return run.problem_with_resuming(way)
 
 
-def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
+def measure_way(scratch: Path, way: Way, number: int | None) -> dict[str, Any]:
     """Cases by kind of fault, endings by exit code, an example of each message, and problems."""
-    counts = count_calls(laboratory)
+    run = SmallRun(scratch)
+    faulty = FaultyRun(run, scratch / "trace")
+    faulty.run(Fault(calls=CHANGES | Call.READ_OPEN), way)
+    counts = dict(Counter(call.kind.removeprefix("read-") for call in faulty.calls))
     chosen = list(iter_faults(counts))
     if number is not None:
         chosen = chosen[:: max(1, len(chosen) // number)][:number]
@@ -79,18 +68,19 @@ def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
     endings: Counter[str] = Counter()
     messages: dict[str, str] = {}
     failures = []
-    for done, (name, fault) in enumerate(chosen, 1):
-        outcome, problem = problem_of(laboratory, fault)
+    for name, fault in chosen:
+        outcome = faulty.run(fault, way)
         ending = outcome.ending if outcome.ending != "refused" else f"exit code {outcome.exit_code}"
         cases[name] += 1
         endings[ending] += 1
-        messages.setdefault(f"{name}, {ending}", outcome.message.replace(str(laboratory.root), "RUN"))
-        if problem:
-            hit = laboratory.calls()[fault.at - 1 :][:1]
-            failures.append({"fault": f"{name} {hit}", "problem": problem})
-            print(failures[-1], file=sys.stderr, flush=True)
-        if done % 100 == 0:
-            print(f"{laboratory.way}: {done} of {len(chosen)}: {dict(endings)}", file=sys.stderr, flush=True)
+        messages.setdefault(f"{name}, {ending}", outcome.message.replace(str(run.root), "RUN"))
+        if problem := problem_after(outcome, run, way):
+            failures.append(
+                {"way": way, "fault": f"{name} {faulty.calls[fault.at - 1 :][:1]}", "problem": problem}
+            )
+            say(failures[-1])
+        if cases.total() % 100 == 0:
+            say(f"{way}: {cases.total()} of {len(chosen)}: {dict(endings)}")
     return {
         "calls": counts,
         "cases": dict(cases),
@@ -101,29 +91,16 @@ def measure(laboratory: Laboratory, number: int | None) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--number", type=int, help="cases to take in one process; all, and slow ones, by default"
-    )
-    out = Path(__file__).parents[1] / "results" / "reliability" / "os_errors.json"
-    parser.add_argument("--out", type=Path, default=out)
-    arguments = parser.parse_args(argv)
-    load_shim("benchmarks.reliability.os_errors")
-    logging.disable()
-    numbers: dict[Way, int | None] = {"inline": arguments.number}
-    if arguments.number is None:
-        numbers |= _SLOW_CASES
-    report: dict[str, Any] = {"kind": "os_errors"}
-    for way, number in numbers.items():
-        with tempfile.TemporaryDirectory(prefix="virnuc-os-errors-") as scratch:
-            report[way] = measure(Laboratory(Path(scratch), way), number)
-    print_and_write(report, arguments.out)
-    return 1 if any(report[way]["failures"] for way in numbers) else 0
+def measure(scratch: Path, number: int | None) -> dict[str, Any]:
+    """The report of each way to run, and the problems of all."""
+    numbers: dict[Way, int | None] = {"inline": number, **(_SLOW_CASES if number is None else {})}
+    found = {str(way): measure_way(scratch / way, way, most) for way, most in numbers.items()}
+    return {**found, "failures": [failure for report in found.values() for failure in report["failures"]]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = program(__doc__, "os_errors")
+    parser.add_argument(
+        "--number", type=int, help="cases to take in one process; all, and slow ones, by default"
+    )
+    main(parser, measure, preload=True)

@@ -8,29 +8,24 @@ all of `--chunks`, with two-layer models, shows how memory grows with the number
 without file pages that the system may drop at any time.
 """
 
-import argparse
 import gc
 import json
-import logging
 import multiprocessing
 import os
 import shutil
 import statistics
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.reliability import material
-from benchmarks.reliability.faults import start_as_a_lane
-from benchmarks.reliability.small_run import CONTIGS, final_files, make_material, run
-from benchmarks.reports import print_and_write
+from benchmarks.reliability.harness import main, program, say
+from benchmarks.reliability.samples import CHUNK_LENGTH
+from benchmarks.reliability.small_run import CONTIGS, final_files, make_inputs, run
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
@@ -63,31 +58,31 @@ def state() -> dict[str, int]:
 
 def soak(number: int, scratch: Path) -> dict[str, Any]:
     """Runs in sequence; the state after each twentieth of them, and what they left behind."""
-    made, root = scratch / "made", scratch / "run"
-    make_material(made, _RECORDS)
+    inputs, root = scratch / "inputs", scratch / "run"
     samples: list[dict[str, int]] = []
     expected: dict[str, str] = {}
     num_other = 0
     begun = time.monotonic()
     for done in range(1, number + 1):
         shutil.rmtree(root, ignore_errors=True)
-        run(root, made, lanes=int(done % _WITH_A_LANE == 0))
+        run(root, inputs, lanes=int(done % _WITH_A_LANE == 0))
         found = final_files(root)
         expected = expected or found
         num_other += found != expected
         if done % max(1, number // _SAMPLES) == 0:
             samples.append({"runs": done, **state()})
-            print(samples[-1], file=sys.stderr, flush=True)
+            say(samples[-1])
+    # Caches fill during the first quarter.
     later = samples[len(samples) // 4 :]
     memory = [sample["memory_bytes"] for sample in later]
     runs = [sample["runs"] for sample in later]
-    slope = statistics.linear_regression(runs, memory).slope if len(later) > 1 else 0.0
     return {
         "runs": number,
         "seconds": round(time.monotonic() - begun, 1),
         "with_other_outputs": num_other,
-        # Over the last three quarters; caches fill during the first.
-        "bytes_more_each_run": round(slope),
+        "bytes_more_each_run": round(statistics.linear_regression(runs, memory).slope)
+        if len(later) > 1
+        else 0,
         "open_files_more": later[-1]["open_files"] - later[0]["open_files"],
         "threads_more": later[-1]["threads"] - later[0]["threads"],
         "processes_left": samples[-1]["processes"],
@@ -105,7 +100,7 @@ def write_long_contigs(path: Path, chunks: int) -> None:
     letters = np.frombuffer("".join(_LETTER_SHARES).encode(), np.uint8)
     with path.open("wb") as file:
         for number, begin in enumerate(range(0, chunks, _CONTIG_CHUNKS)):
-            length = min(_CONTIG_CHUNKS, chunks - begin) * material.CHUNK_LENGTH
+            length = min(_CONTIG_CHUNKS, chunks - begin) * CHUNK_LENGTH
             sequence = letters[draw.choice(len(letters), length, p=list(_LETTER_SHARES.values()))]
             file.write(b">contig%d\n%s\n" % (number, sequence.tobytes()))
 
@@ -129,71 +124,55 @@ def peak_of(find: dict[str, int]) -> Iterator[None]:
         thread.join()
 
 
-def _run_large(made: Path, root: Path, answer: Path) -> None:
+def run_large(inputs: Path, root: Path, answer: Path) -> None:
     """In a separate process: a run, and its peak memory."""
-    logging.disable()
     memory: dict[str, int] = {"before_bytes": own_memory()}
     begun = time.monotonic()
     with peak_of(memory):
-        run(root, made, shard_seconds=_LARGE_SHARD_SECONDS)
+        run(root, inputs, shard_seconds=_LARGE_SHARD_SECONDS)
     folder = RunFolder(root)
     meta = StoreMeta.read(folder.frames)
-    answer.write_text(
-        json.dumps(
-            {
-                "chunks": meta.num_chunks,
-                "frames": meta.num_frames,
-                "shards": len(read_plan(folder.plan).shards),
-                "seconds": round(time.monotonic() - begun, 1),
-                **memory,
-            }
-        )
-    )
+    found = {
+        "chunks": meta.num_chunks,
+        "frames": meta.num_frames,
+        "shards": len(read_plan(folder.plan).shards),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    answer.write_text(json.dumps(found | memory))
 
 
 def large_runs(chunks: int, scratch: Path) -> list[dict[str, Any]]:
     """Memory of runs over a hundredth, a tenth and all of the chunks."""
-    made, root, answer = scratch / "made", scratch / "run", scratch / "answer.json"
+    inputs, root, answer = scratch / "inputs", scratch / "run", scratch / "answer.json"
     spawn = multiprocessing.get_context("spawn")
     found = []
     for size in (chunks // 100, chunks // 10, chunks):
-        write_long_contigs(made / CONTIGS, size)
+        write_long_contigs(inputs / CONTIGS, size)
         shutil.rmtree(root, ignore_errors=True)
-        process = spawn.Process(target=_run_large, args=(made, root, answer))
+        process = spawn.Process(target=run_large, args=(inputs, root, answer))
         process.start()
         process.join()
         if process.exitcode:
             raise RuntimeError(f"the run over {size} chunks ended with {process.exitcode}")
         found.append(json.loads(answer.read_text()))
-        print(found[-1], file=sys.stderr, flush=True)
+        say(found[-1])
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--number", type=int, default=1000, help="runs one after another")
-    parser.add_argument("--chunks", type=int, default=5_000_000, help="chunks of the largest run; 0 for none")
-    out = Path(__file__).parents[1] / "results" / "reliability" / "soak.json"
-    parser.add_argument("--out", type=Path, default=out)
-    arguments = parser.parse_args(argv)
-    start_as_a_lane("benchmarks.reliability.soak")
-    logging.disable()
-    with tempfile.TemporaryDirectory(prefix="virnuc-soak-") as folder:
-        scratch = Path(folder)
-        (scratch / "tmp").mkdir()
-        # Where leftover files would be.
-        tempfile.tempdir = os.environ["TMPDIR"] = str(scratch / "tmp")
-        report: dict[str, Any] = {
-            "kind": "soak",
-            "soak": soak(arguments.number, scratch),
-            "large": large_runs(arguments.chunks, scratch) if arguments.chunks else [],
-        }
-    print_and_write(report, arguments.out)
-    return int(any(report["soak"][key] for key in ("with_other_outputs", "processes_left", "files_left")))
+def measure(scratch: Path, number: int, chunks: int) -> dict[str, Any]:
+    """Both parts."""
+    make_inputs(scratch / "inputs", _RECORDS)
+    soaked = soak(number, scratch)
+    wrong = ("with_other_outputs", "processes_left", "files_left")
+    return {
+        "soak": soaked,
+        "large": large_runs(chunks, scratch) if chunks else [],
+        "failures": [name for name in wrong if soaked[name]],
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = program(__doc__, "soak")
+    parser.add_argument("--number", type=int, default=1000, help="runs one after another")
+    parser.add_argument("--chunks", type=int, default=5_000_000, help="chunks of the largest run; 0 for none")
+    main(parser, measure)

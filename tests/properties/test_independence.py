@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import pytest
 
-from benchmarks.reliability.small_run import CONTIGS, make_material, run
+from benchmarks.reliability.small_run import CONTIGS, make_inputs, run
 from virnuc_core.run_folder import RunFolder
 
 Records = list[tuple[str, str]]
@@ -36,7 +36,7 @@ WAYS: dict[str, Callable[[Records], Records]] = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    make_material(folder, 1)
+    make_inputs(folder, 1)
     return folder
 
 

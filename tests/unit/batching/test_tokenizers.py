@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from benchmarks.reliability.binary_edits import hostile_json
-from benchmarks.reliability.crafted import tokenizers as crafted_tokenizers
+from benchmarks.reliability.hostile import hostile_json, hostile_tokenizers
 from virnuc_core.batching import tokenizers
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError
 
 VOCABULARY = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "A": 3, "C": 4, "G": 5, "T": 6, "AC": 7, "ACAC": 8}
-CRAFTED = crafted_tokenizers()
+CRAFTED = hostile_tokenizers()
 USABLE = ("plain", "ids with holes", "endless merges", "no letter")
 HOSTILE = {
     "empty": b"",

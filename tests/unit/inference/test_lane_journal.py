@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability.binary_edits import hostile_json
+from benchmarks.reliability.hostile import hostile_json
 from tests.made_lanes import at, done, finished, loaded, sample, started
 from virnuc_core.errors import CheckpointError, LaneError, VirnucError
 from virnuc_core.inference.events import LaneEvent, LaneFailed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability.binary_edits import hostile_json
+from benchmarks.reliability.hostile import hostile_json
 from tests.made_plans import PLAN, model
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.plan import (

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.reliability.binary_edits import hostile_json
-from benchmarks.reliability.crafted import safetensors_headers
-from benchmarks.reliability.material import make_tokenizer
+from benchmarks.reliability.hostile import hostile_json, safetensors_headers
+from benchmarks.reliability.samples import make_tokenizer
 from tests.made_models import GOLDEN, make_spec, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries

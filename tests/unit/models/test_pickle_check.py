@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reliability.crafted import module_of_modules, torch_files
+from benchmarks.reliability.hostile import module_of_modules, torch_files
 from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier

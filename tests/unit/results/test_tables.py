@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
 
-from benchmarks.reliability.crafted import HOSTILE_NAMES
+from benchmarks.reliability.hostile import HOSTILE_NAMES
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.results import tables

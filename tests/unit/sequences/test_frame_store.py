@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.reliability.binary_edits import hostile_json
+from benchmarks.reliability.hostile import hostile_json
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.sequences import frame_store_build
 from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv

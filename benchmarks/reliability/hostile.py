@@ -1,10 +1,8 @@
 """Hand-made hostile inputs, by name: decompression bombs, huge declared sizes, odd names."""
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import struct
 import zipfile
 import zlib
@@ -12,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import h5py
-import numpy as np
 import torch
-from backports import zstd
 
 from benchmarks.reliability.malicious_pickles import archive
+from benchmarks.reliability.samples import COMPRESSIONS, tokenizer
 from virnuc_core.checked_hdf5 import write_attributes
 
 _MIB: Final = 1 << 20
@@ -33,33 +30,36 @@ HOSTILE_NAMES: Final = (
         "'quoted",
         "\uff1d1",
         "\x1b[2J\x1b]0;owned\x07",
-        "\x00",
     ),
-    *(
-        "\u202eexe.gpj",
-        "../../../etc/passwd",
-        "a/b",
-        "..",
-        "C:\\x",
-        "a\x7fb",
-        "\x9b31m",
-        "\ufeffx",
-        "%1B",
-        "<script>",
-    ),
-    *(
-        "a" * 100_000,
-        "\U0001f9ec" * 2000,
-        "|x|`y`",
-        "[a](http://x)",
-        "x_chunk_1F1",
-        "x_dup2",
-        "NA",
-        "nan",
-        "#",
-        "\xad",
-    ),
+    *("\x00", "\u202eexe.gpj", "../../../etc/passwd", "a/b", "..", "C:\\x", "a\x7fb", "\x9b31m", "\ufeffx"),
+    *("%1B", "<script>", "|x|`y`", "[a](http://x)", "x_chunk_1F1", "x_dup2", "NA", "nan", "#", "\xad"),
+    *("a" * 100_000, "\U0001f9ec" * 2000),
 )
+# Replacements for any JSON value.
+HOSTILE_VALUES: Final[tuple[Any, ...]] = (
+    *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, 2**64, 10**400, 1e308, 1e-320, 0.5, -0.0),
+    *(float("inf"), float("-inf"), float("nan")),
+    *("", "\0", "\ud800", "\x1b[31m", "\u202e", "=1+1", "../../etc/passwd", "a" * 10_000, "1", "NaN"),
+    *([], {}, [[]], [None], {"": None}, {"a": {"a": {}}}, [0] * 10_000),
+)
+
+
+def hostile_json(key: str) -> dict[str, bytes]:
+    """JSON documents that no reader expects."""
+    deep = b"[" * 200_000 + b"]" * 200_000
+    return {
+        "nothing": b"",
+        "deep list": deep,
+        "deep object": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
+        "deep value": b'{"%s": ' % key.encode() + deep + b"}",
+        "long number": b'{"%s": ' % key.encode() + b"9" * 10_000 + b"}",
+        "infinite number": b'{"%s": 1e999}' % key.encode(),
+        "byte order mark": b"\xef\xbb\xbf{}",
+        "UTF-16": "{}".encode("utf-16"),
+        "NUL bytes": bytes(10_000),
+        **{f"value {i}": json.dumps(value).encode() for i, value in enumerate(HOSTILE_VALUES)},
+        **{f"{key} {i}": json.dumps({key: value}).encode() for i, value in enumerate(HOSTILE_VALUES)},
+    }
 
 
 def odd_names(begin: bytes, end: bytes) -> dict[str, bytes]:
@@ -90,26 +90,25 @@ def fasta_layouts() -> dict[str, bytes]:
 
 def bombs() -> Iterator[tuple[str, bytes]]:
     """Compressed files of a few kB that decompress to more than 2 GB, or request as much memory."""
-    one_record = {"one line": b"A", "one letter a line": b"A\n", "header": b">"}
-    for content, piece in one_record.items():
-        block = piece * (16 * _MIB // len(piece))
-        yield f"zst bomb, {content}", _members(zstd.compress, b">a\n", block)
-    yield "zst bomb, line ends", _members(zstd.compress, b"", b"\n" * (16 * _MIB))
-    yield "zst bomb, FASTQ", _members(zstd.compress, b"@a\n", b"A" * (16 * _MIB))
+
+    def members(suffix: str, begin: bytes, piece: bytes) -> bytes:
+        """Concatenated compressed members: `begin`, then `piece` repeatedly."""
+        compress, block = COMPRESSIONS[suffix], piece * (16 * _MIB // len(piece))
+        return compress(begin) + compress(block) * (_BOMB_BYTES // len(block))
+
+    for content, piece in {"one line": b"A", "one letter a line": b"A\n", "header": b">"}.items():
+        yield f"zst bomb, {content}", members("zst", b">a\n", piece)
+    yield "zst bomb, line ends", members("zst", b"", b"\n")
+    yield "zst bomb, FASTQ", members("zst", b"@a\n", b"A")
     records = (b">a\n" + b"ACGT" * 500 + b"\n") * (2 * _MIB // 2000)
-    for name, compress in (("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)):
-        yield f"{name} bomb, one line", _members(compress, b">a\n", b"A" * (16 * _MIB))
-        yield f"{name} of records", compress(records)
+    for suffix in ("gz", "xz", "bz2"):
+        yield f"{suffix} bomb, one line", members(suffix, b">a\n", b"A")
+        yield f"{suffix} of records", COMPRESSIONS[suffix](records)
     yield "gz in gz", gzip.compress(gzip.compress(b">a\nACGT\n"))
     # A frame that asks for a window of 1 TB.
     yield "zst with a huge window", bytes.fromhex("28b52ffd00f0") + bytes(64)
     yield "zst that declares 16 EB", bytes.fromhex("28b52ffde0") + b"\xff" * 8 + bytes(64)
     yield "empty members", gzip.compress(b"", mtime=0) * 20_000 + gzip.compress(b">a\nACGT\n")
-
-
-def _members(compress: Any, begin: bytes, block: bytes) -> bytes:
-    """Concatenated compressed members: `begin`, then `block` repeatedly."""
-    return bytes(compress(begin)) + bytes(compress(block)) * (_BOMB_BYTES // len(block))
 
 
 def safetensors_headers() -> dict[str, bytes]:
@@ -118,9 +117,11 @@ def safetensors_headers() -> dict[str, bytes]:
     def made(header: bytes, size: int | None = None, body: bytes = bytes(16)) -> bytes:
         return struct.pack("<Q", len(header) if size is None else size) + header + body
 
-    def tensor(shape: list[int], end: int = 16, kind: str = "F32") -> bytes:
-        return json.dumps({"a": {"dtype": kind, "shape": shape, "data_offsets": [0, end]}}).encode()
+    def tensor(shape: list[int], end: int = 16, kind: str = "F32", name: str = "a") -> bytes:
+        return json.dumps({name: {"dtype": kind, "shape": shape, "data_offsets": [0, end]}}).encode()
 
+    many = b",".join(b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(200_000))
+    kinds = ("F4", "F8_E8M0", "C64", "U64", "X", "")
     return {
         "empty file": b"",
         "size of 8 EB": made(b"{}", (1 << 63) - 1),
@@ -132,45 +133,36 @@ def safetensors_headers() -> dict[str, bytes]:
         "zero times 2^62": made(tensor([0, 1 << 62], 0), body=b""),
         "negative shape": made(tensor([-4])),
         "data of 1 TB": made(tensor([1 << 38], 1 << 40)),
-        **{
-            f"dtype {kind}": made(tensor([4], kind=kind)) for kind in ("F4", "F8_E8M0", "C64", "U64", "X", "")
-        },
-        "layer 10^11": made(b'{"layers.99999999999.x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'),
-        "a million tensors": made(
-            b"{"
-            + b",".join(b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(200_000))
-            + b"}",
-            body=b"",
-        ),
-        "name of a terminal": made(
-            json.dumps(
-                {"\x1b[2J\nvirnuc: done": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
-            ).encode()
-        ),
+        **{f"dtype {kind}": made(tensor([4], kind=kind)) for kind in kinds},
+        "layer 10^11": made(tensor([4], name="layers.99999999999.x")),
+        "200,000 tensors": made(b"{" + many + b"}", body=b""),
+        "name of a terminal": made(tensor([4], name="\x1b[2J\nvirnuc: done")),
     }
 
 
 def torch_files(names: list[str]) -> dict[str, bytes]:
     """torch.save files that declare more than they hold, named like a model's tensors."""
     one = torch.zeros(1)
-    wide = {name: one.expand(1 << 14, 1 << 15) for name in names}
     cyclic: dict[str, Any] = {}
     cyclic["model"] = cyclic
     deep: list[Any] = []
     for _ in range(300):
         deep = [deep]
+    of_each: dict[str, torch.Tensor] = {
+        "stride 0, 2 GB each": one.expand(1 << 14, 1 << 15),
+        "stride 0, 2^62": one.expand(1 << 31, 1 << 31),
+        "no dimensions": torch.tensor(1.0),
+        "no elements": torch.zeros(0, 0),
+        "complex": torch.zeros(4, 4, dtype=torch.complex64),
+        "sparse": torch.zeros(4, 4).to_sparse(),
+        "meta": torch.zeros(4, 4, device="meta"),
+        "integers": torch.zeros(4, 4, dtype=torch.int64),
+    }
     files: dict[str, object] = {
-        "stride 0, 2 GB each": wide,
-        "stride 0, 2^62": {name: one.expand(1 << 31, 1 << 31) for name in names},
+        **{name: dict.fromkeys(names, tensor) for name, tensor in of_each.items()},
         "one storage for all": dict.fromkeys(
             [f"{n}.{i}" for n in names for i in range(500)], torch.zeros(64, 64)
         ),
-        "no dimensions": dict.fromkeys(names, torch.tensor(1.0)),
-        "no elements": dict.fromkeys(names, torch.zeros(0, 0)),
-        "complex": dict.fromkeys(names, torch.zeros(4, 4, dtype=torch.complex64)),
-        "sparse": dict.fromkeys(names, torch.zeros(4, 4).to_sparse()),
-        "meta": dict.fromkeys(names, torch.zeros(4, 4, device="meta")),
-        "integers": dict.fromkeys(names, torch.zeros(4, 4, dtype=torch.int64)),
         "nested dictionaries": cyclic,
         "nested lists": deep,
         "numbers for names": {i: torch.zeros(2) for i in range(5)},
@@ -217,27 +209,25 @@ def hdf5_files(valid: bytes) -> dict[str, bytes]:
     made = {}
     for name in ("dna", "scores", "frame_ids"):
         for rows, width in ((1 << 27, 1 << 7), (1 << 40, 16), (8, 1 << 27)):
-            made[f"{name} of {rows} x {width}"] = _with_dataset(valid, name, (rows, width), None)
-        made[f"{name} that inflates to 3 GB"] = _with_dataset(
-            valid, name, (_BOMB_BYTES // 4, 1), zlib.compress(bytes(1 << 28))
-        )
-    ids = _with_dataset(valid, "frame_ids", (4,), None, "S400000000")
+            made[f"{name} of {rows} x {width}"] = _with_dataset(valid, name, (rows, width))
+        inflated = zlib.compress(bytes(1 << 28))
+        made[f"{name} that inflates to 3 GB"] = _with_dataset(valid, name, (_BOMB_BYTES // 4, 1), inflated)
+    ids = _with_dataset(valid, "frame_ids", (4,), kind="S400000000")
     return made | {"ids of 400 MB each": ids, "signature alone": valid[:8], "nothing": b""}
 
 
 def _with_dataset(
-    valid: bytes, name: str, shape: tuple[int, ...], inflated: bytes | None, kind: str = "f4"
+    valid: bytes, name: str, shape: tuple[int, ...], inflated: bytes | None = None, kind: str = "f4"
 ) -> bytes:
     """Adds a dataset with at most one stored chunk: `inflated`, compressed."""
     buffer = io.BytesIO(valid)
     with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
         if name in file:
             del file[name]
-        piece = (shape[0] if inflated else 1, *shape[1:])
-        data = file.create_dataset(
-            name, shape, kind, chunks=piece if inflated else True, compression=9 if inflated else None
-        )
-        if inflated:
+        if inflated is None:
+            file.create_dataset(name, shape, kind, chunks=True)
+        else:
+            data = file.create_dataset(name, shape, kind, chunks=shape, compression=9)
             data.id.write_direct_chunk((0,) * len(shape), inflated)
         attributes = {n: v if isinstance(v, str) else int(v) for n, v in file.attrs.items()}
         attributes.pop("attributes_sha256")
@@ -246,56 +236,28 @@ def _with_dataset(
     return buffer.getvalue()
 
 
-def numbers_of(kind: str, values: list[int]) -> bytes:
-    """A column file."""
-    return np.array(values, kind).tobytes()
-
-
-def tokenizers() -> dict[str, bytes]:
+def hostile_tokenizers() -> dict[str, bytes]:
     """Tokenizers that never end, or give ids without an embedding."""
     words = ["[UNK]", "[CLS]", "[SEP]", "A", "C", "G", "T"]
-    ends = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    ends.append({"SpecialToken": {"id": "[SEP]", "type_id": 0}})
-    special = {
-        word: {"id": word, "ids": [words.index(word)], "tokens": [word]} for word in ("[CLS]", "[SEP]")
+    plain = json.loads(tokenizer(words).to_str())
+    slow = {"pattern": {"Regex": "(A+)+(A+)+(A+)+$|(A|A)*B"}}
+    multiply = {"type": "Replace", "pattern": {"String": "A"}, "content": "A" * 1_000_000}
+    vocabulary = {word: number for number, word in enumerate(words)}
+    in_document: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "slow pre-tokenizer": {
+            "pre_tokenizer": {"type": "Split", "behavior": "Isolated", "invert": False, **slow}
+        },
+        "slow normalizer": {"normalizer": {"type": "Replace", "content": "A", **slow}},
+        "letters that multiply": {"normalizer": multiply},
     }
-
-    def made(changes: dict[str, Any], model: dict[str, Any]) -> bytes:
-        bpe = {
-            "type": "BPE",
-            "vocab": {w: i for i, w in enumerate(words)},
-            "merges": [],
-            "unk_token": "[UNK]",
-        }
-        document: dict[str, Any] = {
-            "version": "1.0",
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": None,
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": ends,
-                "pair": ends,
-                "special_tokens": special,
-            },
-            "decoder": None,
-            "model": bpe | model,
-        }
-        return json.dumps(document | changes).encode()
-
-    slow = {"Regex": "(A+)+(A+)+(A+)+$|(A|A)*B"}
-    behavior = {"behavior": "Isolated", "invert": False}
-    return {
-        "plain": made({}, {}),
-        "slow pre-tokenizer": made({"pre_tokenizer": {"type": "Split", "pattern": slow, **behavior}}, {}),
-        "slow normalizer": made({"normalizer": {"type": "Replace", "pattern": slow, "content": "A"}}, {}),
-        "letters that multiply": made(
-            {"normalizer": {"type": "Replace", "pattern": {"String": "A"}, "content": "A" * 1_000_000}}, {}
-        ),
-        "ids of 32 bits": made({}, {"vocab": {w: i for i, w in enumerate(words[:6])} | {"T": (1 << 32) - 1}}),
-        "ids with holes": made({}, {"vocab": {w: i for i, w in enumerate(words[:6])} | {"T": 5000}}),
-        "no letter": made({}, {"vocab": {w: i for i, w in enumerate(words[:3])}}),
-        "no unknown": made({}, {"unk_token": None}),
-        "by chance": made({}, {"dropout": 0.5}),
-        "endless merges": made({}, {"merges": [["A", "A"]] * 100_000}),
+    in_model: dict[str, dict[str, Any]] = {
+        "ids of 32 bits": {"vocab": vocabulary | {"T": (1 << 32) - 1}},
+        "ids with holes": {"vocab": vocabulary | {"T": 5000}},
+        "no letter": {"vocab": {word: vocabulary[word] for word in words[:3]}},
+        "no unknown": {"unk_token": None},
+        "by chance": {"dropout": 0.5},
+        "endless merges": {"merges": [["A", "A"]] * 100_000},
     }
+    models = {name: {"model": plain["model"] | changes} for name, changes in in_model.items()}
+    return {name: json.dumps(plain | changes).encode() for name, changes in (in_document | models).items()}
