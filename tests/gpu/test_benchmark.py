@@ -10,10 +10,7 @@ from virnuc_core.benchmark.__main__ import main
 from virnuc_core.benchmark.forward import gemm_floor
 from virnuc_core.models.hub import open_checkpoint
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PRECISIONS = ["fp32", "fp16", "bf16"]
 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
