@@ -465,7 +465,6 @@ def deploy(
     cron: str | None, timezone: str | None, inbox: str | None, out: str | None, settings: "NightlySettings"
 ) -> Answer:
     """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
-    from deployments.register import NightlyChoice, register
     from flows.outputs import absolute_path
     from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_cli.preflight import require_models
@@ -477,6 +476,8 @@ def deploy(
     for name in {"esm_model", "dnabert_model", "head", "dna_head"} & {*models}:
         models[name] = absolute_path(models[name])
     prepare_local_prefect()
+    from deployments.register import NightlyChoice, register  # imports Prefect
+
     done = register(NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models=models))
     return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
 
