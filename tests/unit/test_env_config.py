@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.env_config import available_threads, env, ignored_variables, reload
+from virnuc_core.env_config import VARIABLES, available_threads, env, ignored_variables, reload
 from virnuc_core.errors import UsageError
 
 
@@ -61,18 +61,21 @@ def test_a_value_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    reload()
-    assert available_threads() == 3
-    monkeypatch.setenv("VIRNUC_THREADS", "5")
-    reload()
-    assert available_threads() == 5
+    for name, number in (("OMP_NUM_THREADS", 3), ("VIRNUC_THREADS", 5)):
+        monkeypatch.setenv(name, str(number))
+        reload()
+        assert available_threads() == number
 
 
 @pytest.mark.parametrize(("text", "value"), [("", ()), ("2,3", ("2", "3"))])
 def test_visible_devices(monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     assert reload().cuda_visible_devices == value
+
+
+def test_variables_are_described_with_their_defaults() -> None:
+    assert all(variable.name and variable.meaning and variable.default for variable in VARIABLES)
+    assert VARIABLES[0] == ("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`")
 
 
 def test_nothing_is_read_at_import() -> None:

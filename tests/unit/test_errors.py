@@ -1,5 +1,10 @@
+"""Which errors a retry can mend, and that docs/errors.md lists each with its exit code."""
+
 import errno
 import pickle
+import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +33,20 @@ from virnuc_core.errors import DeviceMemoryError, InputError, LaneError, VirnucE
 def test_what_can_be_tried_again(error: BaseException, can_help: bool) -> None:
     assert is_retryable(error) is can_help
     assert is_retryable(pickle.loads(pickle.dumps(error))) is can_help
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+
+
+def kinds(kind: type[VirnucError]) -> Iterable[type[VirnucError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from kinds(below)
+
+
+def test_every_error_is_listed() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| .* \| (yes|no) \|$", PAGE.read_text(), re.MULTILINE)
+    own = {kind for kind in kinds(VirnucError) if kind.__module__ == VirnucError.__module__}
+    expected = {(kind.__name__, str(kind.exit_code), "yes" if kind.retryable else "no") for kind in own}
+    assert set(rows) == expected
+    assert len(rows) == len(expected)
