@@ -1,4 +1,4 @@
-"""`virnuc doctor`: finds problems of this machine or installation, and how to fix them."""
+"""`virnuc doctor`: finds problems of this machine or installation, and how to fix them; imports torch."""
 
 import difflib
 import logging
@@ -16,7 +16,8 @@ from virnuc_cli.config import (
     without_password,
 )
 from virnuc_cli.local_prefect import prepare_local_prefect
-from virnuc_core.doctor.finding import Finding
+from virnuc_core.doctor import checks
+from virnuc_core.doctor.checks import Finding
 from virnuc_core.env_config import VARIABLES, env, names_with_prefix
 from virnuc_core.errors import UsageError, VirnucError
 
@@ -26,8 +27,6 @@ _PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API
 
 def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
     """All findings, dependencies first; `quick` skips the run on each device."""
-    from virnuc_core.doctor import checks  # imports torch
-
     parts: dict[str, Callable[[], Iterable[Finding]]] = {
         "versions": checks.version_findings,
         "cuda": checks.cuda_findings,
@@ -47,23 +46,16 @@ def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Itera
             try:
                 yield from part()
             except VirnucError as error:
-                yield Finding(topic=topic, name="all of it", state="problem", found=str(error))
+                yield Finding(topic, "all of it", "problem", str(error))
 
 
 def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding]:
     """Findings on settings files, and on misspelled variables."""
     try:
         files = read_settings_files(find_settings_files(config), root).files
-        found = ", ".join(map(str, files)) or "no settings file"
-        yield Finding(topic="settings", name="files", state="ok", found=found)
+        yield Finding("settings", "files", "ok", ", ".join(map(str, files)) or "no settings file")
     except UsageError as error:
-        yield Finding(
-            topic="settings",
-            name="files",
-            state="problem",
-            found=str(error),
-            advice="fix or remove the file",
-        )
+        yield Finding("settings", "files", "problem", str(error), "fix or remove the file")
     known = {"VIRNUC_CONFIG", *(variable.name for variable in VARIABLES)}
     for path, command in iter_commands(root):
         known |= {variable_of(path, option) for option in settings_of(command).values()}
@@ -71,13 +63,7 @@ def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             advice = f"did you mean {close[0]}?" if close else "virnuc config show lists those that there are"
-            yield Finding(
-                topic="settings",
-                name=name,
-                state="warning",
-                found="nothing reads this variable",
-                advice=advice,
-            )
+            yield Finding("settings", name, "warning", "nothing reads this variable", advice)
 
 
 def prefect_findings() -> Iterator[Finding]:
@@ -90,18 +76,12 @@ def prefect_findings() -> Iterator[Finding]:
         from prefect.settings import PREFECT_API_URL
     except (UsageError, ImportError, AttributeError, TypeError) as error:
         advice = "install with -c constraints.txt" if not isinstance(error, UsageError) else ""
-        yield Finding(
-            topic="prefect",
-            name="import",
-            state="problem",
-            found=f"it cannot be used: {error}",
-            advice=advice,
-        )
+        yield Finding("prefect", "import", "problem", f"it cannot be used: {error}", advice)
         return
     url = PREFECT_API_URL.value()
     if not url:
         found = "none is set: a temporary one runs for the length of each command"
-        yield Finding(topic="prefect", name="server", state="ok", found=found)
+        yield Finding("prefect", "server", "ok", found)
         return
     shown = without_password(url)
     try:
@@ -109,16 +89,14 @@ def prefect_findings() -> Iterator[Finding]:
         version = str(httpx.get(f"{url}/admin/version", timeout=_ANSWER_WITHIN_S).json())
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         found = f"{shown} does not answer ({without_password(str(error))})"
-        yield Finding(topic="prefect", name="server", state="problem", found=found, advice=_PREFECT_SERVER)
+        yield Finding("prefect", "server", "problem", found, _PREFECT_SERVER)
         return
-    same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
-    yield Finding(
-        topic="prefect",
-        name="server",
-        state="ok" if same else "warning",
-        found=f"{shown} answers, version {version}",
-        advice="" if same else f"it and Prefect {prefect.__version__} here should be of one version",
-    )
+    found = f"{shown} answers, version {version}"
+    if version.split(".")[:2] == prefect.__version__.split(".")[:2]:
+        yield Finding("prefect", "server", "ok", found)
+    else:
+        advice = f"it and Prefect {prefect.__version__} here should be of one version"
+        yield Finding("prefect", "server", "warning", found, advice)
 
 
 def store_findings() -> Iterator[Finding]:
@@ -126,18 +104,12 @@ def store_findings() -> Iterator[Finding]:
     from tasks.tracking import check_store  # imports httpx
 
     where = without_password(env().tracking_uri or f"SQLite in {env().home}")
-    reason = check_store()
-    yield Finding(
-        topic="mlflow",
-        name="store",
-        state="problem" if reason else "ok",
-        found=f"{where} cannot be written ({without_password(reason)})"
-        if reason
-        else f"{where} can be written",
-        advice="results are whole without it, but not recorded: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
-        if reason
-        else "",
-    )
+    if reason := check_store():
+        found = f"{where} cannot be written ({without_password(reason)})"
+        advice = "results are whole without it, but not recorded: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
+        yield Finding("mlflow", "store", "problem", found, advice)
+    else:
+        yield Finding("mlflow", "store", "ok", f"{where} can be written")
 
 
 @contextmanager

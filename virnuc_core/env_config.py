@@ -1,94 +1,117 @@
-"""The only reader of environment variables (`VARIABLES`); nothing is read on import."""
+"""The only definition and reader of environment variables; nothing is read on import."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from virnuc_core.errors import UsageError
 
 _PREDECESSOR: Final = "VIRNUCPRO_"
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"", "0", "false", "no", "off"})
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"  # when empty: no GPU; other empty variables are as if not set
+
+_Switch = Annotated[bool, BeforeValidator(str.strip)]
+_Names = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(filter(None, text.split(","))))]
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """An environment variable, and the default when it is not set."""
+class EnvConfig(BaseModel):
+    """The parsed environment; None means not set. A description ends with the default in brackets.
+
+    The switches are read where a run is requested and recorded with it; the environment of the workers is ignored.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    home: Annotated[Path, BeforeValidator(os.path.expanduser)] = Field(
+        "~/.virnuc",
+        alias="VIRNUC_HOME",
+        validate_default=True,
+        description="folder of the tracking database and of caches [`~/.virnuc`]",
+    )
+    disable_fp16: _Switch = Field(
+        False,
+        alias="VIRNUC_DISABLE_FP16",
+        description="`1`: every model runs in fp32, whatever was asked for [off]",
+    )
+    disable_packing: _Switch = Field(
+        False,
+        alias="VIRNUC_DISABLE_PACKING",
+        description="`1`: fp32, and attention over padded batches of similar lengths, whatever was asked for; the other "
+        "layers work token by token and skip the padding [off]",
+    )
+    disable_compile: _Switch = Field(
+        False,
+        alias="VIRNUC_DISABLE_COMPILE",
+        description="`1`: no layer is compiled, whatever was asked for [off]",
+    )
+    v1_attention: _Switch = Field(
+        False,
+        alias="VIRNUC_V1_ATTENTION",
+        description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference` [off]",
+    )
+    threads: Annotated[int | None, Field(gt=0)] = Field(
+        None,
+        alias="VIRNUC_THREADS",
+        validation_alias=AliasChoices("VIRNUC_THREADS", "OMP_NUM_THREADS"),
+        description="CPU threads for all lanes together [`OMP_NUM_THREADS`, else the cores this process may use]",
+    )
+    compile_cache_gb: Annotated[FiniteFloat, Field(ge=0)] = Field(
+        5.0,
+        alias="VIRNUC_COMPILE_CACHE_GB",
+        description="most that compiled code may take in `VIRNUC_HOME`; what was used longest ago goes first, at the end "
+        "of a lane [5]",
+    )
+    inductor_cache: str | None = Field(
+        None,
+        alias="TORCHINDUCTOR_CACHE_DIR",
+        description="where torch keeps compiled code; a folder named here is not trimmed "
+        "[`compiled/inductor` in `VIRNUC_HOME`]",
+    )
+    triton_cache: str | None = Field(
+        None,
+        alias="TRITON_CACHE_DIR",
+        description="where Triton keeps compiled code; a folder named here is not trimmed "
+        "[`compiled/triton` in `VIRNUC_HOME`]",
+    )
+    cuda_visible_devices: _Names | None = Field(
+        None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one [all]"
+    )
+    tracking_uri: str | None = Field(
+        None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
+    )
+    prefect_home: str | None = Field(
+        None,
+        alias="PREFECT_HOME",
+        description="where Prefect keeps its settings and database [`prefect/` in `VIRNUC_HOME`]",
+    )
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Variables of the active switches."""
+        fields = type(self).model_fields.items()
+        return tuple(str(field.alias) for name, field in fields if getattr(self, name) is True)
+
+
+class Variable(NamedTuple):
+    """An environment variable, and the default when it is not set, in words."""
 
     name: str
     meaning: str
     default: str
 
 
-# Read where a run is requested and recorded with it; the environment of the workers is ignored.
-SWITCHES: Final = (
-    Variable("VIRNUC_DISABLE_FP16", "`1`: every model runs in fp32, whatever was asked for", "off"),
-    Variable(
-        "VIRNUC_DISABLE_PACKING",
-        "`1`: fp32, and attention over padded batches of similar lengths, whatever was asked for; the other layers "
-        "work token by token and skip the padding",
-        "off",
-    ),
-    Variable("VIRNUC_DISABLE_COMPILE", "`1`: no layer is compiled, whatever was asked for", "off"),
-    Variable(
-        "VIRNUC_V1_ATTENTION",
-        "`1`: plain fp32 attention, one sequence at a time, as `--attention reference`",
-        "off",
-    ),
+def _variable(name: str, description: str) -> Variable:
+    meaning, _, default = description.removesuffix("]").partition(" [")
+    return Variable(name, meaning, default)
+
+
+VARIABLES: Final = tuple(
+    _variable(field.alias or "", field.description or "") for field in EnvConfig.model_fields.values()
 )
-VARIABLES: Final = (
-    Variable("VIRNUC_HOME", "folder of the tracking database and of caches", "`~/.virnuc`"),
-    *SWITCHES,
-    Variable(
-        "VIRNUC_THREADS",
-        "CPU threads for all lanes together",
-        "`OMP_NUM_THREADS`, else the cores this process may use",
-    ),
-    Variable(
-        "VIRNUC_COMPILE_CACHE_GB",
-        "most that compiled code may take in `VIRNUC_HOME`; what was used longest ago goes first, at the end of a lane",
-        "5",
-    ),
-    Variable(
-        "TORCHINDUCTOR_CACHE_DIR",
-        "where torch keeps compiled code; a folder named here is not trimmed",
-        "`compiled/inductor` in `VIRNUC_HOME`",
-    ),
-    Variable(
-        "TRITON_CACHE_DIR",
-        "where Triton keeps compiled code; a folder named here is not trimmed",
-        "`compiled/triton` in `VIRNUC_HOME`",
-    ),
-    Variable("CUDA_VISIBLE_DEVICES", "GPUs this process may use; each lane gets one", "all"),
-    Variable("MLFLOW_TRACKING_URI", "where runs are logged", "SQLite in `VIRNUC_HOME`"),
-    Variable("PREFECT_HOME", "where Prefect keeps its settings and database", "`prefect/` in `VIRNUC_HOME`"),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvConfig:
-    """The parsed environment; None means not set.
-
-    Attributes:
-        home: folder for data that outlive a run.
-        switches: names of the active `SWITCHES`.
-        threads: CPU threads shared by all lanes.
-    """
-
-    home: Path
-    switches: tuple[str, ...]
-    compile_cache_gb: float
-    inductor_cache: str | None
-    triton_cache: str | None
-    threads: int | None
-    cuda_visible_devices: tuple[str, ...] | None
-    tracking_uri: str | None
-    prefect_home: str | None
 
 
 @lru_cache(maxsize=1)
@@ -98,18 +121,16 @@ def env() -> EnvConfig:
     Raises:
         UsageError: a variable has an invalid value.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return EnvConfig(
-        home=Path(os.environ.get("VIRNUC_HOME") or "~/.virnuc").expanduser(),
-        switches=tuple(switch.name for switch in SWITCHES if _flag(switch.name)),
-        compile_cache_gb=_amount("VIRNUC_COMPILE_CACHE_GB", 5.0),
-        inductor_cache=os.environ.get("TORCHINDUCTOR_CACHE_DIR") or None,
-        triton_cache=os.environ.get("TRITON_CACHE_DIR") or None,
-        threads=_count("VIRNUC_THREADS") or _count("OMP_NUM_THREADS"),
-        cuda_visible_devices=None if visible is None else tuple(filter(None, visible.split(","))),
-        tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or None,
-        prefect_home=os.environ.get("PREFECT_HOME") or None,
-    )
+    given = {name: text for name, text in os.environ.items() if text.strip() or name == _VISIBLE}
+    try:
+        return EnvConfig.model_validate(given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        amount = dict.fromkeys(("float_parsing", "finite_number", "greater_than_equal"), "a number from 0 on")
+        wanted = {"bool_parsing": "1 or 0", **amount}.get(fault["type"], "a number of at least 1")
+        raise UsageError(
+            f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}; set it to {wanted}, or unset it."
+        ) from error
 
 
 def reload() -> EnvConfig:
@@ -176,36 +197,3 @@ def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
 def child_environment() -> dict[str, str]:
     """A copy of the environment, to be modified for a child process."""
     return dict(os.environ)
-
-
-def _flag(name: str) -> bool:
-    text = os.environ.get(name, "").strip().lower()
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise UsageError(f"environment variable {name} is {text!r}; set it to 1 or 0, or unset it.")
-
-
-def _count(name: str) -> int | None:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return None
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise UsageError(
-        f"environment variable {name} is {text!r}; set it to a number of at least 1, or unset it."
-    )
-
-
-def _amount(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = -1.0
-    if 0 <= amount < math.inf:
-        return amount
-    raise UsageError(f"environment variable {name} is {text!r}; set it to a number from 0 on, or unset it.")

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,14 +11,6 @@ import torch
 
 from tests.end_to_end.conftest import Checkpoints, CommandLine, rows
 from virnuc_cli.main import cli
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, virnuc_cli.main; virnuc_cli.main.main(['--help']); print(sorted(sys.modules))"
-    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "predict" in modules
-    for heavy in ("torch", "prefect", "mlflow", "numpy", "h5py", "rich"):
-        assert f"'{heavy}'" not in modules
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import torch
 
 from virnuc_core import __version__
 from virnuc_core.doctor.comparison import cosines
-from virnuc_core.doctor.finding import Finding
 from virnuc_core.env_config import available_threads, env
 from virnuc_core.errors import VirnucError, storage_error
 from virnuc_core.host_memory import free_memory
@@ -31,6 +30,7 @@ from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 from virnuc_core.models.hub import cache_folder, verify
+from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -59,6 +59,24 @@ _CODONS: Final = 160  # of each, fewer than fill a chunk
 # fp16 on a GPU stays above 0.9999996 and within 0.002 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
 _MOST_SCORE_DIFFERENCE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check; `is_device` is set for GPUs and their software."""
+
+    topic: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+    is_device: bool = False
+
+    @property
+    def summary(self) -> str:
+        """For the terminal, with the advice on a line of its own."""
+        line = f"{self.state:<7}  {self.topic}: {self.name}: {self.found}"
+        return visible(f"{line}\n         -> {self.advice}" if self.advice else line)
 
 
 def version_findings() -> Iterator[Finding]:

@@ -8,7 +8,6 @@ stands in for it, with ALiBi as its attention mask and the gated feed-forward la
 import contextlib
 import gc
 import math
-import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from virnuc_core.api import embed
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, UsageError
@@ -31,12 +31,8 @@ from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
 from virnuc_core.models.esm2 import MASK_TOKEN
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.models.tensor_files import read_tensors
-from virnuc_core.pipeline import embed_run
 from virnuc_core.plain_text import visible
-from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
-from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision
 
 # Eight pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
@@ -92,7 +88,7 @@ class ModelComparison:
     @property
     def document(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {**asdict(self), "runs": [asdict(run) for run in self.runs], "is_same": self.is_same}
+        return {**asdict(self), "is_same": self.is_same}
 
     @property
     def summary(self) -> str:
@@ -126,10 +122,10 @@ def compare_model(model: str) -> ModelComparison:
     device = resolve_devices(("auto",))[0]
     program, expected = embed_with_original(checkpoint, sequences, device)
     lengths = [len(sequence) for sequence in sequences]
-    runs = [
-        compare_vectors(_embed(name, family, device, engine, precision), expected, engine, precision)
-        for engine, precision in _variants(device)
-    ]
+    runs = []
+    for engine, precision in _variants(device):
+        options = {"devices": (device.removeprefix("cuda:"),), "engine": engine, "precision": precision}
+        runs.append(compare_vectors(embed(sequences, model, **options), expected, engine, precision))
     return ModelComparison(
         model=model,
         program=program,
@@ -174,24 +170,6 @@ def _variants(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
             yield "packed", resolve_precision(precision, device)
         except DeviceError:
             continue
-
-
-def _embed(name: str, family: Family, device: str, engine: Engine, precision: ResolvedPrecision) -> Float32:
-    """As `virnuc embed` computes it, fp32 (N, D)."""
-    config = RunConfig(
-        chunk_length=None,
-        esm_model=name if family == "esm2" else None,
-        dnabert_model=name if family == "dnabert_s" else None,
-        devices=(device.removeprefix("cuda:"),),
-        engine=engine,
-        precision=precision,
-    )
-    with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
-        folder = RunFolder(Path(scratch) / "run")
-        embed_run([str(_SEQUENCES[family])], folder.root, config)
-        with Embeddings(folder.embeddings, own=True) as file:
-            vectors: Float32 = file.rows(EMBED_VECTORS, 0, len(file))
-    return vectors
 
 
 def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device: str) -> tuple[str, Float32]:

@@ -95,13 +95,14 @@ def test_files_are_found_in_their_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_nearer_file_wins_key_by_key(tmp_path: Path) -> None:
     near, far = tmp_path / "near.toml", tmp_path / "far.toml"
-    near.write_text("[defaults]\nprecision = 'fp16'\n")
+    near.write_text("[defaults]\nprecision = 'fp16'\n[bench]\nmodel = 'random:8M'\n")
     far.write_text("[predict]\nprecision = 'bf16'\ntoken_budget = 2048\n[embed]\nforce = true\n")
     found = read_settings_files([near, far], cli)
     assert found.default_map["predict"] == {"precision": "fp16", "token_budget": 2048}
     assert found.default_map["embed"] == {"precision": "fp16", "force": True}
     assert found.commands["predict",]["precision"].origin == f"{near} [defaults]"
     assert found.commands["predict",]["token_budget"].origin == f"{far} [predict]"
+    assert found.default_map["bench"] == {"precision": "fp16", "model": ["random:8M"]}
     assert "frames" not in found.default_map
 
 
@@ -112,12 +113,6 @@ def test_a_value_for_one_command_wins_over_that_for_all(tmp_path: Path) -> None:
     assert found.default_map["predict"]["precision"] == "bf16"
     assert found.default_map["embed"]["precision"] == "fp16"
     assert found.commands["predict",]["precision"].origin == f"{path} [predict]"
-
-
-def test_one_value_will_do_for_an_option_that_takes_several(tmp_path: Path) -> None:
-    path = tmp_path / "settings.toml"
-    path.write_text("[bench]\nmodel = 'random:8M'\n")
-    assert read_settings_files([path], cli).default_map["bench"] == {"model": ["random:8M"]}
 
 
 def test_a_found_file_sets_no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
