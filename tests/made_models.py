@@ -44,6 +44,12 @@ class MadeModels:
         """A DNA-only head, in the same folder."""
         return self.head.with_name("dna_head.safetensors")
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """`virnuc predict` flags."""
+        models = ("--esm-model", str(self.esm2), "--dnabert-model", str(self.dnabert))
+        return (*models, "--head", str(self.head), "--devices", "cpu")
+
     def config(self, **changes: object) -> RunConfig:
         """A predict run with these models and 60-bp chunks."""
         settings = {
@@ -94,13 +100,15 @@ def plan_run(
     return MadeRun(folder, store, plan)
 
 
-def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: int = 0) -> Path:
+def make_esm2(
+    folder: Path, *, num_layers: int = 4, width: int = WIDTH, num_heads: int = 4, seed: int = 0
+) -> Path:
     """Random weights in the layout of a published folder."""
     spec = ModelSpec(
         family="esm2",
         num_layers=num_layers,
         embedding_dim=width,
-        num_heads=4,
+        num_heads=num_heads,
         ffn_dim=2 * width,
         vocab_size=33,
         layer_norm_eps=1e-5,
