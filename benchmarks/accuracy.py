@@ -7,18 +7,14 @@ once per precision. The default models are the bundled ones, whose head also giv
 (--esm-model random:650M) give vectors only.
 """
 
-import argparse
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.reports import print_and_write
-from virnuc_core.benchmark.report import machine
+from benchmarks.reports import Json, command_of, options_of, print_and_write
+from virnuc_core.benchmark.run import machine
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane
@@ -30,106 +26,81 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 
-RESULT = Path(__file__).parent / "results" / "accuracy.json"
+# Float arrays of all frames by name: dna and protein (n, D), scores (n, 2) if there is a head.
+Results = dict[str, npt.NDArray[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Results of one precision for all frames: vectors of each model by kind, and scores (n, 2) if any."""
-
-    vectors: dict[str, npt.NDArray[np.float32]]
-    scores: npt.NDArray[np.float32] | None
-
-
-def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str) -> Answers:
+def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str) -> Results:
     """Runs all frames of a store in one process on one device."""
     folder.root.mkdir()
     folder.frames.symlink_to(store.folder)
-    plan = make_plan(config, store, "predict" if has_head(config) else "embed", (device,))
+    is_bundled = config.esm_model == config.dnabert_model == "tiny"  # there is a head for these alone
+    plan = make_plan(config, store, "predict" if is_bundled else "embed", (device,))
     write_plan(folder.plan, plan)
     run_lane(folder, range(len(plan.shards)), device)
-    results = [result for _, result in iter_shard_results(folder, plan)]
-    vectors = {
-        kind: np.concatenate([getattr(result, kind) for result in results])
-        for kind in ("dna", "protein")
-        if getattr(results[0], kind) is not None
+    shards = [result for _, result in iter_shard_results(folder, plan)]
+    return {
+        name: np.concatenate([getattr(shard, name) for shard in shards])
+        for name in ("dna", "protein", "scores")
+        if getattr(shards[0], name) is not None
     }
-    scores = [result.scores for result in results if result.scores is not None]
-    return Answers(vectors, np.concatenate(scores) if scores else None)
 
 
-def has_head(config: RunConfig) -> bool:
-    """Whether these are the bundled models, for which there is a head."""
-    return config.head is not None or config.esm_model == config.dnabert_model == "tiny"
-
-
-def compare(found: Answers, reference: Answers, frame_chunk: npt.NDArray[np.int64]) -> dict[str, Any]:
+def compare(found: Results, reference: Results, frame_chunk: npt.NDArray[np.int64]) -> Json:
     """Cosines of the vectors, and agreement of the calls by frame and by chunk."""
-    figures: dict[str, Any] = {}
-    for kind, vectors in found.vectors.items():
-        cosine = cosines(vectors, reference.vectors[kind])
-        figures[kind] = {
-            "worst_cosine": float(cosine.min()),
-            "cosine_at_0.1_percent": float(np.quantile(cosine, 0.001)),
-            "mean_cosine": float(cosine.mean()),
-        }
-    if found.scores is not None and reference.scores is not None:
-        figures["largest_score_difference"] = float(np.abs(found.scores - reference.scores).max())
-        pairs = zip(calls(found.scores, frame_chunk), calls(reference.scores, frame_chunk), strict=True)
-        for name, (ours, theirs) in zip(("frame_calls_agree", "chunk_calls_agree"), pairs, strict=True):
-            figures[name] = float((ours == theirs).mean())
-    return figures
+    metrics: Json = {}
+    for kind in ("dna", "protein"):
+        if kind in found:
+            cosine = cosines(found[kind], reference[kind])
+            metrics[kind] = {
+                "worst_cosine": float(cosine.min()),
+                "cosine_at_0.1_percent": float(np.quantile(cosine, 0.001)),
+                "mean_cosine": float(cosine.mean()),
+            }
+    if "scores" in found:
+        metrics["largest_score_difference"] = float(np.abs(found["scores"] - reference["scores"]).max())
+        pairs = zip(calls(found["scores"], frame_chunk), calls(reference["scores"], frame_chunk), strict=True)
+        for unit, (called, expected) in zip(("frame", "chunk"), pairs, strict=True):
+            metrics[f"{unit}_calls_agree"] = float((called == expected).mean())
+    return metrics
 
 
 def calls(
     scores: npt.NDArray[np.float32], frame_chunk: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[np.bool_]]:
-    """Whether each frame, then each chunk, is viral; a chunk by its best scores for virus and for other."""
-    first = np.flatnonzero(np.diff(frame_chunk, prepend=-1))
-    best = np.maximum.reduceat(scores, first)
-    for each in (scores, best):
-        yield each[:, 1] >= each[:, 0]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Whether each frame, and each chunk, is viral; a chunk by its best scores for virus and for other."""
+    best = np.maximum.reduceat(scores, np.flatnonzero(np.diff(frame_chunk, prepend=-1)))
+    return scores[:, 1] >= scores[:, 0], best[:, 1] >= best[:, 0]
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of("accuracy", __doc__)
     parser.add_argument("fasta", nargs="+")
     parser.add_argument("--precision", default="fp16,bf16,fp8")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--esm-model", default="tiny")
     parser.add_argument("--dnabert-model", default="tiny")
     parser.add_argument("--chunk-length", type=int, default=500)
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     device = resolve_devices((arguments.device,))[0]
     models = {name: getattr(arguments, name) for name in ("esm_model", "dnabert_model", "chunk_length")}
+    results: dict[str, Results] = {}
     with tempfile.TemporaryDirectory() as scratch:
         store = build_frame_store(arguments.fasta, Path(scratch) / "frames", arguments.chunk_length)
-        answers = {
-            precision: compute(
-                RunConfig(**models, precision=precision), store, RunFolder(Path(scratch) / precision), device
-            )
-            for precision in ("fp32", *arguments.precision.split(","))
-        }
-        figures = {
-            precision: compare(found, answers["fp32"], store.frame_chunk)
-            for precision, found in answers.items()
-            if precision != "fp32"
-        }
-        frames, chunks = store.num_frames, len(np.unique(store.frame_chunk))
-    options = f"--precision {arguments.precision} --esm-model {arguments.esm_model}"
+        for precision in ("fp32", *arguments.precision.split(",")):
+            config = RunConfig(**models, precision=precision)
+            results[precision] = compute(config, store, RunFolder(Path(scratch) / precision), device)
+        frame_chunk = np.array(store.frame_chunk)
+    reference = results.pop("fp32")
     report = {
         "kind": "accuracy",
-        "command": f"python -m benchmarks.accuracy {' '.join(Path(f).name for f in arguments.fasta)} "
-        f"{options} --dnabert-model {arguments.dnabert_model} --chunk-length {arguments.chunk_length}",
+        "command": command_of("accuracy"),
         "machine": machine(device),
         "models": models,
-        "frames": frames,
-        "chunks_with_frames": chunks,
-        "against_fp32": figures,
+        "frames": len(frame_chunk),
+        "chunks_with_frames": len(np.unique(frame_chunk)),
+        "against_fp32": {name: compare(found, reference, frame_chunk) for name, found in results.items()},
     }
     print_and_write(report, arguments.out)
 

@@ -7,22 +7,20 @@ batch size. The GEMM floors are only the model's matrix products, by torch's def
     python -m benchmarks.cpu_speed [--rounds 30] [--threads 2] [--length 166]
 """
 
-import argparse
-import json
 import logging
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.peers import fair_esm_model, hugging_face_model
+from benchmarks.reports import Json, command_of, options_of, write_report
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.benchmark.forward import gemm_shapes
@@ -35,7 +33,6 @@ SPEC = open_checkpoint("random:8M", "esm2").spec
 NUM_PROTEINS = 24
 PEER_BATCHES = (1, 2, 4, 8, 24)
 TOKEN_BUDGETS = (1024, 2048, 4096)
-RESULT = Path(__file__).parent / "results" / "cpu_speed.json"
 
 Contender = Callable[[], object]
 
@@ -44,7 +41,7 @@ def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Conten
     """Packing, forward and pooling of all proteins, as in a run."""
     model = ESM2(SPEC).eval().to(dtype)
 
-    def run() -> list[torch.Tensor]:
+    def run() -> list[Tensor]:
         vectors = []
         for rows in pack(tokens.num_tokens, token_budget).batches:
             batch = tokens.take(rows)
@@ -56,26 +53,9 @@ def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Conten
     return run
 
 
-def fair_esm(ids: torch.Tensor, batch: int) -> Contender:
-    """fair-esm's own model class, `batch` proteins at a time."""
-    model, layers = fair_esm_model(SPEC, "cpu"), SPEC.num_layers
-
-    def run() -> list[torch.Tensor]:
-        states = [model(part, repr_layers=[layers])["representations"][layers] for part in ids.split(batch)]
-        return [part[:, 1:-1].mean(1) for part in states]
-
-    return run
-
-
-def hugging_face(ids: torch.Tensor, batch: int) -> Contender:
-    """EsmModel of transformers with its default (SDPA) attention, `batch` proteins at a time."""
-    model = hugging_face_model(SPEC, "cpu")
-
-    def run() -> list[torch.Tensor]:
-        states = [model(input_ids=part).last_hidden_state for part in ids.split(batch)]
-        return [part[:, 1:-1].mean(1) for part in states]
-
-    return run
+def peer(forward: Callable[[Tensor], Tensor], ids: Tensor, batch: int) -> Contender:
+    """A model from ids (B, T) to hidden states (B, T, D), `batch` proteins at a time."""
+    return lambda: [forward(part)[:, 1:-1].mean(1) for part in ids.split(batch)]
 
 
 def gemm_floor(num_tokens: int, *, onednn: bool) -> Contender:
@@ -95,11 +75,11 @@ def gemm_floor(num_tokens: int, *, onednn: bool) -> Contender:
 
 def contenders(length: int) -> dict[str, Contender]:
     """All contenders, each over the same number of proteins of `length` residues."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(4, 24, (NUM_PROTEINS, length + 2), dtype=np.int32)
+    ids = np.random.default_rng(0).integers(4, 24, (NUM_PROTEINS, length + 2), dtype=np.int32)
     ids[:, 0], ids[:, -1] = 0, 2
     tokens = TokenColumn(ids.ravel(), np.arange(NUM_PROTEINS + 1, dtype=np.int64) * (length + 2))
-    padded = torch.from_numpy(ids).long()
+    padded, last = torch.from_numpy(ids).long(), SPEC.num_layers
+    fair_esm, hugging_face = fair_esm_model(SPEC, "cpu"), hugging_face_model(SPEC, "cpu")
     everything: dict[str, Contender] = {}
     for budget in TOKEN_BUDGETS:
         everything[f"virnuc fp32, budget {budget}"] = virnuc(tokens, budget, torch.float32)
@@ -107,8 +87,12 @@ def contenders(length: int) -> dict[str, Contender]:
         budget = default_token_budget(SPEC, "bf16", "cpu")
         everything[f"virnuc bf16, budget {budget}"] = virnuc(tokens, budget, torch.bfloat16)
     for batch in PEER_BATCHES:
-        everything[f"fair-esm fp32, batch {batch}"] = fair_esm(padded, batch)
-        everything[f"transformers fp32, batch {batch}"] = hugging_face(padded, batch)
+        everything[f"fair-esm fp32, batch {batch}"] = peer(
+            lambda part: fair_esm(part, repr_layers=[last])["representations"][last], padded, batch
+        )
+        everything[f"transformers fp32, batch {batch}"] = peer(
+            lambda part: hugging_face(input_ids=part).last_hidden_state, padded, batch
+        )
     everything["GEMM floor, torch default"] = gemm_floor(ids.size, onednn=False)
     everything["GEMM floor, oneDNN"] = gemm_floor(ids.size, onednn=True)
     return everything
@@ -130,23 +114,16 @@ def measure(runs: dict[str, Contender], rounds: int, residues: int) -> dict[str,
     }
 
 
-def summarise(figures: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
-    """Speedup of virnuc at its default budget over each peer at its best batch, by median and best round."""
-    ours = figures[f"virnuc fp32, budget {default_token_budget(SPEC, 'fp32', 'cpu')}"]
-    return {
-        statistic: {
-            peer: round(
-                ours[statistic] / max(f[statistic] for name, f in figures.items() if name.startswith(peer)), 2
-            )
-            for peer in ("fair-esm", "transformers", "GEMM floor, torch default", "GEMM floor, oneDNN")
-        }
-        for statistic in ("median", "best")
-    }
+def ratio(speeds: dict[str, dict[str, int]], statistic: str, contender: str) -> float:
+    """Speedup of virnuc at its default budget over a contender at its best batch."""
+    own = speeds[f"virnuc fp32, budget {default_token_budget(SPEC, 'fp32', 'cpu')}"][statistic]
+    best = max(speed[statistic] for name, speed in speeds.items() if name.startswith(contender))
+    return round(own / best, 2)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of("cpu_speed", __doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--length", type=int, default=166)
@@ -154,25 +131,28 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    figures = measure(contenders(arguments.length), arguments.rounds, NUM_PROTEINS * arguments.length)
-    ratios = summarise(figures)
-    for name, figure in figures.items():
-        print(f"{name:32s} median {figure['median']:7,d}   best {figure['best']:7,d} residues/s")
-    for statistic, ratio in ratios.items():
-        print(f"virnuc fp32 over ({statistic}): " + ", ".join(f"{k} {v:.2f}" for k, v in ratio.items()))
-    result = {
-        "command": "python -m benchmarks.cpu_speed " + " ".join(sys.argv[1:]),
+    speeds = measure(contenders(arguments.length), arguments.rounds, NUM_PROTEINS * arguments.length)
+    for name, speed in speeds.items():
+        print(f"{name:32s} median {speed['median']:7,d}   best {speed['best']:7,d} residues/s")
+    others = ("fair-esm", "transformers", "GEMM floor, torch default", "GEMM floor, oneDNN")
+    ratios = {
+        statistic: {other: ratio(speeds, statistic, other) for other in others}
+        for statistic in ("median", "best")
+    }
+    for statistic, values in ratios.items():
+        print(f"virnuc fp32 over ({statistic}): " + ", ".join(f"{k} {v:.2f}" for k, v in values.items()))
+    report: Json = {
+        "command": command_of("cpu_speed"),
         "model": "ESM-2 8M, random weights",
         "length": arguments.length,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "cpu": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "residues_per_second": figures,
+        "residues_per_second": speeds,
         "virnuc_fp32_over": ratios,
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    write_report(report, arguments.out)
 
 
 if __name__ == "__main__":

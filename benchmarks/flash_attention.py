@@ -8,25 +8,23 @@ fp32 softmax. Forward passes are those of whole models with random weights; the 
 A candidate that fails or is not installed is recorded with the reason. Writes benchmarks/results/flash_attention.json.
 """
 
-import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from itertools import product
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.reports import Json, command_of, options_of, write_report
 from virnuc_core.benchmark.forward import BatchSet, rounds_per_second, synchronize
-from virnuc_core.benchmark.report import machine
+from virnuc_core.benchmark.run import machine
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths
-from virnuc_core.files import write_text
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.planning import plan_models
 from virnuc_core.models.attention import PackedLayout, VarlenAttention, resolve_attention
@@ -37,7 +35,6 @@ from virnuc_core.settings import RunConfig
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, installed_version
 
-RESULT: Final = Path(__file__).parent / "results" / "flash_attention.json"
 BACKENDS: Final[dict[str, AttentionChoice]] = {
     "triton": "triton",
     FLASH_ATTN: "flash-attn",
@@ -130,46 +127,38 @@ def attention_of(
     return Fa3Attention(varlen.cu_seqlens, varlen.max_seqlen, varlen.table)
 
 
-def milliseconds(attention: Attention, qkv: Tensor, seconds: float, device: str) -> dict[str, Any]:
+def milliseconds(attention: Attention, qkv: Tensor, seconds: float, device: str) -> Json:
     """Median, spread and all measurements of one call."""
-    for _ in range(_CALLS):
-        attention(qkv)
 
     def step() -> None:
         for _ in range(_CALLS):
             attention(qkv)
 
+    step()
     rates = [rounds_per_second([step], seconds, device) for _ in range(_REPEATS)]
     return summary("ms", [1000 / _CALLS / rate for rate in rates])
 
 
-def summary(unit: str, repeats: list[float]) -> dict[str, Any]:
+def summary(unit: str, repeats: list[float]) -> Json:
     """Median, all measurements, and their range over the median."""
     median = statistics.median(repeats)
     return {unit: median, "repeats": repeats, "spread": (max(repeats) - min(repeats)) / median}
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of `expected`."""
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
-
-
-def attention_rows(
-    shape: Shape, precision: ResolvedPrecision, seconds: float, device: str
-) -> Iterator[dict[str, Any]]:
+def attention_rows(shape: Shape, precision: ResolvedPrecision, seconds: float, device: str) -> Iterator[Json]:
     """One row per candidate: as a layer calls it, and without the rotation where that is separate."""
     bounds = bounds_of(shape, _TOKENS)
     num_tokens = int(bounds[-1])
     generator = torch.Generator(device).manual_seed(0)
     qkv = torch.randn(num_tokens, 3, shape.heads, shape.head_dim, device=device, generator=generator)
     qkv = qkv.to(PRECISIONS[precision])
-    expected = layout_of("reference", shape, bounds, precision, device).attention(qkv.float())
+    expected = layout_of("reference", shape, bounds, precision, device).attention(qkv.float()).double()
     what = {"model": shape.model, "lengths": shape.lengths, "precision": precision, "tokens": num_tokens}
     for candidate in (*BACKENDS, "fa3-fwd"):
         row = {"candidate": candidate, **what, "heads": shape.heads, "head_dim": shape.head_dim}
         with recording_failure(row):
             attention = attention_of(candidate, shape, bounds, precision, device)
-            row["relative_error"] = relative_error(attention(qkv), expected)
+            row["relative_error"] = float((attention(qkv).double() - expected).norm() / expected.norm())
             row["as_called"] = milliseconds(attention, qkv, seconds, device)
             if candidate != "triton" and shape.family == "esm2":
                 kernel: Attention = replace(attention, table=None)  # type: ignore[type-var]
@@ -177,9 +166,7 @@ def attention_rows(
         yield row
 
 
-def forward_rows(
-    name: str, precision: ResolvedPrecision, seconds: float, device: str
-) -> Iterator[dict[str, Any]]:
+def forward_rows(name: str, precision: ResolvedPrecision, seconds: float, device: str) -> Iterator[Json]:
     """One row per backend and length distribution; they take turns on the same batches."""
     config = RunConfig(
         chunk_length=None,
@@ -193,7 +180,7 @@ def forward_rows(
     model = load_model(open_checkpoint(planned.location, planned.family), device, precision)
     for lengths in ("fixed:166", "lognormal"):
         what = {"model": name, "lengths": lengths, "precision": precision}
-        rounds: dict[str, Callable[[], float]] = {}
+        prepared: dict[str, tuple[list[Callable[[], Tensor]], int]] = {}
         for candidate, choice in BACKENDS.items():
             row = {"candidate": candidate, **what}
             with recording_failure(row):
@@ -205,26 +192,19 @@ def forward_rows(
                 for step in steps:  # warm-up: builds tables and kernels for the longest sequence
                     step()
                 synchronize(device)
-                rounds[candidate] = partial(tokens_per_second, steps, made.tokens, seconds, device)
+                prepared[candidate] = (steps, made.work.tokens)
             if "failed" in row:
                 yield row
-        rates = [
-            {candidate: measure() for candidate, measure in rounds.items()} for _ in range(_FORWARD_REPEATS)
-        ]
-        for candidate in rounds:
-            repeats = [rate[candidate] for rate in rates]
+        rates: dict[str, list[float]] = {candidate: [] for candidate in prepared}
+        for _ in range(_FORWARD_REPEATS):
+            for candidate, (steps, num_tokens) in prepared.items():
+                rates[candidate].append(rounds_per_second(steps, seconds, device) * num_tokens)
+        for candidate, repeats in rates.items():
             yield {"candidate": candidate, **what, **summary("tokens_per_second", repeats)}
 
 
-def tokens_per_second(
-    steps: Sequence[Callable[[], object]], num_tokens: int, seconds: float, device: str
-) -> float:
-    """Tokens/s over whole rounds of at least `seconds`."""
-    return rounds_per_second(steps, seconds, device) * num_tokens
-
-
 @contextmanager
-def recording_failure(row: dict[str, Any]) -> Iterator[None]:
+def recording_failure(row: Json) -> Iterator[None]:
     """Records a failure of the block in the row, in one line."""
     try:
         yield
@@ -232,43 +212,40 @@ def recording_failure(row: dict[str, Any]) -> Iterator[None]:
         row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def measure(seconds: float, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(seconds: float, device: str) -> Iterator[tuple[str, Json]]:
     """Every row, with its section of the report."""
     with torch.inference_mode():
-        for shape in SHAPES:
-            for precision in PRECISIONS:
-                for row in attention_rows(shape, precision, seconds, device):
-                    yield "attention", row
-        for name in ("650M", "3B"):
-            for precision in PRECISIONS:
-                for row in forward_rows(name, precision, seconds, device):
-                    yield "forward", row
-                torch.cuda.empty_cache()
+        for shape, precision in product(SHAPES, PRECISIONS):
+            for row in attention_rows(shape, precision, seconds, device):
+                yield "attention", row
+        for name, precision in product(("650M", "3B"), PRECISIONS):
+            for row in forward_rows(name, precision, seconds, device):
+                yield "forward", row
+            torch.cuda.empty_cache()
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = options_of("flash_attention", __doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=0.05, help="minimum length of one measurement [0.05]"
     )
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--seconds", type=float, default=0.05, help="least length of one measurement [0.05]")
     parser.add_argument("--device", default="0")
     arguments = parser.parse_args()
     device = resolve_devices((arguments.device,))[0]
     torch.cuda.set_device(device)
-    versions: Mapping[str, str] = {name: installed_version(name) for name in PACKAGES}
-    report: dict[str, Any] = {
+    packages = {name: installed_version(name) for name in PACKAGES}
+    report: Json = {
         "kind": "flash-attention",
-        "command": f"python -m benchmarks.flash_attention --seconds {arguments.seconds}",
-        "machine": machine(device) | {"packages": versions},
+        "command": command_of("flash_attention"),
+        "machine": machine(device) | {"packages": packages},
         "attention": [],
         "forward": [],
     }
     for part, row in measure(arguments.seconds, device):
         report[part].append(row)
         print(json.dumps(row), flush=True)
-        write_text(arguments.out, json.dumps(report, indent=1) + "\n")
+        write_report(report, arguments.out)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from virnuc_core.versions import installed_version
 
-_VERSION = "2.8.3"
-
 
 def varlen_attention(
     q: Tensor,
@@ -28,13 +26,12 @@ def varlen_attention(
 ) -> Tensor:
     """Attention of packed sequences, (T, N, H) in and out; supports only causal=False."""
     if options.get("causal"):
-        raise NotImplementedError("the stand-in for flash_attn serves bidirectional attention only")
+        raise NotImplementedError("the stand-in for flash_attn has bidirectional attention only")
     lengths = (int(max_seqlen_q), int(max_seqlen_k))
-    output, *_ = torch.ops.aten._flash_attention_forward(
+    output: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, *lengths, 0.0, False, False, scale=q.shape[-1] ** -0.5
-    )
-    result: Tensor = output
-    return result
+    )[0]
+    return output
 
 
 def is_needed() -> bool:
@@ -42,16 +39,12 @@ def is_needed() -> bool:
     return not installed_version("flash-attn")
 
 
-def provide() -> bool:
-    """Makes `import flash_attn` work; returns whether it is the stand-in."""
-    if not is_needed():
-        return False
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
-    package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)
-    names = {"pad_input": None, "unpad_input": None}  # imported by name, never called on packed input
-    vars(padding).update(names)
-    vars(package).update(
-        __version__=_VERSION, __path__=[], flash_attn_varlen_func=varlen_attention, bert_padding=padding
-    )
-    sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}
-    return True
+def provide() -> None:
+    """Makes `import flash_attn` work."""
+    if is_needed():
+        package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+        package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)
+        vars(padding).update(pad_input=None, unpad_input=None)  # imported, never called on packed input
+        vars(package).update(__version__="2.8.3", __path__=[])
+        vars(package).update(flash_attn_varlen_func=varlen_attention, bert_padding=padding)
+        sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}

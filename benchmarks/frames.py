@@ -7,7 +7,6 @@ without T, in which every frame is stop-free; real genomes, given as files, lie 
 time is measured, since other programs may run.
 """
 
-import argparse
 import platform
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reports import print_and_write
+from benchmarks.reports import Json, options_of, print_and_write
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import iter_records
 
@@ -36,7 +35,7 @@ def best_speed(bases: int, work: Callable[[], object]) -> float:
     return round(bases / min(seconds) / 1e6, 1)
 
 
-def measure(sequences: list[bytes], scratch: Path) -> dict[str, object]:
+def measure(sequences: list[bytes], scratch: Path) -> Json:
     """All speeds for one set of sequences."""
     bases = sum(map(len, sequences))
     fasta = scratch / "input.fa"
@@ -44,7 +43,7 @@ def measure(sequences: list[bytes], scratch: Path) -> dict[str, object]:
         for number, sequence in enumerate(sequences):
             lines = [sequence[begin : begin + 80] for begin in range(0, len(sequence), 80)]
             file.write(b">s%d\n%s\n" % (number, b"\n".join(lines)))
-    result: dict[str, object] = {
+    result: Json = {
         "records": len(sequences),
         "mega_bases": round(bases / 1e6, 1),
         "read_mbp_per_s": best_speed(bases, lambda: [None for _ in iter_records([fasta], "dna")]),
@@ -60,11 +59,11 @@ def measure(sequences: list[bytes], scratch: Path) -> dict[str, object]:
     return result
 
 
-def random_sequences(letters_in_use: bytes) -> list[bytes]:
+def random_sequences(alphabet: bytes) -> list[bytes]:
     """Contigs of 10 kbp, 40 Mbp in all."""
     rng = np.random.default_rng(0)
-    letters = rng.choice(np.frombuffer(letters_in_use, np.uint8), (MAX_BASES // 10_000, 10_000))
-    return [row.tobytes() for row in letters]
+    bases = rng.choice(np.frombuffer(alphabet, np.uint8), (MAX_BASES // 10_000, 10_000))
+    return [row.tobytes() for row in bases]
 
 
 def file_sequences(path: Path) -> list[bytes]:
@@ -80,11 +79,8 @@ def file_sequences(path: Path) -> list[bytes]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of("frames", __doc__)
     parser.add_argument("fasta", nargs="*", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "frames.json")
     arguments = parser.parse_args()
     inputs = {
         "random, few stop-free frames": random_sequences(b"ACGT"),
@@ -93,8 +89,8 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         results = {name: measure(sequences, Path(scratch)) for name, sequences in inputs.items()}
-    where = {"machine": f"{platform.machine()}, one thread", "numpy": np.__version__}
-    print_and_write({**where, "inputs": results}, arguments.out)
+    machine = f"{platform.machine()}, one thread"
+    print_and_write({"machine": machine, "numpy": np.__version__, "inputs": results}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ Everything is real: the lane flow of this package, its device process on the CPU
 Prefect server with SQLite and a worker, on the loopback interface. In one process a lane has no work; in the pool each has
 one small shard. All measurements are kept; quote minima or medians, since other programs may run. Writes
 benchmarks/results/lane_overhead.json.
+
+Prefect reads the environment when it is first imported, so it is imported inside functions, after `serving` has set it.
 """
 
-import argparse
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.reports import print_and_write
+from benchmarks.reports import EXAMPLE, Json, command_of, options_of, print_and_write
 from virnuc_core.inference.events import LaneFinished, ModelsLoaded
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.launcher import run_lane
@@ -40,15 +41,13 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 
-RESULT: Final = Path(__file__).parent / "results" / "lane_overhead.json"
-EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
 ROW_TABLES: Final = ("flow_run", "flow_run_state", "task_run", "task_run_state", "log", "events", "artifact")
 # Small enough to split the few examples into a shard per lane.
 _SHARD_SECONDS: Final = 0.2
 _SECONDS_IDLE: Final = 20.0
 _CLIENTS: Final = 4
 _SECONDS_OF_REQUESTS: Final = 3.0
-_MOST_SECONDS: Final = 600.0
+_TIMEOUT_SECONDS: Final = 600.0
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 _REQUEST: Final = re.compile(r'"([A-Z]+ \S+?)(?:\?\S*)? HTTP/1\.1"')
 # Imports of a lane's processes, from nothing to everything.
@@ -62,7 +61,6 @@ _PROGRAMS: Final = {
     "MLflow": "import mlflow",
 }
 
-Json = dict[str, Any]
 Request = tuple[str, str, Json | None]
 
 
@@ -91,46 +89,42 @@ class Server:
             return Counter(rows | {"bytes": number("PRAGMA page_count") * number("PRAGMA page_size")})
 
 
-def prepare_environment(home: Path, port: int) -> None:
-    """Sets separate home folders for Prefect and virnuc, here and in child processes.
-
-    Prefect reads the environment when it is first imported, so this module imports it inside functions.
-    """
+@contextmanager
+def serving(home: Path, port: int) -> Iterator[Server]:
+    """A server with virnuc's pools and deployments; this process and its children use it, and keep their files in `home`."""
+    url, log = f"http://127.0.0.1:{port}/api", home / "server.log"
     os.environ.update(
         VIRNUC_HOME=str(home),
         PREFECT_HOME=str(home),
-        PREFECT_API_URL=f"http://127.0.0.1:{port}/api",
+        PREFECT_API_URL=url,
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        PREFECT_SERVER_LOGGING_LEVEL="INFO",
         PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING",
     )
-
-
-@contextmanager
-def serving(home: Path, port: int) -> Iterator[Server]:
-    """A server with virnuc's pools and deployments, on the loopback interface."""
     from deployments.register import NightlyChoice, register
 
-    command = (sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
-    log, url = home / "server.log", f"http://127.0.0.1:{port}/api"
+    def is_up() -> bool:
+        try:
+            return httpx.get(f"{url}/health", timeout=2.0).is_success
+        except httpx.TransportError:
+            return process.poll() is not None
+
     begin = time.perf_counter()
-    with running(command, log, {"PREFECT_SERVER_LOGGING_LEVEL": "INFO"}) as process:
-        wait_until(lambda: process.poll() is not None or _is_healthy(url), "the server is up")
+    command = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    with running(command, log) as process:
+        wait_until(is_up, "the server is up")
         start_seconds = time.perf_counter() - begin
         register(NightlyChoice())
         yield Server(url, log, home / "prefect.db", start_seconds)
 
 
 @contextmanager
-def running(
-    command: Sequence[str], log: Path, environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that is interrupted, as by Ctrl-C, at the end of the block."""
-    env = {**os.environ, **environment}
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python module with its arguments, interrupted, as by Ctrl-C, at the end of the block."""
+    program = (sys.executable, "-m", *command)
     with (
         log.open("w") as lines,
-        subprocess.Popen(
-            command, stdout=lines, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        ) as process,
+        subprocess.Popen(program, stdout=lines, stderr=lines, start_new_session=True) as process,
     ):
         try:
             yield process
@@ -142,26 +136,19 @@ def running(
                 process.kill()
 
 
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2.0).is_success
-    except httpx.TransportError:
-        return False
-
-
 def wait_until(is_so: Callable[[], bool], what: str) -> int:
     """Polls a few times a second, and returns the number of polls.
 
     Raises:
         TimeoutError: it does not become true.
     """
-    end, looks = time.monotonic() + _MOST_SECONDS, 1
+    end, polls = time.monotonic() + _TIMEOUT_SECONDS, 1
     while not is_so():
         if time.monotonic() > end:
-            raise TimeoutError(f"waited {_MOST_SECONDS:.0f} s in vain until {what}")
+            raise TimeoutError(f"waited {_TIMEOUT_SECONDS:.0f} s in vain until {what}")
         time.sleep(0.2)
-        looks += 1
-    return looks
+        polls += 1
+    return polls
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -174,13 +161,8 @@ def plan_a_run(root: Path) -> RunFolder:
     """A planned run over the example contigs with the bundled models."""
     root.mkdir()
     folder = RunFolder(root)
-    config = RunConfig(
-        chunk_length=500,
-        esm_model="tiny",
-        dnabert_model="tiny",
-        devices=("cpu",),
-        shard_seconds=_SHARD_SECONDS,
-    )
+    models: Json = {"chunk_length": 500, "esm_model": "tiny", "dnabert_model": "tiny"}
+    config = RunConfig(**models, devices=("cpu",), shard_seconds=_SHARD_SECONDS)
     store = build_frame_store([str(EXAMPLE)], folder.frames, 500)
     open_plan(config, store, "predict", ("cpu",), folder)
     return folder
@@ -194,12 +176,6 @@ def program_seconds(repeats: int) -> dict[str, list[float]]:
             run = partial(subprocess.run, [sys.executable, "-c", program], check=True)
             seconds[name].append(_seconds(run))
     return seconds
-
-
-def device_process_seconds(folder: RunFolder, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a lane's device process without shards: until its models are loaded, and until its end."""
-    reports = [run_lane(folder, (), "cpu") for _ in range(repeats)]
-    return {name: [getattr(report, name) for report in reports] for name in ("load_seconds", "seconds")}
 
 
 def subflow_seconds(repeats: int, folder: Path) -> Json:
@@ -242,7 +218,7 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.deployments import run_deployment
 
-    from deployments.server import GPU_POOL, server_url
+    from deployments.server import GPU_POOL
     from deployments.worker import QUERY_SECONDS
     from flows.pool import LANE_DEPLOYMENT
 
@@ -265,9 +241,8 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     def has_worker() -> bool:
         return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(GPU_POOL))
 
-    command = (sys.executable, "-m", "virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
-    log = folder.root / "worker.log"
-    with get_client(sync_client=True) as client, running(command, log, {"PREFECT_API_URL": server_url()}):
+    command = ("virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
+    with get_client(sync_client=True) as client, running(command, folder.root / "worker.log"):
         wait_until(has_worker, "the worker is online")
         before = server.requests()
         time.sleep(_SECONDS_IDLE)
@@ -279,12 +254,12 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
         time.sleep(5.0)  # events and logs are written asynchronously
         requests, grown = server.requests() - before, server.rows() - rows
         requests["POST /api/flow_runs/filter"] -= polls  # this benchmark's own polls
-        runs = [_timeline(client, folder, lane, run_id) for lane, run_id in enumerate(ids)]
+        timelines = [_timeline(client, folder, lane, run_id) for lane, run_id in enumerate(ids)]
     return {
         "lanes": lanes,
         "worker_query_seconds": QUERY_SECONDS,
         "submit_seconds": submitted,
-        **_phases(sorted(runs, key=lambda run: run["PENDING"])),
+        **_phases(timelines),
         "wall_seconds": took,
         "idle_worker_requests_per_second": {name: n / _SECONDS_IDLE for name, n in idle.most_common(6)},
         "requests_per_lane": {name: n / lanes for name, n in requests.most_common(25)},
@@ -313,8 +288,9 @@ def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[st
     }
 
 
-def _phases(runs: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    """Seconds of each phase of lanes that one worker ran in sequence."""
+def _phases(timelines: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Seconds of each phase of lanes that one worker ran one after another."""
+    runs = sorted(timelines, key=lambda run: run["PENDING"])
     return {
         "pending_to_running_seconds": [run["RUNNING"] - run["PENDING"] for run in runs],
         "running_to_completed_seconds": [run["COMPLETED"] - run["RUNNING"] for run in runs],
@@ -343,9 +319,8 @@ def server_rates(url: str, repeats: int) -> Json:
     states: Request = ("POST", "/flow_runs/filter", {"limit": 200, "sort": "START_TIME_DESC"})
 
     def rates(request: Request, clients: int = _CLIENTS) -> dict[str, list[float]]:
-        measured = [_rate(url, request, clients) for _ in range(repeats)]
-        names = ("answered_per_second", "refused_per_second")
-        return dict(zip(names, map(list, zip(*measured, strict=True)), strict=True))
+        answered, refused = zip(*(_rate(url, request, clients) for _ in range(repeats)), strict=True)
+        return {"answered_per_second": list(answered), "refused_per_second": list(refused)}
 
     found = {
         "health": rates(health),
@@ -392,31 +367,31 @@ def _is_answered(client: httpx.Client, url: str, request: Request) -> bool:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of("lane_overhead", __doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=6, help="lanes on the work pool")
     parser.add_argument("--port", type=int, default=4871)
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
+    repeats = arguments.repeats
     with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
         home = Path(scratch)
-        prepare_environment(home, arguments.port)
         folder = plan_a_run(home / "run")
         report: Json = {
-            "command": "python -m benchmarks.lane_overhead " + " ".join(sys.argv[1:]),
+            "command": command_of("lane_overhead"),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, shared with other programs",
             "load_average": os.getloadavg(),
             "versions": {name: version(name) for name in ("prefect", "mlflow", "torch")},
-            "program_seconds": program_seconds(arguments.repeats),
-            "device_process": device_process_seconds(folder, arguments.repeats),
+            "program_seconds": program_seconds(repeats),
+        }
+        processes = [run_lane(folder, (), "cpu") for _ in range(repeats)]  # lanes without shards
+        report["device_process"] = {
+            name: [getattr(lane, name) for lane in processes] for name in ("load_seconds", "seconds")
         }
         with serving(home, arguments.port) as server:
             report["server_start_seconds"] = server.start_seconds
-            report["in_process"] = subflow_seconds(arguments.repeats, folder.root)
+            report["in_process"] = subflow_seconds(repeats, folder.root)
             report["pool"] = pool_seconds(server, arguments.lanes, folder)
-            report["server"] = server_rates(server.url, arguments.repeats)
+            report["server"] = server_rates(server.url, repeats)
     print_and_write(report, arguments.out)
 
 

@@ -13,7 +13,6 @@ lane), the GPU fails, or its host with all of its GPUs. Unfinished shards of a l
 noticed; only the current shard is lost. All times are in seconds.
 """
 
-import argparse
 import json
 import math
 import random
@@ -26,11 +25,9 @@ from typing import Any, Final
 
 import simpy
 
+from benchmarks.reports import EXAMPLE, RESULTS, Json, options_of
 from virnuc_core.inference.sharding import MAX_SHARD_ROWS, SHARD_SECONDS
 from virnuc_core.sequences.frame_store_build import build_frame_store
-
-RESULTS: Final = Path(__file__).parent / "results"
-EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
 
 FRAMES: Final = (10**7, 10**8, 10**9)
 GPUS: Final = (1, 8, 32, 100, 300, 1000)
@@ -67,7 +64,6 @@ PROTEIN_MODELS: Final = (
 )
 DNA_WIDTH, SCORE_BYTES = 768, 8
 
-Json = dict[str, Any]
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -200,8 +196,8 @@ class Simulation:
         yield self._env.timeout(self._case.submit)
         self._queue.put(lane)
 
-    def _submit_again(self, lane: _Lane, noticed: float) -> Steps:
-        """Resubmits the rest of a lane after a growing delay, once the parent has noticed."""
+    def _resubmit(self, lane: _Lane, noticed: float) -> Steps:
+        """The rest of a lane after a growing delay, once the parent has noticed."""
         yield self._env.timeout(noticed)
         yield from self._until_polled(self._case.parent_poll)
         yield self._env.timeout(RESUBMIT_DELAYS[min(lane.failures, len(RESUBMIT_DELAYS) - 1)])
@@ -257,7 +253,7 @@ class Simulation:
         """Leaves the rest of a lane to the parent, which notices later; the GPU may be down meanwhile."""
         # On a failed GPU, every retry of the lane finds no device.
         noticed = {"gpu": sum(PROCESS_RETRY_DELAYS), "host": self._case.host_noticed}.get(kind, RUN_NOTICED)
-        self._env.process(self._submit_again(lane, noticed))
+        self._env.process(self._resubmit(lane, noticed))
         if kind in ("gpu", "host"):
             yield from self._be_out("down", self._case.repair)
         else:
@@ -289,10 +285,9 @@ class Simulation:
         return math.inf if math.isinf(mtbf) else self._rng.expovariate(1 / mtbf)
 
 
-def read(name: str) -> Json:
+def read(name: str) -> Any:
     """A result file."""
-    document: Json = json.loads((RESULTS / f"{name}.json").read_text())
-    return document
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def frames_per_second(name: str, precision: str) -> float:
@@ -400,16 +395,15 @@ def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: 
 
 def summary(runs: list[Simulation], num_gpus: int) -> Json:
     """Means over the seeds; shares are of the available GPU time."""
-    there = statistics.mean(num_gpus * run.makespan - run.spent["down"] for run in runs)
-    shares = {
-        key: statistics.mean(run.spent[key] for run in runs) / there for key in ("starting", "lost", "idle")
-    }
+    mean = statistics.mean
+    available = mean(num_gpus * run.makespan - run.spent["down"] for run in runs)
+    purposes = ("starting", "lost", "idle")
     means = {
-        "wasted": statistics.mean(run.wasted for run in runs),
-        **shares,
-        "hours": statistics.mean(run.makespan for run in runs) / 3600,
+        "wasted": mean(run.wasted for run in runs),
+        **{purpose: mean(run.spent[purpose] for run in runs) / available for purpose in purposes},
+        "hours": mean(run.makespan for run in runs) / 3600,
         "lanes": runs[0].num_lanes,
-        "failures_met": statistics.mean(run.num_failures for run in runs),
+        "failures_met": mean(run.num_failures for run in runs),
     }
     return {name: round(value, 5) for name, value in means.items()}
 
@@ -440,10 +434,8 @@ def simulations(costs: Json, rate: float) -> Iterator[Json]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "lane_simulation.json")
+    parser = options_of("lane_scaling", __doc__)
+    parser.set_defaults(out=RESULTS / "lane_simulation.json")
     arguments = parser.parse_args()
     sets, costs = work(), lane_costs()
     report = {

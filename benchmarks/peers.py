@@ -16,8 +16,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,14 @@ import torch
 from torch import nn
 
 from benchmarks import flash_attn_stand_in
-from virnuc_core.benchmark.report import machine
-from virnuc_core.benchmark.run import run_benchmark
+from benchmarks.reports import Json, command_of, options_of, write_report
+from virnuc_core.benchmark.run import machine, run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec
 
-RESULT = Path(__file__).parent / "results" / "peers.json"
 NUM_SEQUENCES = 4096
 FIRST_RESIDUE, RESIDUES = 4, "LAGVSERTIDPKQNFYMHWC"
 PAD, MASK = 1, 32
@@ -44,13 +43,10 @@ Embed = Callable[[Batch], object]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another implementation.
+    """Another implementation, of a package that must be installed.
 
-    Attributes:
-        name: with its precision.
-        package: that must be installed.
-        budgets: tokens per batch, padding included; the best is quoted.
-        load: (architecture, device) -> function from strings to mean vectors on the host.
+    `budgets` are tokens per batch, padding included; `load` takes architecture and device, and gives a function from
+    strings to mean vectors on the host.
     """
 
     name: str
@@ -151,14 +147,9 @@ def esm_efficient(spec: ModelSpec, device: str) -> Embed:
 
 
 PEERS = (
-    Peer("fair-esm fp32", "esm", (2048,), lambda spec, device: fair_esm(spec, device, torch.float32)),
-    Peer("fair-esm fp16", "esm", (8192, 65536), lambda spec, device: fair_esm(spec, device, torch.float16)),
-    Peer(
-        "transformers fp16",
-        "transformers",
-        (16384, 65536),
-        lambda spec, device: hugging_face(spec, device, torch.float16),
-    ),
+    Peer("fair-esm fp32", "esm", (2048,), partial(fair_esm, dtype=torch.float32)),
+    Peer("fair-esm fp16", "esm", (8192, 65536), partial(fair_esm, dtype=torch.float16)),
+    Peer("transformers fp16", "transformers", (16384, 65536), partial(hugging_face, dtype=torch.float16)),
     Peer("esm-efficient bf16", "esme", (16384, 65536), esm_efficient),
 )
 
@@ -190,7 +181,7 @@ def residues_per_second(embed: Embed, batches: list[Batch], seconds: float) -> f
 
 def measure_peer(
     peer: Peer, name: str, sequences: dict[str, Batch], device: str, seconds: float
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     """One row per length distribution: residues/s by budget, and the best."""
     if importlib.util.find_spec(peer.package) is None:
         yield {"peer": peer.name, "model": name, "skipped": f"{peer.package} is not installed"}
@@ -219,12 +210,10 @@ def free_memory() -> None:
 def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list[Any], list[Any]]:
     """The rows of all peers, and virnuc's own cases, for one model."""
     rng = np.random.default_rng(0)
-    sequences = {
-        lengths: random_sequences(
-            "esm2", draw_lengths(Lengths.parse(lengths), NUM_SEQUENCES, rng), rng
-        ).to_strings()
-        for lengths in arguments.lengths.split(",")
-    }
+    sequences = {}
+    for lengths in arguments.lengths.split(","):
+        drawn = draw_lengths(Lengths.parse(lengths), NUM_SEQUENCES, rng)
+        sequences[lengths] = random_sequences("esm2", drawn, rng).to_strings()
     rows = []
     with torch.inference_mode():
         for peer in PEERS:
@@ -246,39 +235,29 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of("peers", __doc__)
     parser.add_argument("--model", action="append", help="catalogue name, several times [650M and 3B]")
     parser.add_argument("--precision", default="fp16,fp8")
     parser.add_argument("--lengths", default="fixed:166,lognormal")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     device = resolve_devices((arguments.device,))[0]
-    models = arguments.model or ["650M", "3B"]
-    options = " ".join(f"--model {name}" for name in models)
-    options += (
-        f" --precision {arguments.precision} --lengths {arguments.lengths} --seconds {arguments.seconds}"
-        f" --repeats {arguments.repeats}"
-    )
-    report: dict[str, Any] = {
+    report: Json = {
         "kind": "peers",
-        "command": f"python -m benchmarks.peers {options}",
+        "command": command_of("peers"),
         "machine": machine(device),
         "stand_in_for_flash_attn": flash_attn_stand_in.is_needed(),
         "peers": [],
         "cases": [],
     }
-    for name in models:
+    for name in arguments.model or ["650M", "3B"]:
         rows, cases = measure(name, arguments, device)
         report["peers"] += rows
         report["cases"] += cases
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,28 @@
 """How well viral regions are found: real bacterial windows with viral segments pasted in, through `virnuc predict`.
 
-    python -m benchmarks.regions --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/regions.json
+    python -m benchmarks.regions --fasta val.fa.gz --table genomes.tsv
     python -m benchmarks.regions --fasta train.fa.gz --table genomes.tsv --compare \
         --out benchmarks/results/regions_methods.json
 
 The table has columns id and class. The segments are of viruses that score well alone: predicted by themselves, their
 chunks have a mean p_virus of at least 0.5. Precision, recall and F1 count bases. With --compare, every method of
 `benchmarks.region_methods` is measured with every setting on the same chunk scores; that is for the sequences that the
-models were trained on, so that nothing is chosen by the figures that are reported.
+models were trained on, so that nothing is chosen by the metrics that are reported.
 """
 
-import argparse
 import csv
 import random
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import dnaio
 import numpy as np
 
 from benchmarks.region_methods import methods
-from benchmarks.reports import print_and_write
+from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_cli.main import main as virnuc
 from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
 from virnuc_core.results.tables import DNA_ALONE_STATUS
@@ -49,6 +48,11 @@ class SyntheticContig:
     begin: int
     end: int
 
+    @property
+    def segment_length(self) -> int:
+        """Bp, 0 without a segment."""
+        return self.end - self.begin
+
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a table."""
@@ -56,15 +60,25 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(handle, delimiter="\t"))
 
 
-def read_genomes(fasta: Path, classes: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Viral genomes and bacterial windows of a labelled FASTA file, by name."""
-    found: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
-    with dnaio.open(fasta) as records:
-        for record in records:
-            name = record.name.split()[0]
-            if classes[name] in found:
-                found[classes[name]][name] = record.sequence.upper()
-    return found["viral"], found["bacteria"]
+def read_classes(path: Path) -> dict[str, str]:
+    """The class of each record of a table of labels."""
+    return {row["id"]: row["class"] for row in read_rows(path)}
+
+
+def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int, *options: str) -> Path:
+    """Runs `virnuc predict` with the bundled models on the CPU; an existing run in `folder` is reused.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fasta = inputs if isinstance(inputs, Path) else folder / "input.fa"
+    if not isinstance(inputs, Path):
+        fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in inputs.items()))
+    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", str(chunk_length)]
+    if code := virnuc([*command, "--embeddings", "none", "--devices", "cpu", "--quiet", *options]):
+        raise SystemExit(code)
+    return folder / "run"
 
 
 def cut_segments(
@@ -101,42 +115,49 @@ def paste(
         begin = generator.randint(0, max(0, len(bacterial[window]) - length))
         host = bacterial[window][begin : begin + length]
         place = generator.randint(LEAST_FLANK, len(host) - LEAST_FLANK)
-        sequence = host[:place] + segment + host[place:]
-        contigs.append(
-            SyntheticContig(
-                name=f"made_{number:03d}", sequence=sequence, begin=place, end=place + len(segment)
-            )
-        )
+        name, sequence = f"made_{number:03d}", host[:place] + segment + host[place:]
+        contigs.append(SyntheticContig(name=name, sequence=sequence, begin=place, end=place + len(segment)))
     return contigs
 
 
-def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int) -> Path:
-    """Runs `virnuc predict` with the bundled models on the CPU; an existing run in `folder` is reused.
+def make_contigs(
+    fasta: Path, classes: Mapping[str, str], scratch: Path, chunk_length: int
+) -> tuple[list[SyntheticContig], Json]:
+    """Contigs with segments that score well alone, and the number of candidates of each length."""
+    genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
+    with dnaio.open(fasta) as records:
+        for record in records:
+            name = record.name.split()[0]
+            if classes[name] in genomes:
+                genomes[classes[name]][name] = record.sequence.upper()
+    generator = random.Random(SEED)
+    most = {length: 2 * number for length, number in NUM_SEGMENTS.items()}
+    candidates = cut_segments(genomes["viral"], generator, most)
+    everything = {name: segment for group in candidates.values() for name, segment in group.items()}
+    run = predict(everything, scratch / "alone", chunk_length)
+    rows = read_rows(run / "contigs.tsv")
+    good = {row["contig"] for row in rows if row["mean_p"] != "NA" and float(row["mean_p"]) >= SCORES_WELL}
+    chosen: list[str] = []
+    counts = {}
+    for length, group in candidates.items():
+        scoring_well = [segment for name, segment in group.items() if name in good]
+        chosen += scoring_well[: NUM_SEGMENTS[length]]
+        counts[str(length)] = {"candidates": len(group), "score_well": len(scoring_well)}
+    return paste(chosen, genomes["bacteria"], NUM_WITHOUT, generator), counts
 
-    Raises:
-        SystemExit: it failed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    fasta = inputs if isinstance(inputs, Path) else folder / "input.fa"
-    if not isinstance(inputs, Path):
-        fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in inputs.items()))
-    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", str(chunk_length)]
-    if code := virnuc([*command, "--embeddings", "none", "--devices", "cpu", "--quiet"]):
-        raise SystemExit(code)
-    return folder / "run"
 
-
-def overlap(contigs: Sequence[SyntheticContig], regions: Iterable[Called]) -> dict[str, float]:
-    """Bases that are viral and called, only called, and only viral; precision, recall and F1.
-
-    Regions refer to contigs by their index.
-    """
-    both = called = 0
+def overlap(
+    contigs: Sequence[SyntheticContig], regions: Iterable[Called], chosen: Collection[int] | None = None
+) -> dict[str, float]:
+    """Bases that are viral and called, only called, and only viral; precision, recall and F1; of the contigs `chosen` or all."""
+    both = called = viral = 0
+    for number, contig in enumerate(contigs):
+        if chosen is None or number in chosen:
+            viral += contig.segment_length
     for number, start, end in regions:
-        contig = contigs[number]
-        called += end - start
-        both += max(0, min(end, contig.end) - max(start, contig.begin))
-    viral = sum(contig.end - contig.begin for contig in contigs)
+        if chosen is None or number in chosen:
+            called += end - start
+            both += max(0, min(end, contigs[number].end) - max(start, contigs[number].begin))
     return {
         "both": both,
         "called_only": called - both,
@@ -151,51 +172,27 @@ def _shares(found: Mapping[str, float]) -> dict[str, float]:
     return {name: found[name] for name in ("precision", "recall", "f1")}
 
 
-def make_contigs(
-    fasta: Path, classes: Mapping[str, str], scratch: Path, chunk_length: int
-) -> tuple[list[SyntheticContig], Any]:
-    """Contigs with segments that score well alone, and the number of candidates of each length."""
-    generator = random.Random(SEED)
-    viral, bacterial = read_genomes(fasta, classes)
-    candidates = cut_segments(viral, generator, {length: 2 * n for length, n in NUM_SEGMENTS.items()})
-    everything = {name: segment for group in candidates.values() for name, segment in group.items()}
-    run = predict(everything, scratch / "alone", chunk_length)
-    scores = {row["contig"]: row["mean_p"] for row in read_rows(run / "contigs.tsv")}
-    good = {
-        length: [
-            segment
-            for name, segment in group.items()
-            if scores[name] != "NA" and float(scores[name]) >= SCORES_WELL
-        ]
-        for length, group in candidates.items()
-    }
-    chosen = [segment for length, group in good.items() for segment in group[: NUM_SEGMENTS[length]]]
-    counts = {
-        str(length): {"candidates": len(candidates[length]), "score_well": len(group)}
-        for length, group in good.items()
-    }
-    return paste(chosen, bacterial, NUM_WITHOUT, generator), counts
-
-
-def measure(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
+def measure(contigs: Sequence[SyntheticContig], run: Path) -> Json:
     """Compares the regions.tsv of a run with the truth."""
     numbers = {contig.name: number for number, contig in enumerate(contigs)}
     rows = read_rows(run / "regions.tsv")
     called = [(numbers[row["contig"]], int(row["start"]) - 1, int(row["end"])) for row in rows]
-    by_length, by_tier = {}, {}
-    for length in NUM_SEGMENTS:
-        chosen = [number for number, contig in enumerate(contigs) if contig.end - contig.begin == length]
-        own = [(chosen.index(number), start, end) for number, start, end in called if number in chosen]
-        found = overlap([contigs[number] for number in chosen], own)
-        by_length[str(length)] = {"contigs": len(chosen), **_shares(found)}
+    of_length = {
+        length: {number for number, contig in enumerate(contigs) if contig.segment_length == length}
+        for length in (*NUM_SEGMENTS, 0)
+    }
+    without = of_length.pop(0)
+    by_tier = {}
     for tier in ("confident", "likely", "unsure"):
         own = [region for region, row in zip(called, rows, strict=True) if row["tier"] == tier]
         by_tier[tier] = {"regions": len(own), "precision": overlap(contigs, own)["precision"]}
-    without = {number for number, contig in enumerate(contigs) if contig.begin == contig.end}
     return {
         **overlap(contigs, called),
         "regions": len(called),
-        "by_length": by_length,
+        "by_length": {
+            str(length): {"contigs": len(chosen), **_shares(overlap(contigs, called, chosen))}
+            for length, chosen in of_length.items()
+        },
         "by_tier": by_tier,
         "without_segment": {
             "contigs": len(without),
@@ -205,35 +202,45 @@ def measure(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
     }
 
 
-def contig_tiers(classes: Mapping[str, str], run: Path) -> dict[str, dict[str, int]]:
+def contig_tiers(classes: Mapping[str, str], run: Path) -> Json:
     """Records by tier, and how many of them are called correctly."""
     rows = read_rows(run / "contigs.tsv")
-    found = {}
+    found: Json = {}
     for tier in ("confident", "likely", "unsure", "NA"):
         own = [row for row in rows if row["tier"] == tier]
-        right = sum((row["call"] == "virus") == (classes[row["contig"]] == "viral") for row in own)
-        found[tier] = {"contigs": len(own), **({"right": right} if tier != "NA" else {})}
+        found[tier] = {"contigs": len(own)}
+        if tier != "NA":
+            right = [(row["call"] == "virus") == (classes[row["contig"]] == "viral") for row in own]
+            found[tier]["right"] = sum(right)
     return found
 
 
-def compare(contigs: Sequence[SyntheticContig], run: Path) -> dict[str, Any]:
+def compare(contigs: Sequence[SyntheticContig], run: Path) -> Json:
     """Evaluates every method with every setting on the chunk scores of a run, and the scores themselves."""
-    chunks = read_chunks(contigs, run)
-    found: dict[str, dict[str, Any]] = {}
+    numbers = {contig.name: number for number, contig in enumerate(contigs)}
+    rows = read_rows(run / "predictions.tsv")
+    chunks = ChunkScores(
+        contig=np.array([numbers[row["contig"]] for row in rows]),
+        start=np.array([int(row["start"]) - 1 for row in rows]),
+        end=np.array([int(row["end"]) for row in rows]),
+        p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
+        is_dna_alone=np.array([row["status"] == DNA_ALONE_STATUS for row in rows]),
+    )
+
+    def shares(regions: Iterable[Region]) -> dict[str, float]:
+        return _shares(overlap(contigs, [(region.contig, region.start, region.end) for region in regions]))
+
+    found: Json = {}
     for name, settings in methods().items():
-        f1 = {setting: _figures(contigs, method(chunks)) for setting, method in settings.items()}
-        best = sorted(f1, key=lambda setting: -f1[setting]["f1"])
+        metrics = {setting: shares(method(chunks)) for setting, method in settings.items()}
+        best = sorted(metrics, key=lambda setting: -metrics[setting]["f1"])
         found[name] = {
-            "settings": len(f1),
-            "best": {setting: f1[setting] for setting in best[:3]},
-            "median_f1": f1[best[len(best) // 2]]["f1"],
+            "settings": len(metrics),
+            "best": {setting: metrics[setting] for setting in best[:3]},
+            "median_f1": metrics[best[len(best) // 2]]["f1"],
         }
-    found["levels, posterior"]["chosen"] = _figures(contigs, find_regions(chunks))
+    found["levels, posterior"]["chosen"] = shares(find_regions(chunks))
     return {"methods": found, "evidence": evidence(contigs, chunks)}
-
-
-def _figures(contigs: Sequence[SyntheticContig], regions: Iterable[Region]) -> dict[str, float]:
-    return _shares(overlap(contigs, [(region.contig, region.start, region.end) for region in regions]))
 
 
 def evidence(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> list[dict[str, float]]:
@@ -254,25 +261,12 @@ def evidence(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> list[di
     ]
 
 
-def read_chunks(contigs: Sequence[SyntheticContig], run: Path) -> ChunkScores:
-    """The chunk scores of a run on synthetic contigs."""
-    numbers = {contig.name: number for number, contig in enumerate(contigs)}
-    rows = read_rows(run / "predictions.tsv")
-    return ChunkScores(
-        contig=np.array([numbers[row["contig"]] for row in rows]),
-        start=np.array([int(row["start"]) - 1 for row in rows]),
-        end=np.array([int(row["end"]) for row in rows]),
-        p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
-        is_dna_alone=np.array([row["status"] == DNA_ALONE_STATUS for row in rows]),
-    )
-
-
-def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[dict[str, Any]]:
+def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[Json]:
     """The first contig with a segment of each length and the first without: truth, scores and regions."""
     shown = []
     regions, chunks = read_rows(run / "regions.tsv"), read_rows(run / "predictions.tsv")
     for length in (*NUM_SEGMENTS, 0):
-        contig = next(contig for contig in contigs if contig.end - contig.begin == length)
+        contig = next(contig for contig in contigs if contig.segment_length == length)
         scored = [row for row in chunks if row["contig"] == contig.name and row["p_virus"] != "NA"]
         own = [row for row in regions if row["contig"] == contig.name]
         shown.append(
@@ -290,42 +284,34 @@ def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[dict[str, Any]
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("fasta", "table", "out"):
+    parser = options_of("regions", __doc__)
+    for name in ("fasta", "table"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--chunk-length", type=int, default=500)
     parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
     parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
     arguments = parser.parse_args()
-    classes = {row["id"]: row["class"] for row in read_rows(arguments.table)}
+    chunk_length, classes = arguments.chunk_length, read_classes(arguments.table)
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
-        contigs, candidates = make_contigs(arguments.fasta, classes, scratch, arguments.chunk_length)
+        contigs, candidates = make_contigs(arguments.fasta, classes, scratch, chunk_length)
         sequences = {contig.name: contig.sequence for contig in contigs}
-        run = predict(sequences, scratch / "pasted", arguments.chunk_length)
-        figures = measure(contigs, run)
+        run = predict(sequences, scratch / "pasted", chunk_length)
+        found = measure(contigs, run)
         if arguments.compare:
-            others = compare(contigs, run)
+            found |= compare(contigs, run)
         else:
-            whole = predict(arguments.fasta, scratch / "whole", arguments.chunk_length)
-            others = {
-                "contig_tiers": contig_tiers(classes, whole),
-                "tracks": tracks(contigs, run),
-            }
-    names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"
-    options = f"{names} --chunk-length {arguments.chunk_length}{' --compare' if arguments.compare else ''}"
+            whole = predict(arguments.fasta, scratch / "whole", chunk_length)
+            found |= {"contig_tiers": contig_tiers(classes, whole), "tracks": tracks(contigs, run)}
     report = {
-        "command": f"python -m benchmarks.regions {options} --out {arguments.out}",
+        "command": command_of("regions"),
         "data": arguments.fasta.name,
-        "chunk_length": arguments.chunk_length,
+        "chunk_length": chunk_length,
         "contigs": len(contigs),
-        "bases": sum(len(contig.sequence) for contig in contigs),
+        "bases": sum(map(len, sequences.values())),
         "segments": candidates,
         "model": asdict(DEFAULT_MODEL),
-        **figures,
-        **others,
+        **found,
     }
     print_and_write(report, arguments.out)
 

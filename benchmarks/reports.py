@@ -1,14 +1,46 @@
-"""Output of benchmark reports."""
+"""Command line and report of a benchmark."""
 
+import argparse
 import json
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+RESULTS: Final = Path(__file__).parent / "results"
+EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
+
+
+def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with --out, by default NAME.json among the results."""
+    parser = argparse.ArgumentParser(
+        f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    return parser
+
+
+def command_of(name: str) -> str:
+    """The command that repeats the measurement, with the names of files without their folders, and without --out."""
+    given = sys.argv[1:]
+    if "--out" in given:
+        place = given.index("--out")
+        given = given[:place] + given[place + 2 :]
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *(Path(word).name for word in given)])
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Writes a report as JSON, and creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_and_write(report: Mapping[str, Any], path: Path) -> None:
-    """Prints a report as JSON and writes it to a file, creating its folder."""
-    text = json.dumps(report, indent=1) + "\n"
-    print(text, end="")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    """Prints a report as JSON, too."""
+    print(json.dumps(report, indent=1))
+    write_report(report, path)

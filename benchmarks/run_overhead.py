@@ -7,7 +7,6 @@ warms the machine up. Overhead is the wall time of the command less the time in 
 loaded models. Writes benchmarks/results/run_overhead.json.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -17,17 +16,14 @@ import time
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
 
-from benchmarks.lane_overhead import EXAMPLE, prepare_environment, serving
-from benchmarks.reports import print_and_write
-from virnuc_core.benchmark.report import machine
+from benchmarks.lane_overhead import serving
+from benchmarks.reports import EXAMPLE, Json, command_of, options_of, print_and_write
+from virnuc_core.benchmark.run import machine
 from virnuc_core.inference.device import resolve_devices
 
-RESULT: Final = Path(__file__).parent / "results" / "run_overhead.json"
 
-
-def measure(fasta: Path, out: Path, flags: list[str]) -> dict[str, Any]:
+def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
     """Seconds of one run: the command, the busiest lane with loaded models, and the stages of the flow."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
@@ -40,27 +36,18 @@ def measure(fasta: Path, out: Path, flags: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of("run_overhead", __doc__)
     parser.add_argument("fasta", nargs="?", type=Path, default=EXAMPLE)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--port", type=int, default=4872)
     parser.add_argument("--flags", type=shlex.split, default=[])
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
-        home = Path(scratch)
-        prepare_environment(home, arguments.port)
-        with serving(home, arguments.port):
-            runs = [
-                measure(arguments.fasta, home / f"run{number}", arguments.flags)
-                for number in range(arguments.repeats + 1)
-            ][1:]
+    with TemporaryDirectory(prefix="virnuc-overhead-") as scratch, serving(Path(scratch), arguments.port):
+        folders = [Path(scratch) / f"run{number}" for number in range(arguments.repeats + 1)]
+        runs = [measure(arguments.fasta, folder, arguments.flags) for folder in folders][1:]
     overheads = sorted(run["wall"] - run["work"] for run in runs)
-    flags = f' --flags "{shlex.join(arguments.flags)}"' if arguments.flags else ""
     report = {
-        "command": f"python -m benchmarks.run_overhead {arguments.fasta.name} --repeats {arguments.repeats}{flags}",
+        "command": command_of("run_overhead"),
         "machine": machine(resolve_devices(("auto",))[0]),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),

@@ -1,119 +1,90 @@
 """Accuracy of the bundled models on labelled genomes, measured through `virnuc predict` itself.
 
-    python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv --out benchmarks/results/val_auroc.json
+    python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv
 
-The table is tab-separated with columns id and class ("viral" or any other). Figures are given for the chunks
+The table is tab-separated with columns id and class ("viral" or any other). Metrics are given for the chunks
 with a stop-free reading frame; end to end, over all chunks, where one without a score counts as not called and
 ranks below every score; and for the chunks without such a frame, scored by their DNA alone.
 """
 
-import argparse
-import csv
 import tempfile
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
-from benchmarks.reports import print_and_write
-from virnuc_cli.main import main as virnuc
+from benchmarks.regions import predict, read_classes, read_rows
+from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_core.results.tables import DNA_ALONE_STATUS
-from virnuc_core.training.metrics import calibration_error
+from virnuc_core.training.metrics import Confusion, KnownCalls, measure
 
 CHUNK_LENGTHS = (500, 300)
 
 
-def measure(fasta: Path, classes: dict[str, str], chunk_length: int) -> dict[str, object]:
-    """Predicts `fasta` in a temporary folder and compares the calls of its chunks with the labels."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["predict", str(fasta), "--out", folder, "--chunk-length", str(chunk_length), "--quiet"]
-        code = virnuc([*command, "--embeddings", "none", "--dna-head", "auto"])
-        if code:
-            raise SystemExit(code)
-        with (Path(folder) / "predictions.tsv").open(newline="") as handle:
-            rows = list(csv.DictReader(handle, delimiter="\t"))
-    scored, dna_alone = (
-        [row for row in rows if row["status"] == status] for status in ("scored", DNA_ALONE_STATUS)
+def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json:
+    """Metrics of the rows of predictions.tsv, given the class of each contig."""
+    names = [class_of[row["contig"]] for row in rows]
+    class_names, classes = np.unique(names, return_inverse=True)
+    status = np.array([row["status"] for row in rows])
+    calls = KnownCalls(
+        is_viral=np.array(names) == "viral",
+        is_called=np.array([row["call"] == "virus" for row in rows]),
+        p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
+        classes=classes,
+        class_names=tuple(class_names.tolist()),
+        lengths=np.zeros(len(rows), np.int64),
     )
-    totals = Counter(classes[row["contig"]] for row in rows)
+    scored = calls.take(status == "scored")
+    confusion = Confusion.of(scored)
+    p_virus = np.where(status == "scored", calls.p_virus, -1)
+    false_positives = confusion.other_called_virus / int((~calls.is_viral).sum())
     return {
         "chunks": len(rows),
-        "share_with_open_frame": round(len(scored) / len(rows), 4),
-        **figures(scored, classes, totals),
-        "all_chunks": end_to_end_figures(scored, classes, totals),
-        "dna_alone": figures(dna_alone, classes, totals),
-    }
-
-
-def figures(
-    rows: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
-) -> dict[str, object]:
-    """Metrics of scored chunks; `totals` counts all chunks of each class."""
-    names = np.array([classes[row["contig"]] for row in rows])
-    is_viral, p_virus = names == "viral", np.array([float(row["p_virus"]) for row in rows])
-    called = np.array([row["call"] == "virus" for row in rows])
-    # Class-balanced, as in the calibration of the scores.
-    weights = np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum())
-    return {
-        "auroc": round(float(roc_auc_score(is_viral, p_virus)), 4),
-        "average_precision": round(float(average_precision_score(is_viral, p_virus)), 4),
-        "accuracy": round(float((called == is_viral).mean()), 4),
-        "ece_balanced": calibration_error(p_virus, is_viral, weights),
-        "by_class": {
-            name: {
-                "chunks": totals[name],
-                "scored": int((names == name).sum()),
-                "called_virus": round(float(called[names == name].mean()), 4),
-            }
-            for name in sorted(totals)
-            if (names == name).any()
+        "share_with_open_frame": round(len(scored.is_viral) / len(rows), 4),
+        **metrics_of(scored, calls),
+        "all_chunks": {
+            "recall": round(confusion.viral_called_virus / int(calls.is_viral.sum()), 4),
+            "false_positive_rate": round(false_positives, 4),
+            "precision": round(confusion.precision or 0.0, 4),
+            "auroc": round(float(roc_auc_score(calls.is_viral, p_virus)), 4),
         },
+        "dna_alone": metrics_of(calls.take(status == DNA_ALONE_STATUS), calls),
     }
 
 
-def end_to_end_figures(
-    scored: list[dict[str, str]], classes: dict[str, str], totals: Mapping[str, int]
-) -> dict[str, float]:
-    """Metrics over all chunks: those without a score count as not called.
-
-    Returns:
-        Share of viral chunks called virus (recall), share of the others called virus, share of calls that are right
-        (precision), and AUROC with unscored chunks below every score.
-    """
-    is_viral = np.array([classes[row["contig"]] == "viral" for row in scored])
-    p_virus = np.array([float(row["p_virus"]) for row in scored])
-    called = np.array([row["call"] == "virus" for row in scored])
-    num_viral = totals["viral"]
-    num_other = sum(totals.values()) - num_viral
-    unscored = np.repeat([True, False], [num_viral - is_viral.sum(), num_other - (~is_viral).sum()])
-    labels = np.concatenate((is_viral, unscored))
-    ranks = np.concatenate((p_virus, np.full(len(unscored), -1.0)))
-    right = int((called & is_viral).sum())
+def metrics_of(scored: KnownCalls, everything: KnownCalls) -> Json:
+    """Metrics of scored chunks, with the number of all chunks of each class."""
+    metrics = measure(scored)
+    totals = {own.name: own.count for own in measure(everything).by_class}
+    names = {"auroc": "auroc", "average_precision": "auprc", "accuracy": "accuracy"}
     return {
-        "recall": round(right / num_viral, 4),
-        "false_positive_rate": round(int((called & ~is_viral).sum()) / num_other, 4),
-        "precision": round(right / int(called.sum()), 4),
-        "auroc": round(float(roc_auc_score(labels, ranks)), 4),
+        **{name: round(getattr(metrics, key), 4) for name, key in names.items()},
+        "ece_balanced": metrics.ece_balanced,
+        "by_class": {
+            own.name: {
+                "chunks": totals[own.name],
+                "scored": own.scored,
+                "called_virus": round(own.called_virus / own.scored, 4),
+            }
+            for own in metrics.by_class
+        },
     }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("fasta", "table", "out"):
+    parser = options_of("val_auroc", __doc__)
+    for name in ("fasta", "table"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     arguments = parser.parse_args()
-    with arguments.table.open(newline="") as handle:
-        classes = {row["id"]: row["class"] for row in csv.DictReader(handle, delimiter="\t")}
-    results = {str(k): measure(arguments.fasta, classes, k) for k in CHUNK_LENGTHS}
-    names = f"--fasta {arguments.fasta.name} --table {arguments.table.name}"
-    command = f"python -m benchmarks.val_auroc {names} --out {arguments.out}"
-    report = {"command": command, "data": arguments.fasta.name, "chunk_length": results}
-    print_and_write(report, arguments.out)
+    classes, results = read_classes(arguments.table), {}
+    for chunk_length in CHUNK_LENGTHS:
+        with tempfile.TemporaryDirectory() as scratch:
+            run = predict(arguments.fasta, Path(scratch), chunk_length, "--dna-head", "auto")
+            rows = read_rows(run / "predictions.tsv")
+        results[str(chunk_length)] = measure_chunks(rows, classes)
+    what = {"command": command_of("val_auroc"), "data": arguments.fasta.name}
+    print_and_write({**what, "chunk_length": results}, arguments.out)
 
 
 if __name__ == "__main__":

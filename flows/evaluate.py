@@ -8,7 +8,7 @@ from flows.naming import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
 from tasks.artifacts import attach_api_log_handler
-from tasks.evaluation import RUN_NAME, EvaluationReport, evaluate_run
+from tasks.heads import RUN_NAME, EvaluationReport, evaluate_run
 from tasks.publishing import link_run, prefect_tags
 from tasks.stages import resumable_task
 from tasks.tracking import Value, tracked_run

@@ -19,12 +19,13 @@ from tasks.nightly import (
     DIGESTS_NAME,
     DigestCache,
     NightlyBatch,
+    NightlyReport,
     PredictFile,
     PredictResult,
     iter_inbox,
     lock_results,
+    publish_nightly,
 )
-from tasks.pages.nightly_page import NightlyReport, publish_nightly
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import VirnucError

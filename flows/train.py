@@ -8,9 +8,9 @@ from flows.computed_run import TrackedLanes, compute_run
 from flows.naming import labelled_name
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from tasks.artifacts import attach_api_log_handler
+from tasks.heads import TrainingReport, card_of, publish_head
 from tasks.publishing import publish
 from tasks.tracking import TrackedRun
-from tasks.training import TrainingReport, card_of, head_card_of, publish_head
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
@@ -59,8 +59,7 @@ def train(
     def publish_training(run: Run, tracked: TrackedRun) -> None:
         assert isinstance(run, Training)
         publish(run.folder, run.report, tracked)
-        card = head_card_of(run.report, run.labelled, run.split, run.settings)
-        reports.append(publish_head(run.folder, card, run.head, run.report, tracked))
+        reports.append(publish_head(run, tracked))
 
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:

@@ -6,25 +6,32 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple, get_args
 
-from tasks.pages.nightly_page import FileOutcome, FileStatus
+from tasks.artifacts import show_markdown, show_table
+from tasks.pages.markdown import cell, code, links_of, table
+from tasks.tracking import TrackedRun
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest
 
+FileStatus = Literal["failed", "rejected", "waiting", "done", "kept"]
+STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent first
 # An inbox holds other files too; the reader itself goes by content.
 SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
 COMPRESSIONS: Final = frozenset({".gz", ".bgz", ".zst", ".xz", ".bz2"})
 REJECTED: Final = "rejected"
 LOCK_NAME: Final = ".virnuc-nightly.lock"
 DIGESTS_NAME: Final = ".virnuc-digests.json"
+MAX_ROWS: Final = 1000  # of a page
+MAX_NAMED: Final = 3  # failures in the error of a nightly run
 
 _RESULTS_NAME: Final = re.compile(r".+-([0-9a-f]{12})")
 # This many characters of four bytes, a dash and the hash still fit in the 255 bytes of a file name.
@@ -156,8 +163,7 @@ class DigestCache:
             _log.warning("%s cannot be written (%s): files are read again next time", self._path, error)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictResult:
+class PredictResult(NamedTuple):
     """Result of the run over one file: its error or None, and its page or ""."""
 
     error: BaseException | None
@@ -188,6 +194,34 @@ def lock_results(out: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileOutcome:
+    """Outcome of one file.
+
+    Attributes:
+        status: done now, kept from before, rejected as unusable, waiting or failed until next time.
+        reason: why, unless done.
+        results: results folder, if any.
+        contigs: contigs in the file; None without results.
+        seconds: wall time of its run in this nightly run.
+        link: page of its run, or "".
+    """
+
+    path: Path
+    status: FileStatus
+    reason: str = ""
+    results: Path | None = None
+    contigs: int | None = None
+    contigs_virus: int | None = None
+    seconds: float = 0.0
+    link: str = ""
+
+    @property
+    def name(self) -> str:
+        """Printable file name, even if not valid UTF-8."""
+        return self.path.name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 class NightlyBatch:
@@ -247,7 +281,8 @@ class NightlyBatch:
         return None if reason is None else FileOutcome(path=file.path, status="waiting", reason=reason)
 
     def _compute(self, file: FileSnapshot, sha256: str) -> FileOutcome:
-        if not _is_utf8(file.path):
+        path = str(file.path)
+        if path.encode(errors="replace").decode() != path:  # then it can be no parameter of a flow
             return self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
         results = self._results.setdefault(sha256[:12], self._out / results_name(file.path, sha256))
         begin = time.monotonic()
@@ -296,6 +331,107 @@ class NightlyBatch:
         return FileOutcome(path=file.path, status="rejected", reason=reason)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NightlyReport:
+    """A nightly run over `inbox`, with one outcome per file; `out` holds the results folders."""
+
+    inbox: str
+    out: Path
+    outcomes: Sequence[FileOutcome]
+
+    @property
+    def counts(self) -> dict[FileStatus, int]:
+        """Files by status."""
+        found = Counter(outcome.status for outcome in self.outcomes)
+        return {status: found[status] for status in STATUSES}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the nightly run; contigs are those of its own runs."""
+        done = self._with_status("done")
+        return {
+            **{f"files_{status}": count for status, count in self.counts.items()},
+            "contigs": sum(outcome.contigs or 0 for outcome in done),
+            "contigs_virus": sum(outcome.contigs_virus or 0 for outcome in done),
+            "run_seconds": round(sum(outcome.seconds for outcome in self.outcomes), 3),
+        }
+
+    @property
+    def summary(self) -> str:
+        """The nightly run in one line."""
+        counts = [f"{count} {status}" for status, count in reversed(self.counts.items()) if count]
+        return f"{len(self.outcomes)} files: {', '.join(counts)}" if counts else "no files in the inbox"
+
+    @property
+    def failures(self) -> str:
+        """The first failures as text."""
+        failed = self._with_status("failed")
+        shown = "; ".join(f"{outcome.name}: {outcome.reason}" for outcome in failed[:MAX_NAMED])
+        more = f"; and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
+        return f"Failed: {shown}{more}." if failed else ""
+
+    @property
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """One row per file."""
+        return [
+            {
+                "file": outcome.name,
+                "status": outcome.status,
+                "contigs": "" if outcome.contigs is None else outcome.contigs,
+                "virus": "" if outcome.contigs_virus is None else outcome.contigs_virus,
+                "seconds": round(outcome.seconds, 1),
+                "why": outcome.reason,
+                "results": str(outcome.results or ""),
+                "run": outcome.link,
+            }
+            for outcome in self._with_status(*STATUSES)
+        ]
+
+    def markdown(self, links: Mapping[str, str]) -> str:
+        """The page of the nightly run, with named `links`."""
+        metrics = self.metrics
+        lines = [
+            f"# {self.summary}",
+            "",
+            f"- inbox: {code(self.inbox)}",
+            f"- results: {code(self.out)}",
+            f"- {metrics['contigs']:,} contigs called, {metrics['contigs_virus']:,} of them virus, "
+            f"in {metrics['run_seconds']:.0f} s of runs",
+            *links_of(links),
+        ]
+        if done := self._with_status("done"):
+            rows = (
+                (
+                    cell(outcome.name),
+                    f"{outcome.contigs or 0:,}",
+                    f"{outcome.contigs_virus or 0:,}",
+                    f"{outcome.seconds:.1f}",
+                    f"[run]({outcome.link})" if outcome.link else code(outcome.results),
+                )
+                for outcome in done[:MAX_ROWS]
+            )
+            lines += ["", *table(("file", "contigs", "virus", "seconds", "run"), rows)]
+        if others := self._with_status("failed", "rejected", "waiting"):
+            lines += ["", "Not done:", ""]
+            lines += [f"- {o.status} {code(o.name)}: {cell(o.reason)}" for o in others[:MAX_ROWS]]
+        return "\n".join(lines) + "\n"
+
+    def _with_status(self, *statuses: FileStatus) -> list[FileOutcome]:
+        return [outcome for status in statuses for outcome in self.outcomes if outcome.status == status]
+
+
+def publish_nightly(report: NightlyReport, tracked: TrackedRun) -> None:
+    """Shows the report on the run's pages in MLflow and Prefect."""
+    rows = report.rows
+    left_out = f", of which the first {MAX_ROWS} are shown" if len(rows) > MAX_ROWS else ""
+    tracked.log_metrics(report.metrics)
+    tracked.describe(report.summary)
+    show_markdown("virnuc-night", report.markdown(tracked.links), report.summary)
+    if rows:
+        tracked.log_table("files", rows)
+        show_table("virnuc-night-files", rows[:MAX_ROWS], f"{report.summary}{left_out}")
+
+
 def _results_by_hash(out: Path) -> dict[str, Path]:
     """Results folders by the hash in their names; a finished one wins over others of the same hash."""
     found: dict[str, Path] = {}
@@ -332,12 +468,3 @@ def _read_digests(path: Path) -> dict[str, tuple[int, int, str]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning("%s cannot be read (%r): every file is read again", path, error)
         return {}
-
-
-def _is_utf8(path: Path) -> bool:
-    """Whether a path can be a flow parameter."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -9,15 +9,18 @@ import getpass
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
+
+import httpx
 
 from virnuc_core import __version__
 from virnuc_core.env_config import env
@@ -33,9 +36,8 @@ SECONDS_BETWEEN_TRIALS: Final = 60.0
 MAX_ARTIFACT_BYTES: Final = 20_000_000
 # Runs with metrics to compare, and not conversations: MLflow has other pages for those.
 _EXPERIMENT_KIND: Final = "custom_model_development"
-# Limits of MLflow's own interface.
-_MAX_METRICS_PER_BATCH: Final = 1000
-_MAX_DIGEST_LENGTH: Final = 36
+_MAX_DIGEST_LENGTH: Final = 36  # MLflow's
+_ANSWER_WITHIN_S: Final = 5.0
 
 Value = str | int | float | bool | None
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -43,8 +45,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricPoint:
+class MetricPoint(NamedTuple):
     """A metric at one moment; `time` in Unix seconds."""
 
     key: str
@@ -57,27 +58,20 @@ class TrackingStore:
     """The experiment in MLflow's store, with a circuit breaker; shared by a run and its child runs."""
 
     def __init__(self) -> None:
-        self._connection: tuple[MlflowClient, str] | None = None
         self._open_until = 0.0
         self._has_warned = False
 
-    @property
-    def circuit_open(self) -> bool:
-        """Whether it has failed a short while ago."""
-        return time.monotonic() < self._open_until
-
-    @property
+    @cached_property
     def connection(self) -> tuple["MlflowClient", str]:
         """A client, and the id of the experiment."""
-        if self._connection is None:
-            self._connection = _connect()
-        return self._connection
+        return _connect()
 
-    @contextmanager
-    def best_effort(self) -> Iterator[None]:
-        """Turns store failures into one warning."""
+    def attempt(self, write: Callable[["MlflowClient", str], object], *, even_if_open: bool = False) -> None:
+        """Calls `write` with the connection; a failure of the store is one warning, and opens the circuit."""
+        if time.monotonic() < self._open_until and not even_if_open:
+            return
         try:
-            yield
+            write(*self.connection)
         except _store_failures() as error:
             self._open_until = time.monotonic() + SECONDS_BETWEEN_TRIALS
             level = logging.DEBUG if self._has_warned else logging.WARNING
@@ -107,16 +101,12 @@ class TrackedRun:
     ) -> Self:
         """Starts a run; `start_time` in Unix seconds, now by default."""
         run = cls(store, None)
-        if not store.circuit_open:
-            with store.best_effort():
-                client, experiment_id = store.connection
-                created = client.create_run(
-                    experiment_id,
-                    start_time=int((start_time or time.time()) * 1000),
-                    run_name=name,
-                    tags={**_user_and_source(), **tags},
-                )
-                run.run_id = created.info.run_id
+
+        def create(client: "MlflowClient", experiment_id: str) -> None:
+            started, labels = int((start_time or time.time()) * 1000), {**_user_and_source(), **tags}
+            run.run_id = client.create_run(experiment_id, started, labels, name).info.run_id
+
+        store.attempt(create)
         run.log_params(params)
         return run
 
@@ -157,9 +147,7 @@ class TrackedRun:
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0, at: float | None = None) -> None:
         """Records metrics at one step; `at` in Unix seconds, now by default."""
         moment = at or time.time()
-        self.log_points(
-            [MetricPoint(key=key, value=value, step=step, time=moment) for key, value in metrics.items()]
-        )
+        self.log_points([MetricPoint(key, value, step, moment) for key, value in metrics.items()])
 
     def log_points(self, points: Sequence[MetricPoint]) -> None:
         """Records metrics of several moments in as few requests as possible."""
@@ -167,9 +155,9 @@ class TrackedRun:
         def write(client: "MlflowClient", run_id: str) -> None:
             from mlflow.entities import Metric
 
-            metrics = [Metric(p.key, float(p.value), int(p.time * 1000), p.step) for p in points]
-            for begin in range(0, len(metrics), _MAX_METRICS_PER_BATCH):
-                client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS_PER_BATCH])
+            client.log_batch(
+                run_id, [Metric(p.key, float(p.value), int(p.time * 1000), p.step) for p in points]
+            )
 
         self._try(write)
 
@@ -241,17 +229,13 @@ class TrackedRun:
 
     def finish(self, status: Status, at: float | None = None) -> None:
         """Ends the run; `at` in Unix seconds, now by default."""
-        # Even with an open circuit: a run that is never ended looks alive forever.
-        if self.run_id is not None:
-            with self._store.best_effort():
-                client, _ = self._store.connection
-                client.set_terminated(self.run_id, status, int((at or time.time()) * 1000))
+        ended = int((at or time.time()) * 1000)
+        # A run that is never ended looks alive forever.
+        self._try(lambda client, run_id: client.set_terminated(run_id, status, ended), even_if_open=True)
 
-    def _try(self, write: Callable[["MlflowClient", str], object]) -> None:
-        """Writes unless there is no run or the circuit is open."""
-        if self.run_id is not None and not self._store.circuit_open:
-            with self._store.best_effort():
-                write(self._store.connection[0], self.run_id)
+    def _try(self, write: Callable[["MlflowClient", str], object], *, even_if_open: bool = False) -> None:
+        if (run_id := self.run_id) is not None:
+            self._store.attempt(lambda client, _: write(client, run_id), even_if_open=even_if_open)
 
 
 # The parent of new runs; a subflow inherits it with the context.
@@ -289,12 +273,27 @@ def open_store_early() -> None:
             _connect()
 
 
-def open_store() -> str:
-    """Opens the configured store as a run does; returns why that fails, or ""."""
+def check_store() -> str:
+    """Opens the configured store as a run does, creating the experiment if missing.
+
+    Returns:
+        Why it cannot be used; "" when it can.
+    """
+    uri = env().tracking_uri
     try:
+        if uri is None:
+            env().home.mkdir(parents=True, exist_ok=True)
+            # SQLite creates files beside its database.
+            with tempfile.TemporaryFile(dir=env().home):
+                pass
+        elif uri.startswith(("http://", "https://")):
+            # MLflow's client would retry for minutes.
+            httpx.get(f"{uri.rstrip('/')}/health", timeout=_ANSWER_WITHIN_S).raise_for_status()
         _connect()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error)
     except _store_failures() as error:
-        return _first_line(error)
+        return (isinstance(error, OSError) and error.strerror) or _first_line(error)
     return ""
 
 

@@ -1,10 +1,10 @@
-"""Small models with random weights, and sequences, for tests of the whole pipeline."""
+"""Small models with random weights, and sequences."""
 
 import json
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,13 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.checkpoint import TRANSFORMERS_ESM, parameter_shapes
+from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, parameter_shapes
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import ModelSpec
+from virnuc_core.specs import Family, ModelSpec
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 ESM2 = GOLDEN / "esm2" / "esm2_t4_made.pt"
@@ -100,31 +100,24 @@ def plan_run(
     return MadeRun(folder, store, plan)
 
 
-def make_esm2(
-    folder: Path, *, num_layers: int = 4, width: int = WIDTH, num_heads: int = 4, seed: int = 0
-) -> Path:
-    """Random weights in the layout of a published folder."""
+def make_spec(family: Family, **changes: object) -> ModelSpec:
+    """A small architecture."""
     spec = ModelSpec(
-        family="esm2",
-        num_layers=num_layers,
-        embedding_dim=width,
-        num_heads=num_heads,
-        ffn_dim=2 * width,
-        vocab_size=33,
-        layer_norm_eps=1e-5,
-        token_dropout=True,
+        family=family,
+        num_layers=2,
+        embedding_dim=24,
+        num_heads=2,
+        ffn_dim=48,
+        vocab_size=33 if family == "esm2" else 73,
+        layer_norm_eps=1e-5 if family == "esm2" else 1e-12,
+        token_dropout=family == "esm2",
     )
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        part: torch.randn((shape[0] // len(parts), *shape[1:]), generator=generator) * 0.2
-        for name, shape in parameter_shapes(spec).items()
-        for parts in [TRANSFORMERS_ESM.sources(name)]
-        for part in parts
-    }
+    return replace(spec, **changes)
+
+
+def published_config(spec: ModelSpec) -> dict[str, object]:
+    """The content of config.json."""
     config = {
-        "model_type": "esm",
-        "position_embedding_type": "rotary",
-        "token_dropout": True,
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.embedding_dim,
         "num_attention_heads": spec.num_heads,
@@ -132,10 +125,33 @@ def make_esm2(
         "vocab_size": spec.vocab_size,
         "layer_norm_eps": spec.layer_norm_eps,
     }
+    if spec.family == "dnabert_s":
+        return config | {"model_type": "bert"}
+    return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
+
+
+def write_model(folder: Path, spec: ModelSpec, seed: int = 0) -> Path:
+    """Random weights in the layout of a published folder."""
+    layout = TRANSFORMERS_ESM if spec.family == "esm2" else DNABERT
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in parameter_shapes(spec).items():
+        parts = layout.sources(name)
+        rows = (2, *shape) if name == TOKEN_TYPE else (shape[0] // len(parts), *shape[1:])
+        for part in parts:
+            tensors[part] = torch.randn(rows, generator=generator) * 0.2
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(published_config(spec)))
+    if spec.family == "dnabert_s":
+        make_tokenizer(folder / "tokenizer.json")
     return folder
+
+
+def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: int = 0) -> Path:
+    """An ESM-2 like the golden one."""
+    spec = make_spec("esm2", num_layers=num_layers, embedding_dim=width, num_heads=4, ffn_dim=2 * width)
+    return write_model(folder, spec, seed)
 
 
 def make_tokenizer(path: Path) -> None:

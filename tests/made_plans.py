@@ -2,24 +2,16 @@
 
 from dataclasses import replace
 
+from tests.made_models import make_spec
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
-from virnuc_core.specs import Family, InputFile, ModelSpec
+from virnuc_core.specs import Family, InputFile
 
 
 def model(family: Family, **changes: object) -> PlannedModel:
-    spec = ModelSpec(
-        family=family,
-        num_layers=4,
-        embedding_dim=8,
-        num_heads=2,
-        ffn_dim=32,
-        vocab_size=33,
-        layer_norm_eps=1e-5,
-    )
     planned = PlannedModel(
         name="tiny",
         family=family,
-        spec=spec,
+        spec=make_spec(family, num_layers=4, embedding_dim=8, ffn_dim=32),
         repr_layer=4,
         weights_fingerprint="a" * 64,
         precision="fp32",

@@ -415,8 +415,7 @@ def _inspected(path: str, *, thorough: bool) -> Answer:
 @command(cli, settings=BenchSettings)
 def bench(settings: BenchSettings) -> Answer:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
-    from virnuc_core.benchmark.report import text_table
-    from virnuc_core.benchmark.run import run_benchmark  # imports torch
+    from virnuc_core.benchmark.run import run_benchmark, text_table  # imports torch
 
     result = run_benchmark(settings, shlex.join(["virnuc", "bench", *settings.arguments()]))
     return Answer(result, text_table(result["cases"]))

@@ -2,8 +2,13 @@
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.plain_text import visible
+from virnuc_core.specs import Family
+
+FAMILY_NAMES: Final[dict[Family, str]] = {"dnabert_s": "DNABERT-S", "esm2": "ESM-2"}
 
 
 def cell(value: object) -> str:
@@ -17,6 +22,18 @@ def cell(value: object) -> str:
 def code(value: object) -> str:
     """A path or number to copy."""
     return f"`{_line(value).replace('`', chr(0x2019))}`"
+
+
+def model_name(model: PlannedModel) -> str:
+    """Family and name of a model."""
+    return f"{FAMILY_NAMES[model.family]} {cell(model.name)}"
+
+
+def number(value: float | None) -> str:
+    """A count, a metric with three decimals, or a placeholder for a missing value."""
+    if value is None:
+        return "n/a"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def link(target: str) -> str:

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tasks.pages.markdown import cell, code, links_of, size, table
+from tasks.pages.markdown import FAMILY_NAMES, cell, code, links_of, model_name, size, table
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
-from virnuc_core.specs import Family
 
-_FAMILY_NAMES: Final[dict[Family, str]] = {"esm2": "ESM-2", "dnabert_s": "DNABERT-S"}
 _NAMED_INPUTS: Final = 3
 
 
@@ -45,7 +43,7 @@ def packing_rows(report: RunReport) -> list[dict[str, str | float]]:
     """One row per model: packing efficiency over all shards."""
     return [
         {
-            "model": _FAMILY_NAMES[model.family],
+            "model": FAMILY_NAMES[model.family],
             "weights": model.name,
             "packing efficiency": f"{model.packing_efficiency:.1%}",
             "distinct sequences": model.sequences,
@@ -70,7 +68,7 @@ def speed_rows(report: RunReport) -> list[dict[str, str | float]]:
             "sequences/s": row["sequences_per_second"],
             "residues/s": row["residues_per_second"],
             **{
-                f"{_FAMILY_NAMES[model.family]} tokens/s": row.get(f"{model.family}_tokens_per_second", 0.0)
+                f"{FAMILY_NAMES[model.family]} tokens/s": row.get(f"{model.family}_tokens_per_second", 0.0)
                 for model in report.plan.models
             },
             "load s": row["load_seconds"],
@@ -114,7 +112,7 @@ def _counts(counts: TableCounts) -> list[str]:
 
 def _model(report: RunReport, model: PlannedModel) -> tuple[str, ...]:
     return (
-        f"{_FAMILY_NAMES[model.family]} {cell(model.name)}",
+        model_name(model),
         f"{model.spec.embedding_dim}",
         model.arithmetic,
         f"{report.packing_efficiency.get(model.family, 1.0):.1%}",

@@ -11,18 +11,14 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine
 from tests.made_hub import running_hub
-from tests.made_models import GOLDEN, make_esm2
+from tests.made_models import GOLDEN, write_model
 from virnuc_core.models.catalogue import HubCommit, find_entries
 
 
-def place(name: str) -> tuple[str, str]:
-    """Repository and commit of a published ESM-2."""
-    [entry] = find_entries(name, "esm2")
-    assert isinstance(entry.source, HubCommit)
-    return entry.source.repo, entry.source.revision
-
-
-REPO, COMMIT = place("8M")
+[SMALLEST], [LARGER] = (find_entries(name, "esm2") for name in ("8M", "35M"))
+assert isinstance(SMALLEST.source, HubCommit)
+assert isinstance(LARGER.source, HubCommit)
+REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
 
 
 def models(home: Path, endpoint: str, *commands: tuple[object, ...]) -> list[tuple[int, dict[str, Any]]]:
@@ -41,7 +37,7 @@ def models(home: Path, endpoint: str, *commands: tuple[object, ...]) -> list[tup
 
 
 def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path) -> None:
-    made = make_esm2(tmp_path / "8M", num_layers=6, width=320, num_heads=20)
+    made = write_model(tmp_path / "8M", SMALLEST.spec)
     repository = {path.name: path.read_bytes() for path in made.iterdir()}
     weights = bytearray(repository["model.safetensors"])
     weights[-2] ^= 1
@@ -67,8 +63,7 @@ def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path)
     assert "its content is not what the model hub says" in damaged[1]["error"]
     assert f"Delete {home}/hub/models--lab--damaged and run" in damaged[1]["error"]
     assert not (tmp_path / "not_made").exists()
-    repo, commit = place("35M")
-    with running_hub({repo: repository}, commit) as hub:
+    with running_hub({LARGER.source.repo: repository}, LARGER.source.revision) as hub:
         [(code, other)] = models(home, hub, ("pull", "35M"))
     assert code == 4
     assert "it has 6 layers where 35M has 12" in other["error"]

@@ -17,8 +17,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
-from tasks.nightly import lock_results
-from tasks.pages.nightly_page import NightlyReport
+from tasks.nightly import NightlyReport, lock_results
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.made_models import MadeModels
 from virnuc_core import env_config

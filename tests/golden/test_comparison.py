@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.made_models import GOLDEN, make_esm2, make_tokenizer
+from tests.made_models import ESM2, GOLDEN, make_esm2, make_models
 from virnuc_core.doctor.comparison import (
     bert_with_alibi,
     compare_model,
@@ -16,11 +16,9 @@ from virnuc_core.doctor.comparison import (
 )
 from virnuc_core.models.hub import open_checkpoint
 
-PRECISIONS = {("reference", "fp32"), ("packed", "fp32")}
-
 
 def test_fair_esm_as_it_is_run_for_a_comparison() -> None:
-    checkpoint = open_checkpoint(str(GOLDEN / "esm2" / "esm2_t4_made.pt"), "esm2")
+    checkpoint = open_checkpoint(str(ESM2), "esm2")
     with np.load(GOLDEN / "esm2" / "golden.npz") as golden:
         program, vectors = embed_with_original(checkpoint, golden["sequences"].tolist(), "cpu")
         np.testing.assert_allclose(vectors, golden["mean_layer4"], rtol=0, atol=1e-5)
@@ -40,28 +38,18 @@ def test_bert_with_alibi_is_the_authors_model() -> None:
 @pytest.mark.parametrize(
     "name", ["fair-esm", "transformers", pytest.param("dnabert", marks=pytest.mark.slow)]
 )
-def test_both_engines_equal_the_original(name: str, tmp_path: Path, made_dnabert: Path) -> None:
+def test_both_engines_equal_the_original(name: str, tmp_path: Path) -> None:
     model = {
-        "fair-esm": GOLDEN / "esm2" / "esm2_t4_made.pt",
+        "fair-esm": ESM2,
         "transformers": make_esm2(tmp_path / "esm2"),
-        "dnabert": made_dnabert,
+        "dnabert": make_models(tmp_path).dnabert,
     }[name]
     found = compare_model(str(model))
     assert found.program.startswith("fair-esm" if name == "fair-esm" else "transformers")
-    assert {(run.engine, run.precision) for run in found.runs} >= PRECISIONS
+    assert {(run.engine, run.precision) for run in found.runs} >= {("reference", "fp32"), ("packed", "fp32")}
     assert found.is_same, found.summary
     assert found.num_sequences == 8
     assert found.summary.endswith("verdict: the same within rounding")
-
-
-@pytest.fixture
-def made_dnabert(tmp_path: Path) -> Path:
-    folder = tmp_path / "dnabert"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((GOLDEN / "dnabert_s" / name).read_bytes())
-    make_tokenizer(folder / "tokenizer.json")
-    return folder
 
 
 @pytest.mark.parametrize("error", [1e-3, np.nan])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from tests.made_models import GOLDEN
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.hub import open_checkpoint
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 UNKNOWN, BEGIN, END = 0, 1, 2
 MAX_TOKENS = 636
 

@@ -10,23 +10,17 @@ from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import iter_records
 
 
-@pytest.fixture(params=[300, 500])
-def chunk_length(request: pytest.FixtureRequest) -> int:
-    length: int = request.param
-    return length
-
-
 @pytest.fixture
 def golden(data_dir: Path) -> Path:
     return data_dir / "golden" / "frames"
 
 
-@pytest.fixture
-def store(golden: Path, tmp_path: Path, chunk_length: int) -> FrameStore:
-    return build_frame_store([golden / "input.fa.gz"], tmp_path / "frames", chunk_length)
+@pytest.fixture(params=[300, 500])
+def store(request: pytest.FixtureRequest, golden: Path, tmp_path: Path) -> FrameStore:
+    return build_frame_store([golden / "input.fa.gz"], tmp_path / "frames", request.param)
 
 
-def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path, chunk_length: int) -> None:
+def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path) -> None:
     sequences = [record.sequence.decode() for record in iter_records([golden / "input.fa.gz"], "dna")]
     table = [
         f"{name}\t{sequences[record][start:end]}"
@@ -38,7 +32,7 @@ def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path, chunk
             strict=True,
         )
     ]
-    with gzip.open(golden / f"chunks_{chunk_length}.tsv.gz", "rt") as file:
+    with gzip.open(golden / f"chunks_{store.meta.chunk_length}.tsv.gz", "rt") as file:
         expected = [line.rstrip("\n").split("\t") for line in file][1:]
     # The original converts to upper case after chunking.
     assert table == [f"{name}\t{sequence.upper()}" for name, sequence in expected]
@@ -46,9 +40,9 @@ def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path, chunk
 
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
 def test_frames_are_byte_equal_to_the_original(
-    store: FrameStore, golden: Path, tmp_path: Path, chunk_length: int, suffix: str
+    store: FrameStore, golden: Path, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"frames{suffix}"
     write_frames_tsv(store, path)
     written = gzip.decompress(path.read_bytes()) if suffix == ".tsv.gz" else path.read_bytes()
-    assert written == gzip.decompress((golden / f"expected_{chunk_length}.tsv.gz").read_bytes())
+    assert written == gzip.decompress((golden / f"expected_{store.meta.chunk_length}.tsv.gz").read_bytes())

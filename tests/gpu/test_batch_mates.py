@@ -1,15 +1,11 @@
 """On a GPU too, vectors are bit-identical whatever else is in the batch."""
 
 import pytest
-import torch
 
 from benchmarks.reliability.batch_mates import measure
 from virnuc_core.specs import Precision
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])

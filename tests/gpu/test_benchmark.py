@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from virnuc_core.benchmark.__main__ import main
-from virnuc_core.benchmark.forward import GemmFloor
+from virnuc_core.benchmark.forward import gemm_floor
 from virnuc_core.models.hub import open_checkpoint
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PRECISIONS = ["fp32", "fp16", "bf16"]
 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
@@ -37,8 +34,8 @@ def test_every_precision_is_measured(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_floor_multiplies(precision: str) -> None:
-    floor = GemmFloor(open_checkpoint("random:tiny", "esm2").spec, precision, 256, "cuda:0")
-    floor.launch()
+    floor = gemm_floor(open_checkpoint("random:tiny", "esm2").spec, precision, 256, "cuda:0")
+    floor()
     torch.cuda.synchronize()
 
 

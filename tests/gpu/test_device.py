@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from tests.made_models import make_spec
 from virnuc_core.errors import DeviceError
 from virnuc_core.inference.device import (
     default_token_budget,
@@ -15,22 +16,10 @@ from virnuc_core.inference.device import (
     resolve_precision,
     weight_bytes,
 )
-from virnuc_core.specs import ModelSpec
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
-SPEC = ModelSpec(
-    family="esm2",
-    num_layers=36,
-    embedding_dim=2560,
-    num_heads=40,
-    ffn_dim=10_240,
-    vocab_size=33,
-    layer_norm_eps=1e-5,
-)
+SPEC = make_spec("esm2", num_layers=36, embedding_dim=2560, num_heads=40, ffn_dim=10_240)
 GIGABYTE = 10**9
 
 

@@ -25,10 +25,7 @@ from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Precision, ResolvedPrecision
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 NUM_ROWS = 3000
 NUM_DISTINCT = 2000

@@ -1,7 +1,5 @@
 """virnuc's kernels on a GPU against plain torch in fp64."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -9,20 +7,26 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from virnuc_core.models.attention import PackedLayout, packed_attention
-from virnuc_core.models.attention_plain import ReferenceAttention
+from tests.kernel_checks import (
+    DEVICE,
+    ERROR,
+    IF_FLASH_ATTN,
+    attend,
+    check_activation,
+    check_add_norm,
+    check_attention,
+    check_segment_mean,
+    random,
+    reference,
+    relative_error,
+)
 from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.kernels import attention, gemm_gelu
-from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.models.positions import alibi_slopes
 from virnuc_core.specs import AttentionBackend
-from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
-DEVICE = torch.device("cuda")
 LENGTHS = {
     "one token": [1],
     "around the borders": [1, 2, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 1, 1024],
@@ -30,50 +34,12 @@ LENGTHS = {
     "long": [10_000, 30, 3_001],
     "very long": [40_000],
 }
-ERROR = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
-KERNELS = [
-    "triton",
-    pytest.param(
-        "flash-attn",
-        marks=[
-            pytest.mark.skipif(
-                installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION,
-                reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}",
-            ),
-            pytest.mark.filterwarnings("ignore"),  # of the bundled compiler
-        ],
-    ),
-]
+hopper_and_later = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="Hopper and later"
+)
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(*shape, device=DEVICE, generator=generator).to(dtype)
-
-
-def attend(qkv: torch.Tensor, lengths: list[int], backend: AttentionBackend, positions: str) -> torch.Tensor:
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    _, _, heads, head_dim = qkv.shape
-    scheme = {"rotary_head_dim": head_dim} if positions == "rotary" else {"alibi_heads": heads}
-    layout = PackedLayout.build(cu_seqlens, backend=backend, device=DEVICE, dtype=qkv.dtype, **scheme)
-    return packed_attention(qkv, layout)
-
-
-def reference(qkv: torch.Tensor, lengths: list[int], positions: str) -> torch.Tensor:
-    bounds = torch.tensor(np.concatenate(([0], np.cumsum(lengths))), device=DEVICE, dtype=torch.int32)
-    table, slopes = None, None
-    if positions == "rotary":
-        table = rotary_table(qkv.shape[3], position_ids(bounds, sum(lengths)))
-    else:
-        slopes = alibi_slopes(qkv.shape[2]).to(DEVICE)
-    return ReferenceAttention(tuple(lengths), table, slopes)(qkv.float())
-
-
-@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("backend", ["triton", pytest.param("flash-attn", marks=IF_FLASH_ATTN)])
 @pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize(
@@ -84,13 +50,7 @@ def reference(qkv: torch.Tensor, lengths: list[int], positions: str) -> torch.Te
 def test_kernels_equal_the_reference(
     head_dim: int, dtype: torch.dtype, lengths: list[int], positions: str, backend: AttentionBackend
 ) -> None:
-    qkv = random(sum(lengths), 3, 3, head_dim, dtype=dtype)
-    actual = attend(qkv, lengths, backend, positions)
-    assert actual.dtype == dtype
-    assert bool(actual.isfinite().all())
-    # Only virnuc's kernels rotate in fp32; others round the rotated queries and keys.
-    tolerance = ERROR[dtype] * (1 if backend == "triton" else 2)
-    assert relative_error(actual, reference(qkv, lengths, positions)) < tolerance
+    check_attention(lengths, positions, head_dim, dtype, backend)
 
 
 @pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])
@@ -123,7 +83,7 @@ def test_keys_that_do_not_fit_in_shared_memory_are_streamed(
     monkeypatch: pytest.MonkeyPatch, positions: str
 ) -> None:
     monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    test_kernels_equal_the_reference(128, torch.float16, LENGTHS["around the borders"], positions, "triton")
+    check_attention(LENGTHS["around the borders"], positions, 128)
 
 
 @pytest.mark.parametrize(
@@ -140,37 +100,16 @@ def test_other_backends_equal_the_reference(backend: AttentionBackend, positions
 @pytest.mark.parametrize("width", [256, 320, 768, 1280, 2560, 5120])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_add_norm(width: int, dtype: torch.dtype) -> None:
-    branch, residual = random(301, width, dtype=dtype), random(301, width, dtype=dtype, seed=1)
-    bias, gain, shift = (random(width, dtype=dtype, seed=seed) for seed in (2, 3, 4))
-    total, normed, values, scale = torch.ops.virnuc.add_norm(
-        branch, bias, residual, gain, shift, 1e-5, True, True, True
-    )
-    wanted = branch.double() + bias.double() + residual.double()
-    assert relative_error(total, wanted) < ERROR[dtype]
-    wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
-    assert relative_error(normed, wanted) < ERROR[dtype]
-    assert relative_error(values.float() * scale, wanted) < 0.04
+    check_add_norm(301, width, dtype)
 
 
 @pytest.mark.parametrize("width", [256, 1024, 1920, 5120, 10240])
 @pytest.mark.parametrize("activation", ["none", "gelu", "gated_gelu"])
 def test_activate(activation: str, width: int) -> None:
-    x = random(257, width)
-    expected = x.double()
-    if activation == "gelu":
-        expected = functional.gelu(expected)
-    if activation == "gated_gelu":
-        gate, value = expected.chunk(2, dim=1)
-        expected = functional.gelu(gate) * value
-    plain, _ = torch.ops.virnuc.gelu_quantize(x, None, activation, False)
-    assert relative_error(plain, expected) < ERROR[torch.float16]
-    values, scale = torch.ops.virnuc.gelu_quantize(x, None, activation, True)
-    assert relative_error(values.float() * scale, expected) < 0.04
+    check_activation(activation, 257, width)
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="Hopper and later"
-)
+@hopper_and_later
 @pytest.mark.parametrize("num_tokens", [3, 128, 1000])
 @pytest.mark.parametrize(("depth", "width"), [(256, 1024), (320, 1280), (768, 3072), (1280, 5120), (72, 200)])
 @pytest.mark.parametrize("gated", [True, False])
@@ -186,9 +125,7 @@ def test_product_with_activation(gated: bool, depth: int, width: int, num_tokens
     assert relative_error(actual, expected) < ERROR[torch.float16]
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="Hopper and later"
-)
+@hopper_and_later
 @pytest.mark.parametrize("gated", [True, False])
 def test_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
     monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: 101_376)
@@ -212,18 +149,9 @@ def test_segment_mean_beyond_int32_offsets() -> None:
 @pytest.mark.parametrize("specials", [True, False])
 def test_segment_mean_is_the_same_alone_and_in_a_batch(specials: bool) -> None:
     lengths = [3, 168, 1022, 64, 5000]
-    cu_seqlens = torch.tensor(np.concatenate(([0], np.cumsum(lengths))), dtype=torch.int32)
     hidden = random(sum(lengths), 320)
+    means = check_segment_mean(hidden, lengths, specials)
     with torch.inference_mode():
-        means = mean_pool(hidden, cu_seqlens.to(DEVICE), include_special_tokens=specials)
-        torch.testing.assert_close(
-            means.cpu(),
-            mean_pool(hidden.cpu().float(), cu_seqlens, include_special_tokens=specials),
-            rtol=1e-5,
-            atol=1e-6,
-        )
-        for i, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
-            alone = torch.tensor([0, end - begin], dtype=torch.int32, device=DEVICE)
-            assert torch.equal(
-                mean_pool(hidden[begin:end], alone, include_special_tokens=specials)[0], means[i]
-            )
+        for mean, one in zip(means, hidden.split(lengths), strict=True):
+            alone = torch.tensor([0, len(one)], dtype=torch.int32, device=DEVICE)
+            assert torch.equal(mean_pool(one, alone, include_special_tokens=specials)[0], mean)

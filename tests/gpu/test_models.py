@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from tests.kernel_checks import IF_FLASH_ATTN, bounds_of
 from virnuc_core.models.attention import TritonAttention, resolve_attention
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
@@ -14,21 +15,11 @@ from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.fused import Fp8Linear
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
-from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda:0"
 MODELS: dict[Family, str] = {"esm2": "random:8M", "dnabert_s": "random:DNABERT-S"}
-FLASH_ATTN_MARKS = [
-    pytest.mark.skipif(
-        installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION, reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}"
-    ),
-    pytest.mark.filterwarnings("ignore"),  # of the bundled compiler
-]
 LEAST_COSINE: dict[ResolvedPrecision, float] = {"fp16": 0.9995, "bf16": 0.9995, "fp8": 0.995}
 
 
@@ -44,17 +35,16 @@ def load(family: Family, precision: ResolvedPrecision) -> Encoder:
     return load_model(open_checkpoint(MODELS[family], family), DEVICE, precision)
 
 
-def batch(lengths: np.ndarray, model: Encoder, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
-    ids = np.random.default_rng(seed).integers(5, 24, int(lengths.sum())).astype(np.int32)
-    return torch.from_numpy(ids).to(DEVICE), np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-
-
 def embed(
     model: Encoder, backend: AttentionBackend, lengths: np.ndarray, repr_layer: int | None = None
 ) -> torch.Tensor:
+    ids = torch.from_numpy(np.random.default_rng(0).integers(5, 24, int(lengths.sum())).astype(np.int32))
     with torch.inference_mode():
-        ids, cu_seqlens = batch(lengths, model)
-        return model.embed(ids, model.build_layout(cu_seqlens, backend), repr_layer)
+        return model.embed(ids.to(DEVICE), model.build_layout(bounds_of(lengths), backend), repr_layer)
+
+
+def least_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(actual.double(), expected.double()).min())
 
 
 LENGTHS = np.random.default_rng(1).integers(30, 400, 200)
@@ -67,8 +57,7 @@ def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPre
     model = load(family, precision)
     actual = embed(model, "triton", LENGTHS)
     assert actual.dtype == torch.float32
-    cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double())
-    assert float(cosine.min()) >= LEAST_COSINE[precision]
+    assert least_cosine(actual, expected) >= LEAST_COSINE[precision]
     quantized = sum(isinstance(module, Fp8Linear) for module in model.modules())
     assert quantized == (4 * model.spec.num_layers if precision == "fp8" else 0)
 
@@ -81,8 +70,8 @@ def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPre
         ("esm2", "padded"),
         ("dnabert_s", "sdpa"),
         ("dnabert_s", "padded"),
-        pytest.param("esm2", "flash-attn", marks=FLASH_ATTN_MARKS),
-        pytest.param("dnabert_s", "flash-attn", marks=FLASH_ATTN_MARKS),
+        pytest.param("esm2", "flash-attn", marks=IF_FLASH_ATTN),
+        pytest.param("dnabert_s", "flash-attn", marks=IF_FLASH_ATTN),
     ],
 )
 def test_every_backend_gives_the_same_vectors(family: Family, backend: AttentionBackend) -> None:
@@ -98,10 +87,8 @@ def test_inner_layers_can_be_read(family: Family, precision: ResolvedPrecision) 
     reference = load(family, "fp32")
     backend: AttentionBackend = "sdpa" if precision == "fp32" else "triton"
     for repr_layer in (0, 1, model.spec.num_layers):
-        actual = embed(model, backend, LENGTHS[:20], repr_layer)
         expected = embed(reference, "sdpa", LENGTHS[:20], repr_layer)
-        cosine = torch.nn.functional.cosine_similarity(actual.double(), expected.double())
-        assert float(cosine.min()) >= 0.995
+        assert least_cosine(embed(model, backend, LENGTHS[:20], repr_layer), expected) >= 0.995
 
 
 @pytest.mark.parametrize("family", MODELS)

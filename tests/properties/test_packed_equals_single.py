@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.made_models import make_spec
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.models.checkpoint import build_model
 from virnuc_core.models.encoder import Encoder, mean_pool
-from virnuc_core.specs import AttentionBackend, Family, ModelSpec
+from virnuc_core.specs import AttentionBackend, Family
 
 FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")
 
@@ -21,16 +22,7 @@ FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")
 def made_model(family: Family) -> Encoder:
     """Two layers, with weights large enough for attention to matter."""
     torch.manual_seed(1)
-    spec = ModelSpec(
-        family=family,
-        num_layers=2,
-        embedding_dim=48,
-        num_heads=3,
-        ffn_dim=96,
-        vocab_size=33,
-        layer_norm_eps=1e-5,
-        token_dropout=family == "esm2",
-    )
+    spec = make_spec(family, embedding_dim=48, num_heads=3, ffn_dim=96, vocab_size=33, layer_norm_eps=1e-5)
     model = build_model(spec).eval()
     for parameter in model.parameters():
         if parameter.dim() == 2:

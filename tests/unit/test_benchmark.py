@@ -10,7 +10,7 @@ import torch
 from virnuc_cli.main import main as virnuc
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.benchmark.__main__ import main, parse
-from virnuc_core.benchmark.forward import GemmFloor, gemm_shapes, rounds_per_second
+from virnuc_core.benchmark.forward import gemm_floor, gemm_shapes, rounds_per_second
 from virnuc_core.benchmark.run import device_groups
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
@@ -97,9 +97,9 @@ def test_the_floor_has_the_products_of_all_layers(family: Family) -> None:
     linears = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     shapes = sorted((module.in_features, module.out_features) for module in linears)
     assert shapes == sorted(gemm_shapes(spec))
-    floor = GemmFloor(spec, "fp32", 16, "cpu")
+    floor = gemm_floor(spec, "fp32", 16, "cpu")
     with torch.profiler.profile() as profile:
-        floor.launch()
+        floor()
     products = [event for event in profile.events() if "linear" in event.name]
     assert len(products) == len(shapes) * spec.num_layers
 

@@ -9,7 +9,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import VirnucError
@@ -22,21 +22,15 @@ def parse(argv: Sequence[str] | None = None) -> BenchSettings:
     Raises:
         UsageError: a value has the wrong type, or settings exclude each other.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m virnuc_core.benchmark", description=__doc__, argument_default=argparse.SUPPRESS
-    )
+    parser = argparse.ArgumentParser("python -m virnuc_core.benchmark", description=__doc__)
     for name, field in BenchSettings.model_fields.items():
-        flag, text, metavar = f"--{name.replace('_', '-')}", help_text(field), metavar_of(field)
+        flag, metavar = f"--{name.replace('_', '-')}", metavar_of(field)
+        action = "store" if field.default != () else "append"
+        choices = None if metavar else get_args(field.annotation)
+        kind: dict[str, Any] = {"action": action, "choices": choices, "metavar": metavar}
         if field.annotation is bool:
-            parser.add_argument(flag, action="store_true", help=text)
-            continue
-        parser.add_argument(
-            flag,
-            action="append" if field.default == () else "store",
-            choices=None if metavar else get_args(field.annotation),
-            metavar=metavar,
-            help=text,
-        )
+            kind = {"action": "store_true"}
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=help_text(field), **kind)
     return read_settings(BenchSettings, vars(parser.parse_args(argv)))
 
 
@@ -46,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = parse(argv)
 
-        from virnuc_core.benchmark.report import text_table
-        from virnuc_core.benchmark.run import run_benchmark  # imports torch
+        from virnuc_core.benchmark.run import run_benchmark, text_table  # imports torch
 
         command = shlex.join(["python", "-m", "virnuc_core.benchmark", *settings.arguments()])
         print(text_table(run_benchmark(settings, command)["cases"]))

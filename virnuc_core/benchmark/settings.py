@@ -85,7 +85,7 @@ class BenchSettings(Settings):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions to compare."""
+        """Each precision to measure."""
         return tuple(self.precision.split(","))
 
     def lengths_for(self, family: Family) -> tuple[Lengths, ...]:
@@ -96,12 +96,8 @@ class BenchSettings(Settings):
         """The command line that repeats the measurement, without the program and without --out."""
         arguments: list[str] = []
         for name, value in self.model_dump(exclude_defaults=True, exclude={"out"}).items():
-            flag = f"--{name.replace('_', '-')}"
-            if value is True:
-                arguments.append(flag)
-                continue
             for one in value if isinstance(value, tuple) else [value]:
-                arguments += [flag, str(one)]
+                arguments += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
         return arguments
 
     @model_validator(mode="after")

@@ -7,15 +7,8 @@ import pytest
 
 from benchmarks import accuracy
 from tests.made_models import write_contigs
-from virnuc_core.doctor.comparison import cosines
 
 pytestmark = pytest.mark.slow
-
-
-def test_cosines() -> None:
-    left = np.array([[1, 0], [3, 4]], np.float32)
-    right = np.array([[0, 2], [6, 8]], np.float32)
-    np.testing.assert_allclose(cosines(left, right), [0, 1])
 
 
 def test_a_chunk_is_viral_by_its_best_scores() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.made_models import GOLDEN
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
@@ -22,14 +23,13 @@ from virnuc_core.models.catalogue import (
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.settings import RunConfig
 
-PUBLISHED = {entry.name: entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)}
-
 
 def test_names_are_unique_and_published_models_pinned_to_a_commit() -> None:
     names = [(entry.family, entry.name.casefold()) for entry in CATALOGUE]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[0-9a-f]{40}", source.revision) for source in PUBLISHED.values())
-    assert PUBLISHED["650M"].repo == "facebook/esm2_t33_650M_UR50D"
+    published = [entry.source for entry in CATALOGUE if isinstance(entry.source, HubCommit)]
+    assert all(re.fullmatch(r"[0-9a-f]{40}", source.revision) for source in published)
+    assert known_names("dnabert_s") == ["tiny", "DNABERT-S", "DNABERT-2"]
 
 
 @pytest.mark.parametrize("name", ["650M", "650m", "esm2_t33_650M_UR50D", "facebook/esm2_t33_650M_UR50D"])
@@ -37,23 +37,28 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
     assert [entry.name for entry in find_entries(name, "esm2")] == ["650M"]
     assert [entry.name for entry in find_entries(name, None)] == ["650M"]
     assert find_entries(name, "dnabert_s") == []
-
-
-def test_tiny_is_a_model_of_each_family() -> None:
     assert [entry.family for entry in find_entries("tiny", None)] == ["esm2", "dnabert_s"]
-    assert all(isinstance(entry.source, Path) for entry in find_entries("tiny", None))
-    assert known_names("dnabert_s") == ["tiny", "DNABERT-S", "DNABERT-2"]
 
 
-def test_heads_are_found_by_name_and_path(tmp_path: Path) -> None:
+def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
+    for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
+        require_known_model(name, "esm2")
     assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-300-dna", "tiny-500", "tiny-500-dna"}
     assert all(resolve_head(name) == path for name, path in BUNDLED_HEADS.items())
     (tmp_path / "mine.pth").touch()
     assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
-    with pytest.raises(
-        CheckpointError, match=r"no classifier head absent: .* tiny-300, tiny-300-dna, tiny-500, tiny-500-dna"
-    ):
-        resolve_head("absent")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["3b-large", "random:4B", "DNABERT-S", "/not/a/path", "a\0b", "x" * 5000, "~nobody-here/x", "\ud800"],
+)
+def test_what_can_be_no_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no model .*: .*650M, 3B, 15B"):
+        require_known_model(name, "esm2")
+    heads = "tiny-300, tiny-300-dna, tiny-500, tiny-500-dna"
+    with pytest.raises(CheckpointError, match=rf"there is no classifier head .*: .* {heads}"):
+        resolve_head(name)
 
 
 def test_the_head_asked_for_or_the_bundled_one() -> None:
@@ -77,36 +82,20 @@ def test_no_head_is_guessed(changes: dict[str, object], message: str) -> None:
         head_of(RunConfig(**changes))
 
 
-def test_a_name_that_can_be_no_model_is_refused(tmp_path: Path) -> None:
-    for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
-        require_known_model(name, "esm2")
-    for name in ("3b-large", "random:4B", "DNABERT-S", "/not/a/path"):
-        with pytest.raises(CheckpointError, match=rf"no model {name}: .*650M, 3B, 15B"):
-            require_known_model(name, "esm2")
-
-
-@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "~nobody-here/x", "\ud800"])
-def test_impossible_names(name: str) -> None:
-    with pytest.raises(CheckpointError, match="there is no model"):
-        require_known_model(name, "esm2")
-    with pytest.raises(CheckpointError, match="there is no classifier head"):
-        resolve_head(name)
-
-
 def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
     assert resolve_head(str(head), 300) == resolve_head(str(head)) == head
-    with pytest.raises(
-        MismatchError, match=r"for chunks of 300 bp, and these have 500 bp\. Use --chunk-length 300"
-    ):
+    message = (
+        r"head\.safetensors was trained for chunks of 300 bp, and these have 500 bp\. Use --chunk-length 300"
+    )
+    with pytest.raises(MismatchError, match=message):
         resolve_head(str(head), 500)
     for flags in ({"head": str(head)}, {"dna_head": str(head)}):
-        with pytest.raises(MismatchError, match=r"head\.safetensors was trained for chunks of 300 bp"):
+        with pytest.raises(MismatchError, match="was trained for chunks of 300 bp"):
             require_heads(RunConfig(esm_model="tiny", dnabert_model="tiny", chunk_length=500, **flags))
     save_classifier(MLPClassifier(8), head)
-    pickled = Path(__file__).parents[2] / "data" / "golden" / "classifier" / "pickled_module.pth"
-    for stating_nothing in (head, pickled):
+    for stating_nothing in (head, GOLDEN / "classifier" / "pickled_module.pth"):
         assert resolve_head(str(stating_nothing), 500) == stating_nothing
 
 

@@ -1,5 +1,6 @@
-"""Downloads from a model hub: a small real server on localhost, and no server at all."""
+"""Models by name, their downloads from a small real hub on localhost, and the hashes of their files."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -8,20 +9,57 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_hub import COMMIT, running_hub
+from tests.made_hub import COMMIT, git_sha1, running_hub
+from tests.made_models import GOLDEN
+from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
+from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
+from virnuc_core.models.hub import SUMS_NAME, check_hash, family_of, open_checkpoint, read_sums, write_sums
+from virnuc_core.specs import Family
 
-GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "dnabert_s"
 REPOSITORIES = {
     "lab/both": {
-        "config.json": (GOLDEN / "config.json").read_bytes(),
+        "config.json": (GOLDEN / "dnabert_s" / "config.json").read_bytes(),
         "tokenizer.json": b"{}",
-        "model.safetensors": (GOLDEN / "model.safetensors").read_bytes(),
+        "model.safetensors": (GOLDEN / "dnabert_s" / "model.safetensors").read_bytes(),
         "pytorch_model.bin": b"the same again",
         "tf_model.h5": b"the same again",
     },
     "lab/bin": {"config.json": b"{}", "pytorch_model.bin": b"weights"},
     "lab/nothing": {"README.md": b"no weights"},
 }
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("esm2:8M", ("esm2", "8M")),
+        ("dnabert:/a/b", ("dnabert_s", "/a/b")),
+        ("dnabert:zhihan1996/DNABERT-S", ("dnabert_s", "zhihan1996/DNABERT-S")),
+        ("random:650M", ("esm2", "random:650M")),
+        ("dnabert:random:tiny", ("dnabert_s", "random:tiny")),
+    ],
+)
+def test_family_of(model: str, expected: tuple[str, str]) -> None:
+    assert family_of(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "error", "message"),
+    [
+        ("7B", "esm2", CheckpointError, r"no model 7B: [^,]*, [^,]*, and not one of tiny, 8M, 35M, 150M"),
+        ("7B", None, CheckpointError, r"one of tiny(?!.*tiny)"),
+        ("tiny", None, UsageError, "give esm2:tiny or dnabert:tiny"),
+        ("random:nonsense", "esm2", CheckpointError, r"random:nonsense is not .* one of tiny, 8M"),
+        ("random:650M", "dnabert_s", CheckpointError, "random:650M"),
+        ("random:tiny", None, UsageError, "esm2:random:tiny"),
+    ],
+)
+def test_names_of_no_model_or_of_two(
+    name: str, family: Family | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        open_checkpoint(name, family)
 
 
 @pytest.fixture
@@ -45,19 +83,24 @@ def run(home: Path, endpoint: str, code: str, **environment: str) -> str:
     return done.stdout
 
 
+FAILING = """
+for name, family in {names}:
+    try:
+        open_checkpoint(name, family)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
 def test_one_form_of_the_weights_is_fetched_and_kept_for_later(hub: str, tmp_path: Path) -> None:
     online = """
 print(*sorted(p.name for p in fetch("lab/both", commit).iterdir()))
 print(*sorted(p.name for p in fetch("lab/bin", commit).iterdir()))
 found = open_checkpoint("lab/both", None)
 print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer_path.name)
-for repo in ("lab/nothing", "lab/absent"):
-    try:
-        fetch(repo, None)
-    except CheckpointError as error:
-        print(error)
 """
-    lines = run(tmp_path, hub, online).splitlines()
+    failing = FAILING.format(names=[("lab/nothing", None), ("lab/absent", None)])
+    lines = run(tmp_path, hub, online + failing).splitlines()
     assert lines[0] == "config.json model.safetensors tokenizer.json"
     assert lines[1] == "config.json pytorch_model.bin"
     assert lines[2] == f"lab/both dnabert_s {COMMIT} model.safetensors tokenizer.json"
@@ -68,24 +111,61 @@ print(fetch("lab/both", commit).name)
 print(fetch("lab/bin", commit).name)
 print(fetch("lab/both", None).name)
 """
-    nowhere = "http://127.0.0.1:9"
-    assert run(tmp_path, nowhere, offline).split() == [COMMIT] * 3
+    failing = FAILING.format(names=[("lab/absent", None)])
+    lines = run(tmp_path, NOWHERE, offline + failing).splitlines()
+    assert lines[:3] == [COMMIT] * 3
+    assert "    hf download lab/absent --local-dir DIR" in lines
 
 
-@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}])
-def test_without_a_hub_the_error_says_how_to_fetch(environment: dict[str, str], tmp_path: Path) -> None:
-    code = """
-for name, family in (("650M", "esm2"), ("lab/both", None)):
-    try:
-        open_checkpoint(name, family)
-    except CheckpointError as error:
-        print(error)
-"""
-    output = run(tmp_path, "http://127.0.0.1:9", code, **environment)
+def test_without_a_hub_the_error_says_how_to_fetch(tmp_path: Path) -> None:
+    failing = FAILING.format(names=[("650M", "esm2")])
+    output = run(tmp_path, NOWHERE, failing, HF_HUB_OFFLINE="1")
     revision = "08e4846e537177426273712802403f7ba8261b6c"
-    assert "facebook/esm2_t33_650M_UR50D cannot be fetched from the model hub (" in output
-    assert (
+    assert output.startswith("facebook/esm2_t33_650M_UR50D cannot be fetched from the model hub (")
+    assert output.endswith(
         f"    hf download facebook/esm2_t33_650M_UR50D --revision {revision} --local-dir DIR\n"
-        "then give DIR as the model." in output
+        "then give DIR as the model.\n"
     )
-    assert "    hf download lab/both --local-dir DIR\n" in output
+
+
+def test_bundled_files_are_those_that_are_listed() -> None:
+    folders = {entry.source for entry in CATALOGUE if isinstance(entry.source, Path)}
+    for folder in folders | {path.parent for path in BUNDLED_HEADS.values()}:
+        files = [path for path in folder.iterdir() if path.name != SUMS_NAME]
+        assert set(read_sums(folder / SUMS_NAME)) == {path.name for path in files}
+        assert [check_hash(path)[1] for path in files] == [""] * len(files)
+
+
+def test_a_list_is_that_of_sha256sum_and_tells_altered_missing_and_unlisted_files(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b", "c")]
+    for path in files:
+        path.write_text(path.name)
+    assert check_hash(files[0]) == ("", "")
+    write_sums(tmp_path, files[:2])
+    subprocess.run(["sha256sum", "--check", "--quiet", SUMS_NAME], cwd=tmp_path, check=True)
+    files[0].write_text("other")
+    files[1].unlink()
+    problems = [check_hash(path)[1] for path in files]
+    assert "a is not what it was" in problems[0]
+    assert "b is missing" in problems[1]
+    assert "c is not in" in problems[2]
+
+
+@pytest.mark.parametrize("content", [b"no hash  a\n", b"\xff\xfe", b"0" * 64 + b"  ../a\n", b"\n"])
+def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / SUMS_NAME).write_bytes(content)
+    (tmp_path / "a").touch()
+    with pytest.raises(DamagedFileError, match="is not a list of SHA-256"):
+        check_hash(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["sha256", "git"])
+def test_files_of_the_hubs_cache_are_named_by_their_hashes(kind: str, tmp_path: Path) -> None:
+    content = b"weights" * 1000
+    name = hashlib.sha256(content).hexdigest() if kind == "sha256" else git_sha1(content)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / name).write_bytes(content)
+    (tmp_path / "model.bin").symlink_to(tmp_path / "blobs" / name)
+    assert check_hash(tmp_path / "model.bin") == ("the model hub", "")
+    (tmp_path / "blobs" / name).write_bytes(content[:-1] + b"!")
+    assert "is damaged: its content is not what the model hub says" in check_hash(tmp_path / "model.bin")[1]

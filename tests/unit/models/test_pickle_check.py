@@ -1,15 +1,16 @@
 """No weight file can run code."""
 
+import io
 import pickle
-import struct
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.reliability.crafted import compressed_archive, module_of_modules, torch_files
+from benchmarks.reliability.crafted import module_of_modules, torch_files
 from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier
@@ -34,18 +35,13 @@ FORBIDDEN = {
 }
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in FORBIDDEN:
-        HEARD.append(event)
-
-
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _listening() -> None:
-    sys.addaudithook(_hear)
+    sys.addaudithook(lambda event, arguments: HEARD.append(event) if event in FORBIDDEN else None)
 
 
 @pytest.fixture
-def heard() -> list[str]:
+def heard(_listening: None) -> list[str]:
     """Audit events of the interpreter."""
     HEARD.clear()
     return HEARD
@@ -79,49 +75,56 @@ def test_the_check_alone_refuses_what_would_run(name: str, tmp_path: Path) -> No
         require_inert(path, ())
 
 
-@pytest.mark.parametrize("name", sorted(torch_files(["hidden_layer.weight"])))
+HEAD_NAMES = ["hidden_layer.weight", "output_layer.weight", "bn1.weight"]
+
+
+@pytest.mark.parametrize("name", sorted(torch_files(HEAD_NAMES)))
 def test_small_files_stay_small(name: str, tmp_path: Path) -> None:
     path = tmp_path / "head.pth"
-    path.write_bytes(torch_files(["hidden_layer.weight", "output_layer.weight", "bn1.weight"])[name])
+    path.write_bytes(torch_files(HEAD_NAMES)[name])
     with pytest.raises(CheckpointError, match=r"head\.pth"):
         load_classifier(path)
 
 
-def test_repeated_values_are_refused(tmp_path: Path) -> None:
+def test_tied_weights_are_read_and_repeated_values_are_not(tmp_path: Path) -> None:
+    tied = torch.randn(500, 16)
+    torch.save({"embedding": tied, "output": tied}, tmp_path / "a.pt")
+    tensors, _ = read_tensors(tmp_path / "a.pt")
+    assert torch.equal(tensors["embedding"], tensors["output"])
     torch.save({"a": torch.zeros(1).expand(1000, 1000)}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="declares tensors of 4,000,000 bytes"):
         read_tensors(tmp_path / "a.pt")
 
 
-def test_tied_weights_are_read(tmp_path: Path) -> None:
-    tied = torch.randn(500, 16)
-    torch.save({"embedding": tied, "output": tied}, tmp_path / "a.pt")
-    tensors, _ = read_tensors(tmp_path / "a.pt")
-    assert torch.equal(tensors["embedding"], tensors["output"])
+def pickled(operations: bytes) -> bytes:
+    return archive({"data.pkl": b"\x80\x02" + operations, "version": b"3\n"})
 
 
-def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(compressed_archive())
-    with pytest.raises(CheckpointError, match="larger in memory than on the disk"):
-        read_tensors(tmp_path / "a.pt")
+def compressed_archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("archive/data.pkl", b"\x80\x02" + bytes(1 << 22))
+    return buffer.getvalue()
+
+
+def nested_tuples() -> bytes:
+    key = b"X\x01\x00\x00\x00aq\x00h\x00h\x00\x86q\x01"
+    key += b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(1, 60))
+    return pickled(b"}(" + key + b"K\x01u.")
 
 
 @pytest.mark.timeout(20)
-def test_nothing_takes_for_ever(tmp_path: Path) -> None:
-    key = b"X\x01\x00\x00\x00aq\x00h\x00h\x00\x86q\x01" + b"".join(
-        b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(1, 60)
-    )
-    tuples = archive({"data.pkl": b"\x80\x02}(" + key + b"K\x01u.", "version": b"3\n"})
-    numbers = archive({"data.pkl": b"\x80\x02](" + b"K\x01" * 4_000_000 + b"e.", "version": b"3\n"})
-    long_name = b"\x80\x02c" + b"a" * 1_000_000 + b"\n" + struct.pack("<Q", 0) + b"\n."
-    contents = {
-        "tuples": tuples,
-        "numbers": numbers,
-        "modules": module_of_modules(),
-        "name": archive({"data.pkl": long_name}),
-    }
-    for name, content in contents.items():
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError):
-            load_classifier(path)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (compressed_archive, "larger in memory than on the disk"),
+        (nested_tuples, "too complicated for a state dict"),
+        (lambda: pickled(b"](" + b"K\x01" * 4_000_000 + b"e."), "too complicated for a state dict"),
+        (lambda: pickled(b"c" + b"a" * 1_000_000 + b"\n" + bytes(8) + b"\n."), "could run code"),
+        (module_of_modules, r"a\.pt"),
+    ],
+)
+def test_nothing_takes_for_ever(make: Callable[[], bytes], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(make())
+    with pytest.raises(CheckpointError, match=message):
+        load_classifier(tmp_path / "a.pt")

@@ -12,8 +12,10 @@ import pytest
 
 from tasks.nightly import (
     DigestCache,
+    FileOutcome,
     FileSnapshot,
     NightlyBatch,
+    NightlyReport,
     PredictResult,
     iter_inbox,
     lock_results,
@@ -21,7 +23,6 @@ from tasks.nightly import (
     results_name,
     sample_name,
 )
-from tasks.pages.nightly_page import FileOutcome, NightlyReport
 from virnuc_core.errors import DeviceMemoryError, InputError, MismatchError, UsageError
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest

@@ -1,0 +1,202 @@
+"""Ends of the flows about heads: metrics of a training and of an evaluation, on disk, in Prefect and in MLflow."""
+
+import csv
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tasks.artifacts import show_markdown
+from tasks.pages.head_pages import evaluation_page, head_card, head_page, scores_in_words
+from tasks.pages.plots import reliability_figure, roc_figure, save_png
+from tasks.stages import resumable_task
+from tasks.tracking import MetricPoint, TrackedRun
+from virnuc_core.errors import MismatchError
+from virnuc_core.files import write_text
+from virnuc_core.inference.plan import RunPlan
+from virnuc_core.pipeline import Training
+from virnuc_core.results.calls import VIRUS
+from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.tables import DNA_ALONE_STATUS
+from virnuc_core.results.writers import NOT_AVAILABLE
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.training.heads import FittedHead, known_calls
+from virnuc_core.training.labels import RecordTable
+from virnuc_core.training.metrics import KnownCalls, Metrics, measure
+
+SCHEMA_VERSION: Final = 1  # of evaluation.json
+RUN_NAME: Final = "run"  # folder of the predict run that is evaluated
+_PLOTS: Final = ("roc.png", "reliability.png")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingReport:
+    """Result of a training run; `run` computed the vectors."""
+
+    run: RunReport
+    head: FittedHead
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document for `--json`."""
+        return {
+            **self.run.document,
+            "head": str(self.head.path),
+            "head_fingerprint": self.head.fingerprint,
+            "temperature": self.head.trained.temperature,
+            "best_epochs": list(self.head.trained.best_epochs),
+            "test": {level: asdict(figures) for level, figures in self.head.levels.items()},
+        }
+
+    @property
+    def summary(self) -> str:
+        """A few lines for the terminal."""
+        lines = [f"test records, {line}" for line in scores_in_words(self.head.levels)]
+        return "\n".join([*lines, f"head: {self.head.path}", f"its card: {card_of(self.head.path)}"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationReport:
+    """Result of an evaluation.
+
+    Attributes:
+        out: folder of the metrics; the predict run is in `run` there.
+        levels: metrics of chunks, of contigs, and of chunks with a DNA-only score if there are any.
+    """
+
+    out: str
+    run: RunReport
+    levels: dict[str, Metrics]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Content of evaluation.json."""
+        plan = self.run.plan
+        head = plan.head
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "virnuc_version": plan.virnuc_version,
+            "plan_fingerprint": plan.fingerprint,
+            "chunk_length": plan.chunk_length,
+            "inputs": [asdict(file) for file in plan.inputs],
+            "head": {"name": head.name, "fingerprint": head.fingerprint} if head else None,
+            "models": {
+                model.family: {"name": model.name, "weights_fingerprint": model.weights_fingerprint}
+                for model in plan.models
+            },
+            **{level: asdict(figures) for level, figures in self.levels.items()},
+        }
+
+    @property
+    def summary(self) -> str:
+        """A few lines for the terminal."""
+        return "\n".join([*scores_in_words(self.levels), f"results: {self.out}"])
+
+
+def card_of(head: Path) -> Path:
+    """Path of a head's card."""
+    return head.with_suffix(".md")
+
+
+@resumable_task
+def publish_head(run: Training, tracked: TrackedRun) -> TrainingReport:
+    """Writes the head's card, shows head and metrics in Prefect and MLflow, and registers the model there."""
+    head, levels, folder = run.head, run.head.levels, run.folder.training
+    text, page = head_card(run, levels), head_page(run, levels)
+    write_text(card_of(head.path), text)
+    show_markdown("virnuc-head", text, "The head and how good it is")
+    _draw(folder, head.calls, levels)
+    _log_metrics(tracked, levels, "test_")
+    tracked.log_metrics({"temperature": head.trained.temperature})
+    now = time.time()
+    curves = [
+        MetricPoint(key=f"member_{one.member}/{name}", value=value, step=one.epoch, time=now)
+        for one in head.trained.history
+        for name, value in (("train_loss", one.train_loss), ("validation_loss", one.validation_loss))
+        if value is not None
+    ]
+    tracked.log_points(curves)
+    files = ("records.tsv", "figures.json", *_PLOTS)
+    tracked.log_files([card_of(head.path), *(folder / name for name in files)])
+    tracked.register_model(registered_name(run.plan), head.path, {"sha256": head.fingerprint}, page)
+    tracked.describe(page)
+    return TrainingReport(run=run.report, head=head)
+
+
+@resumable_task
+def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: TrackedRun) -> EvaluationReport:
+    """Computes metrics of the run in `out / RUN_NAME` and writes them beside it.
+
+    Raises:
+        MismatchError: the run has other records.
+    """
+    calls = calls_of_run(RunFolder(out / RUN_NAME), table)
+    levels = {level: measure(known) for level, known in calls.items()}
+    report = EvaluationReport(out=str(out), run=run, levels=levels)
+    page = evaluation_page(run.plan, levels)
+    write_text(out / "evaluation.json", json.dumps(report.document, indent=1) + "\n")
+    write_text(out / "evaluation.md", page)
+    show_markdown("virnuc-evaluation", page, "How good the calls are")
+    _draw(out, calls, levels)
+    _log_metrics(tracked, levels)
+    tracked.log_files([out / name for name in ("evaluation.json", "evaluation.md", *_PLOTS)])
+    tracked.describe(evaluation_page(run.plan, levels, in_short=True))
+    return report
+
+
+def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
+    """Calls of a run by level: chunks, contigs, and separately chunks with a DNA-only score.
+
+    Raises:
+        MismatchError: the run has other records.
+    """
+    record: dict[str, int] = {}
+    contigs: list[tuple[int, str, str]] = []
+    for row in _rows(folder.contigs):
+        record[row["contig"]] = int(row["record"]) - 1
+        contigs.append((record[row["contig"]], row["mean_p"], row["call"]))
+    if contigs and max(contigs)[0] >= len(table.names):
+        raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
+    chunks: list[tuple[int, str, str]] = []
+    dna_alone: list[tuple[int, str, str]] = []
+    for row in _rows(folder.predictions):
+        by_status = dna_alone if row["status"] == DNA_ALONE_STATUS else chunks
+        by_status.append((record[row["contig"]], row["p_virus"], row["call"]))
+    levels = {"chunks": chunks, "contigs": contigs} | ({"dna_alone_chunks": dna_alone} if dna_alone else {})
+    return {level: _known(calls, table) for level, calls in levels.items()}
+
+
+def _known(calls: list[tuple[int, str, str]], table: RecordTable) -> KnownCalls:
+    return known_calls(
+        [call == VIRUS for _, _, call in calls],
+        np.array([np.nan if p == NOT_AVAILABLE else float(p) for _, p, _ in calls], np.float64),
+        np.array([row for row, _, _ in calls], np.int64),
+        table,
+    )
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        # No quotes: a name may begin with one.
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _draw(folder: Path, calls: dict[str, KnownCalls], levels: dict[str, Metrics]) -> None:
+    for name, figure in zip(_PLOTS, (roc_figure(calls), reliability_figure(levels)), strict=True):
+        save_png(figure, folder / name)
+
+
+def _log_metrics(tracked: TrackedRun, levels: Mapping[str, Metrics], prefix: str = "") -> None:
+    for level, figures in levels.items():
+        tracked.log_metrics({f"{prefix}{level}_{name}": value for name, value in figures.numbers.items()})
+
+
+def registered_name(plan: RunPlan) -> str:
+    """Name in the model registry, shared by interchangeable heads."""
+    models = "-".join(model.name for model in plan.models)
+    allowed = "".join(c if c.isalnum() or c in "._-" else "-" for c in models)
+    return f"virnuc-head-{allowed}-{plan.chunk_length}bp{'' if plan.model('esm2') else '-dna-alone'}"

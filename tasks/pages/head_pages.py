@@ -1,0 +1,234 @@
+"""Pages about heads as Markdown: the model card, the evaluation, and the tables of metrics in both."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from tasks.pages.markdown import cell, code, model_name, number, size, table
+from virnuc_core.inference.plan import RunPlan
+from virnuc_core.pipeline import Training
+from virnuc_core.training.metrics import Confusion, Metrics
+from virnuc_core.training.split import PARTS
+
+_SCALARS: Final = (
+    ("sequences", "count"),
+    ("with a score", "scored"),
+    ("viral among them", "viral"),
+    ("AUROC", "auroc"),
+    ("AUPRC (average precision)", "auprc"),
+    ("F1", "f1"),
+    ("precision", "precision"),
+    ("recall", "recall"),
+    ("accuracy", "accuracy"),
+    ("expected calibration error", "ece"),
+    ("the same, classes weighted alike", "ece_balanced"),
+    ("viruses called virus", "confusion.viral_called_virus"),
+    ("viruses called other", "confusion.viral_called_other"),
+    ("others called virus", "confusion.other_called_virus"),
+    ("others called other", "confusion.other_called_other"),
+)
+_LIMITS: Final = (
+    "It belongs to the models above: on the vectors of other weights, layers or chunk lengths its scores mean nothing, even "
+    "where the widths fit.",
+    "It knows what it was shown. The figures hold for organisms like those of the test records; organisms of other groups "
+    "may be called worse.",
+    "Records that share many 21-mers, or a group in `--groups`, are never on both sides of the split. More distant "
+    "relatives can be: figures for new families are lower. Give families as groups to see how much.",
+    "Scores are probabilities where half of what is scored is viral: it is fitted and calibrated with both classes "
+    "weighted alike. Where viruses are rare, more of what is called virus is not.",
+)
+
+
+_ROW_LIMITS: Final = {
+    False: "A chunk whose six frames all have a stop codon has no score.",
+    True: "It is for chunks whose six frames all have a stop codon, and was shown no others. The DNA alone tells less than "
+    "DNA and protein.",
+}
+
+
+def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
+    """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
+    is_dna_alone = run.plan.model("esm2") is None
+    lines = [
+        f"# {cell(Path(run.out).name)}",
+        "",
+        f"A classifier head for virnuc: viral or not, from the {'DNA ' if is_dna_alone else ''}vectors of chunks of "
+        f"{run.plan.chunk_length} bp{' without a stop-free frame' if is_dna_alone else ''}.",
+        "",
+        _command(run),
+        "",
+        "## Models",
+        "",
+        *_models(run.plan),
+        "",
+        "## Data",
+        "",
+        *_data(run),
+        "",
+        "## Training",
+        "",
+        *_training(run),
+        "",
+        "## Metrics on the test records",
+        "",
+        "Nothing was chosen by their help: they were neither learnt from nor looked at while the head was fitted.",
+        "",
+        *_all_metrics(levels, "###"),
+        "## Limits",
+        "",
+        *(f"- {limit}" for limit in (*_LIMITS, _ROW_LIMITS[is_dna_alone])),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def head_page(run: Training, levels: Mapping[str, Metrics]) -> str:
+    """The card in short, for pages limited to a few thousand characters."""
+    heading = f"# {cell(Path(run.out).name)}: chunks of {run.plan.chunk_length} bp"
+    return "\n".join([heading, "", _command(run), "", "On the test records:", "", *_scalars(levels)]) + "\n"
+
+
+def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: bool = False) -> str:
+    """What was evaluated, and its metrics."""
+    models = " and ".join(f"{cell(model.name)} ({model.arithmetic})" for model in plan.models)
+    lines = [
+        f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
+        "",
+        f"Models: {models}. Chunks of {plan.chunk_length} bp. "
+        f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
+        "",
+        f"Head: {code(plan.head.fingerprint if plan.head else '')}",
+        "",
+        *(_scalars(levels) if in_short else _all_metrics(levels, "##")),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
+    """A line per level, for the terminal."""
+    return [
+        f"{level}: AUROC {number(figures.auroc)}, AUPRC {number(figures.auprc)}, F1 {number(figures.f1)}, "
+        f"accuracy {number(figures.accuracy)} ({figures.scored} of {figures.count} with a score)"
+        for level, figures in levels.items()
+    ]
+
+
+def _command(run: Training) -> str:
+    flags = {"dnabert_s": "--dnabert-model", "esm2": "--esm-model"}
+    models = " ".join(f"{flags[model.family]} {model.name}" for model in run.plan.models)
+    head = "--head" if run.plan.model("esm2") else "--dna-head"
+    chunks = f"--chunk-length {run.plan.chunk_length}"
+    return f"    virnuc predict contigs.fa --out run {models} {chunks} {head} {Path(run.out).name}"
+
+
+def _models(plan: RunPlan) -> list[str]:
+    rows = [
+        (
+            model_name(model),
+            f"{model.spec.embedding_dim}",
+            f"{model.repr_layer} of {model.spec.num_layers}",
+            model.arithmetic,
+            code(model.weights_fingerprint),
+        )
+        for model in plan.models
+    ]
+    return table(("model", "dimensions", "layer", "arithmetic", "weights (SHA-256)"), rows)
+
+
+def _data(run: Training) -> list[str]:
+    files = [(cell(file.name), size(file.size), code(file.sha256)) for file in run.labelled.files]
+    lines = [*table(("file", "size", "SHA-256"), files), ""]
+    genbank = run.labelled.genbank
+    if genbank.records:
+        lines += [
+            f"GenBank: {genbank.records:,} records; {genbank.left_out:,} left out, whose lineage does not say what "
+            f"they are; {genbank.prophages:,} prophages cut out of cellular records.",
+            "",
+        ]
+    rows = []
+    for class_name in dict.fromkeys(one.class_name for one in run.split.counts):
+        own = {one.part: one for one in run.split.counts if one.class_name == class_name}
+        records = [f"{own[part].records:,} ({own[part].groups:,})" for part in PARTS]
+        rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
+    columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
+    lines += table(("class", *columns), rows)
+    lines += ["", "Records without a stop-free frame are not counted."]
+    return lines
+
+
+def _training(run: Training) -> list[str]:
+    settings = asdict(run.settings)
+    rows = [
+        (name.replace("_", " "), f"{value:g}")
+        for name, value in {**settings.pop("trainer"), **settings}.items()
+    ]
+    rows += [
+        ("rounds until the best", ", ".join(f"{best}" for best in run.head.trained.best_epochs)),
+        ("temperature", f"{run.head.trained.temperature:.4f}"),
+    ]
+    return [
+        *table(("setting", "value"), rows),
+        "",
+        "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published. Both classes are drawn equally often, groups of "
+        "related records less often than their size says. The weights are those of the round with the smallest loss on "
+        "the validation records; the temperature, fitted to these, is part of the output layer and changes no call of a "
+        "frame or a chunk.",
+    ]
+
+
+def _scalars(levels: Mapping[str, Metrics]) -> list[str]:
+    rows = [
+        (name, *(number(attrgetter(key)(figures)) for figures in levels.values())) for name, key in _SCALARS
+    ]
+    return table(("", *levels), rows)
+
+
+def _all_metrics(levels: Mapping[str, Metrics], heading: str) -> list[str]:
+    """`heading` is the Markdown prefix of headings."""
+    lines = [*_scalars(levels), ""]
+    for level, figures in levels.items():
+        lines += [f"{heading} By class: {level}", "", *_by_class(figures), ""]
+        lines += [f"{heading} By length of the record: {level}", "", *_by_length(figures), ""]
+        lines += [f"{heading} Reliability: {level}", "", *_reliability(figures), ""]
+    return lines
+
+
+def _by_class(figures: Metrics) -> list[str]:
+    rows = [
+        (
+            cell(one.name),
+            *map(number, (one.count, one.scored, one.called_virus)),
+            f"{one.called_virus / one.scored:.1%}" if one.scored else "n/a",
+        )
+        for one in figures.by_class
+    ]
+    return table(("class", "all", "with a score", "called virus", "share"), rows)
+
+
+def _by_length(figures: Metrics) -> list[str]:
+    def virus_calls(counts: Confusion) -> tuple[str, str]:
+        viral = counts.viral_called_virus + counts.viral_called_other
+        other = counts.other_called_virus + counts.other_called_other
+        return f"{counts.viral_called_virus:,} of {viral:,}", f"{counts.other_called_virus:,} of {other:,}"
+
+    rows = [
+        (
+            f"{one.shortest:,} bp and more"
+            if one.longest is None
+            else f"{one.shortest:,} to {one.longest:,} bp",
+            *map(number, (one.count, one.scored, one.auroc, one.accuracy)),
+            *virus_calls(one.confusion),
+        )
+        for one in figures.by_length
+    ]
+    header = ("record", "all", "with a score", "AUROC", "accuracy", "viruses found", "others called virus")
+    return table(header, rows)
+
+
+def _reliability(figures: Metrics) -> list[str]:
+    rows = [
+        (f"{one.low:.1f} to {one.high:.1f}", *map(number, (one.count, one.mean_p, one.share_viral)))
+        for one in figures.reliability
+    ]
+    return table(("P(virus)", "sequences", "mean P(virus)", "share of viruses"), rows)

@@ -1,0 +1,121 @@
+"""virnuc's kernels against plain torch in fp64, on a GPU or in Triton's interpreter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from virnuc_core.models.attention import PackedLayout, packed_attention
+from virnuc_core.models.attention_plain import ReferenceAttention
+from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.specs import AttentionBackend
+from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ERROR = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+# The interpreter truncates to fp8 where a device rounds.
+FP8_ERROR = 0.04 if DEVICE.type == "cuda" else 0.09
+
+IF_FLASH_ATTN = [
+    pytest.mark.skipif(
+        installed_version(FLASH_ATTN) != FLASH_ATTN_VERSION, reason=f"needs {FLASH_ATTN} {FLASH_ATTN_VERSION}"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of the bundled compiler
+]
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return torch.randn(*shape, device=DEVICE, generator=generator).to(dtype)
+
+
+def bounds_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def attend(qkv: torch.Tensor, lengths: list[int], backend: AttentionBackend, positions: str) -> torch.Tensor:
+    _, _, heads, head_dim = qkv.shape
+    scheme = {"rotary_head_dim": head_dim} if positions == "rotary" else {"alibi_heads": heads}
+    layout = PackedLayout.build(bounds_of(lengths), backend=backend, device=DEVICE, dtype=qkv.dtype, **scheme)
+    return packed_attention(qkv, layout)
+
+
+def reference(qkv: torch.Tensor, lengths: list[int], positions: str) -> torch.Tensor:
+    bounds = torch.from_numpy(bounds_of(lengths)).to(DEVICE)
+    table, slopes = None, None
+    if positions == "rotary":
+        table = rotary_table(qkv.shape[3], position_ids(bounds, sum(lengths)))
+    else:
+        slopes = alibi_slopes(qkv.shape[2]).to(DEVICE)
+    return ReferenceAttention(tuple(lengths), table, slopes)(qkv.float())
+
+
+def check_attention(
+    lengths: list[int],
+    positions: str,
+    head_dim: int,
+    dtype: torch.dtype = torch.float16,
+    backend: AttentionBackend = "triton",
+) -> None:
+    qkv = random(sum(lengths), 3, 3, head_dim, dtype=dtype)
+    actual = attend(qkv, lengths, backend, positions)
+    assert actual.dtype == dtype
+    assert bool(actual.isfinite().all())
+    # Only virnuc's kernels rotate in fp32; others round the rotated queries and keys.
+    tolerance = ERROR[dtype] * (1 if backend == "triton" else 2)
+    assert relative_error(actual, reference(qkv, lengths, positions)) < tolerance
+
+
+def check_add_norm(
+    rows: int, width: int, dtype: torch.dtype = torch.float16, has_branch: bool = True
+) -> None:
+    residual = random(rows, width, dtype=dtype, seed=1)
+    bias, gain, shift = (random(width, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    added = (random(rows, width, dtype=dtype), bias) if has_branch else (None, None)
+    total, normed, values, scale = torch.ops.virnuc.add_norm(
+        *added, residual, gain, shift, 1e-5, True, True, True
+    )
+    wanted = residual.double() + (added[0].double() + bias.double() if has_branch else 0.0)
+    assert relative_error(total, wanted) < ERROR[dtype]
+    wanted = functional.layer_norm(wanted, (width,), gain.double(), shift.double(), 1e-5)
+    assert relative_error(normed, wanted) < ERROR[dtype]
+    assert relative_error(values.float() * scale, wanted) < FP8_ERROR
+    assert bool((values.float().abs().amax(1) == 448).all())
+    kept = torch.ops.virnuc.add_norm(*added, residual, gain, shift, 1e-5, False, True, False)
+    assert [tensor.numel() for tensor in kept] == [0, rows * width, 0, 0]
+
+
+def check_activation(activation: str, rows: int, width: int) -> None:
+    x = random(rows, width)
+    expected = x.double()
+    if activation == "gelu":
+        expected = functional.gelu(expected)
+    if activation == "gated_gelu":
+        gate, value = expected.chunk(2, dim=1)
+        expected = functional.gelu(gate) * value
+    plain, _ = torch.ops.virnuc.gelu_quantize(x, None, activation, False)
+    assert relative_error(plain, expected) < ERROR[torch.float16]
+    values, scale = torch.ops.virnuc.gelu_quantize(x, None, activation, True)
+    assert (values.dtype, values.shape, scale.shape) == (torch.float8_e4m3fn, expected.shape, (rows, 1))
+    assert relative_error(values.float() * scale, expected) < FP8_ERROR
+    if activation == "gelu":
+        bias = random(width, seed=1)
+        plain, _ = torch.ops.virnuc.gelu_quantize(x, bias, activation, False)
+        assert relative_error(plain, functional.gelu(x.double() + bias.double())) < ERROR[torch.float16]
+
+
+def check_segment_mean(hidden: torch.Tensor, lengths: list[int], specials: bool) -> torch.Tensor:
+    """Returns the means."""
+    bounds = torch.from_numpy(bounds_of(lengths))
+    with torch.inference_mode():
+        means = torch.ops.virnuc.segment_mean(hidden, bounds.to(DEVICE), specials)
+    expected = mean_pool(hidden.cpu().float(), bounds, include_special_tokens=specials)
+    torch.testing.assert_close(means.cpu(), expected, rtol=1e-5, atol=1e-6)
+    return means
