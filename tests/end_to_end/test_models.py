@@ -14,7 +14,6 @@ from tests.made_hub import running_hub
 from tests.made_models import GOLDEN, write_model
 from virnuc_core.models.catalogue import HubCommit, find_entries
 
-
 [SMALLEST], [LARGER] = (find_entries(name, "esm2") for name in ("8M", "35M"))
 assert isinstance(SMALLEST.source, HubCommit)
 assert isinstance(LARGER.source, HubCommit)
