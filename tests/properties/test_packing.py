@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virnuc_core.batching import packing
 from virnuc_core.batching.packing import distinct_rows, pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.columns import ByteColumn
@@ -63,3 +64,10 @@ def test_equal_strings_are_found(strings: list[str], before: str) -> None:
     rows, equal_to = distinct_rows(column)
     assert rows.tolist() == list(first.values())
     assert rows[equal_to].tolist() == [first[string] for string in strings]
+
+
+def test_strings_of_one_hash_are_told_apart() -> None:
+    a, b = np.random.default_rng(packing.HASH_SEED).integers(2**64, size=2, dtype=np.uint64) | np.uint64(1)
+    words = np.array([[0, a], [b, 0]], np.uint64)  # 0 * a + a * b == b * a + 0 * b
+    rows, equal_to = distinct_rows(ByteColumn(words.view(np.uint8).ravel(), np.array([0, 16, 32])))
+    assert rows.tolist() == equal_to.tolist() == [0, 1]
