@@ -168,15 +168,18 @@ def test_labels_from_genbank(virnuc: CommandLine, chosen: tuple[str, ...], tmp_p
 def test_what_cannot_be_trained_or_evaluated(
     virnuc: CommandLine, classes: tuple[str, ...], chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
-    few, closed, closed_too = (tmp_path / name for name in ("few.fa", "closed.fa", "closed_too.fa"))
+    few, closed, closed_too, same = (
+        tmp_path / f"{name}.fa" for name in ("few", "closed", "closed_too", "same")
+    )
     few.write_text(f">a\n{random_dna(300, 1)}\n>b\n{random_dna(300, 2)}\n")
     closed.write_text("".join(f">c{i}\n{'TTAATTAACTAGCTAG' * (10 + i)}\n" for i in range(9)))
     closed_too.write_text(f">d\n{'TTAATTAACTAGCTAG' * 40}\n")
+    same.write_text(f">x\n{Path(classes[1]).read_text().splitlines()[1]}\n")
     out = tmp_path / "head.safetensors"
     for files, code, message in (
         (("--viral", few, *classes[2:]), 3, "2 groups of related viral records"),
         (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free frame"),
-        ((*classes, classes[1]), 3, "the same sequence is viral and is not"),
+        ((*classes, same), 3, "the same sequence is viral and is not"),
         ((), 2, "no sequences are given"),
     ):
         virnuc.refused(code, message, "train", *files, "--out", out, *chosen, "--force")
