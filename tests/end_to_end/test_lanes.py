@@ -8,7 +8,7 @@ import pytest
 from prefect import flow
 
 from flows import lanes
-from flows.lanes import LocalLanes, run_lanes
+from flows.lanes import LocalLanes
 from tasks.stages import compute_shards, find_pending, plan
 from tests.forked_lanes import KilledContext
 from tests.made_models import MadeModels
@@ -44,7 +44,7 @@ def planned(models: MadeModels, contigs: Path, tmp_path: Path, monkeypatch: pyte
 
 @flow
 def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
-    return run_lanes(LocalLanes(devices), RunFolder(Path(root)))
+    return LocalLanes(devices).compute(RunFolder(Path(root)))
 
 
 def starts_of(folder: RunFolder) -> list[LaneStarted]:

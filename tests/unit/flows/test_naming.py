@@ -2,15 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.naming import (
-    labelled_name,
-    lane_journal_name,
-    lane_name,
-    plan_journal_name,
-    plan_name,
-    reprocess_name,
-    run_name,
-)
+from flows.computed_run import labelled_name, run_name
+from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
+from flows.reprocess import reprocess_name
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
 
