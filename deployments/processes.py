@@ -60,11 +60,7 @@ class Program:
 
 
 async def keep_running(program: Program) -> None:
-    """Restarts a program whenever it ends; cancelling ends it and its children.
-
-    Raises:
-        VirnucError: it has died too often.
-    """
+    """Restarts a program whenever it ends, until VirnucError after too often; cancelling ends it and its children."""
     groups: list[_ProcessGroup] = []
     deaths = 0
     try:
@@ -169,11 +165,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def only_one(lock: Path, complaint: str) -> Iterator[None]:
-    """Holds an exclusive lock during the block.
-
-    Raises:
-        UsageError: another process holds it; the message is `complaint`.
-    """
+    """Holds an exclusive lock during the block; UsageError with `complaint` if another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w") as file:
         try:

@@ -11,18 +11,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+from pydantic import ValidationError
 
 from deployments.server import GPU_POOL, PLAN_QUEUE, POOLS, server_failure, server_url
 from virnuc_core.errors import UsageError, VirnucError
-
-if TYPE_CHECKING:
-    from prefect import Flow
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.responses import DeploymentResponse
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
 AUTOMATIONS_FILE: Final = Path(__file__).with_name("automations.yaml")
@@ -72,9 +77,6 @@ def register(nightly: NightlyChoice, wait_timeout: float = 0.0) -> list[Register
         UsageError: no server is configured, it does not answer, or the schedule is invalid.
         VirnucError: the server refuses something.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
-
     url = server_url()
     deployments = yaml.safe_load(PREFECT_FILE.read_text())["deployments"]
     automations = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
@@ -102,11 +104,7 @@ def _await_server(url: str, wait_timeout: float) -> None:
         time.sleep(0.2)
 
 
-def _register_pool(client: "SyncPrefectClient", name: str) -> Registered:
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectNotFound
-    from prefect.workers.process import ProcessWorker
-
+def _register_pool(client: SyncPrefectClient, name: str) -> Registered:
     try:
         pool, is_new = client.read_work_pool(name), False
     except ObjectNotFound:
@@ -127,9 +125,7 @@ def _register_pool(client: "SyncPrefectClient", name: str) -> Registered:
     return Registered(kind="work pool", name=name, is_new=is_new)
 
 
-def _register_plan_queue(client: "SyncPrefectClient") -> Registered:
-    from prefect.exceptions import ObjectNotFound
-
+def _register_plan_queue(client: SyncPrefectClient) -> Registered:
     try:
         client.read_work_queue_by_name(PLAN_QUEUE, work_pool_name=GPU_POOL)
         is_new = False
@@ -140,13 +136,9 @@ def _register_plan_queue(client: "SyncPrefectClient") -> Registered:
 
 
 def _register_deployment(
-    client: "SyncPrefectClient", item: Mapping[str, Any], nightly: NightlyChoice
+    client: SyncPrefectClient, item: Mapping[str, Any], nightly: NightlyChoice
 ) -> Registered:
     """An update keeps the deployment's id, and with it its page and its runs."""
-    from prefect.exceptions import ObjectNotFound
-    from prefect.flows import load_flow_from_entrypoint
-    from prefect.utilities.callables import parameter_schema
-
     flow: Flow[..., Any] = load_flow_from_entrypoint(item["entrypoint"])
     name = f"{flow.name}/{item['name']}"
     try:
@@ -191,26 +183,21 @@ def _register_deployment(
 
 def _schedule(
     item: Mapping[str, Any],
-    existing: "DeploymentResponse | None",
+    existing: DeploymentResponse | None,
     nightly: NightlyChoice,
     *,
     has_folders: bool,
-) -> "tuple[DeploymentScheduleCreate, str]":
+) -> tuple[DeploymentScheduleCreate, str]:
     """The schedule requested here, else the one on the server, else that of prefect.yaml; and its description.
 
     A nightly run without folders could only fail, so its schedule stays inactive until they are set.
     """
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.schedules import CronSchedule
-    from pydantic import ValidationError
-
     cron, timezone, was_active = item["cron"], item["timezone"], has_folders
-    for schedule in existing.schedules if existing else ():
-        if isinstance(schedule.schedule, CronSchedule):
-            cron, timezone = schedule.schedule.cron, schedule.schedule.timezone
+    for current in existing.schedules if existing else ():
+        if existing and isinstance(current.schedule, CronSchedule):
+            cron, timezone = current.schedule.cron, current.schedule.timezone
             # Paused by a person, or inactive since there was no inbox yet.
-            had_folders = existing is not None and {"inbox", "out"} <= set(existing.parameters)
-            was_active = schedule.active or not had_folders
+            was_active = current.active or not {"inbox", "out"} <= set(existing.parameters)
     is_active = has_folders and (was_active or replace(nightly, models={}) != NightlyChoice())
     try:
         chosen = CronSchedule(cron=nightly.cron or cron, timezone=nightly.timezone or timezone)
@@ -220,17 +207,12 @@ def _schedule(
             f"this schedule cannot be used: {faults}. Give five fields such as '0 2 * * *', and a time zone such "
             "as Europe/Berlin."
         ) from error
-    words = f"{chosen.cron} {chosen.timezone}"
-    if not has_folders:
-        words += ", resting until --inbox and --out are given"
-    elif not is_active:
-        words += ", paused"
-    return DeploymentScheduleCreate(schedule=chosen, active=is_active, slug=item["slug"]), words
+    state = "" if is_active else ", paused" if has_folders else ", resting until --inbox and --out are given"
+    schedule = DeploymentScheduleCreate(schedule=chosen, active=is_active, slug=item["slug"])
+    return schedule, f"{chosen.cron} {chosen.timezone}{state}"
 
 
-def _register_automation(client: "SyncPrefectClient", item: Mapping[str, Any]) -> Registered:
-    from prefect.events.schemas.automations import AutomationCore
-
+def _register_automation(client: SyncPrefectClient, item: Mapping[str, Any]) -> Registered:
     wanted = AutomationCore.model_validate(item)
     existing = client.read_automations_by_name(wanted.name)
     if existing:

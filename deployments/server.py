@@ -29,11 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def server_url() -> str:
-    """The address of the server in Prefect's settings.
-
-    Raises:
-        UsageError: none is set; a temporary server ends with the command, so workers cannot use it.
-    """
+    """The address of the server in Prefect's settings; UsageError if none is set (a temporary one ends with the command)."""
     from prefect.settings import PREFECT_API_URL
 
     url: str | None = PREFECT_API_URL.value()

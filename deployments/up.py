@@ -15,7 +15,6 @@ from typing import Final
 import httpx
 
 from deployments.processes import Program, interruptible, keep_running, only_one
-from deployments.register import NightlyChoice, register
 from deployments.server import workers_since
 from deployments.worker import WorkerChoice, reserving_names, worker_names
 from virnuc_core import env_config
@@ -101,12 +100,16 @@ async def _run_programs(stack: Stack) -> None:
 async def _register() -> None:
     """In a process of its own: the imports take seconds while the server starts, and memory for as long as it lives."""
     with get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
-        registered = process.apply_async(
-            register, (NightlyChoice(),), {"wait_timeout": _START_TIMEOUT_SECONDS}
-        )
+        registered = process.apply_async(_register_here)
         while not registered.ready():
             await asyncio.sleep(_POLL_SECONDS)
         registered.get()
+
+
+def _register_here() -> None:
+    from deployments.register import NightlyChoice, register
+
+    register(NightlyChoice(), wait_timeout=_START_TIMEOUT_SECONDS)
 
 
 def _prefect_server(stack: Stack) -> Program:
@@ -152,11 +155,7 @@ def _worker(stack: Stack) -> Program:
 
 
 def _require_free(option: str, port: int) -> None:
-    """Reports a port in use now; otherwise only the server's log would.
-
-    Raises:
-        UsageError: the port cannot be used.
-    """
+    """Raises UsageError for a port in use now; otherwise only the server's log would say it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

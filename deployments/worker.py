@@ -91,12 +91,7 @@ def work(choice: WorkerChoice) -> None:
 
 
 def worker_names(choice: WorkerChoice) -> list[str]:
-    """Names of the workers, the one for whole runs last.
-
-    Raises:
-        UsageError: the choice is invalid.
-        DeviceError: a requested GPU does not exist.
-    """
+    """Names of the workers, the one for whole runs last; raises as `device_environments`."""
     return [*device_environments(choice), *([f"{_host()}-runs"] if choice.runs else [])]
 
 
@@ -127,11 +122,7 @@ def worker_environment() -> Mapping[str, str]:
 
 @contextmanager
 def reserving_names(names: Sequence[str]) -> Iterator[None]:
-    """Reserves the names on this host: the server could not tell the runs of equally named workers apart.
-
-    Raises:
-        UsageError: a name is taken.
-    """
+    """Reserves names on this host, else UsageError: the server could not tell runs of equally named workers apart."""
     with ExitStack() as locks:
         for name in names:
             complaint = (

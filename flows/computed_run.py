@@ -1,43 +1,58 @@
-"""What all flows over models share: stages as Prefect tasks, lanes, and the MLflow run."""
+"""What the flows share: names, lanes, stages as Prefect tasks, and the MLflow run."""
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from flows.lanes import choose_lanes, run_lanes
-from tasks.lanes import LaneTracking, current_progress
+from prefect.runtime import flow_run
+
+from flows.lanes import FlowLanes, LocalLanes
+from flows.pool import PoolLanes
+from tasks.lanes import current_progress
+from tasks.pages.markdown import size
 from tasks.publishing import link_run, params_of, prefect_tags, publish
 from tasks.stages import as_tasks
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
-from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.plan import Kind, RunPlan
+from virnuc_core.env_config import ignored_variables
+from virnuc_core.inference.device import resolve_devices
 from virnuc_core.pipeline import Run, Stage, run_stages
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import LaneSettings, RunConfig, Settings
+from virnuc_core.settings import LaneMode
+
+_log = logging.getLogger(__name__)
 
 
-class TrackedLanes:
-    """Lanes of a flow, each with an MLflow run of its own.
+def run_name() -> str:
+    """Command, sample and size: "predict contigs.fa tiny 12.3 MB"."""
+    parameters: dict[str, Any] = flow_run.parameters
+    models = parameters.get("model") or getattr(parameters["settings"], "preset", "")
+    sample, size_of_all = _sample_and_size(parameters["inputs"])
+    return f"{flow_run.flow_name} {sample} {models} {size_of_all}"
+
+
+def labelled_name() -> str:
+    """Command, files and their size: "train viruses.fa and 2 more 12.3 MB"."""
+    from virnuc_core.training.labels import LabelledFiles  # slow imports
+
+    files = flow_run.parameters["files"]
+    if isinstance(files, dict):  # parameters of a deployment
+        files = LabelledFiles(**files)
+    return " ".join([flow_run.flow_name, *_sample_and_size(files.paths)])
+
+
+def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> FlowLanes:
+    """Finds the devices or the pool for a run before any work is done; `lane_minutes` applies to a pool.
 
     Raises:
         UsageError: the devices cannot be used in this mode, or there is no pool to use.
         DeviceError: a requested GPU does not exist.
     """
-
-    tracked: TrackedRun
-
-    def __init__(self, devices: tuple[str, ...], settings: LaneSettings) -> None:
-        self._lanes = choose_lanes(settings.mode, devices, settings.lane_minutes)
-        self.params: Mapping[str, Value] = {**settings.params, **self._lanes.settings}
-
-    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan on the hardware that will compute it."""
-        return self._lanes.plan(folder, config, kind)
-
-    def compute(self, folder: RunFolder) -> list[LaneReport]:
-        """Computes the missing shards."""
-        with LaneTracking(self.tracked) as observer:
-            return run_lanes(self._lanes, folder, [observer])
+    for warning in ignored_variables():
+        _log.warning("%s", warning)
+    return LocalLanes(resolve_devices(devices)) if mode == "local" else PoolLanes(devices, lane_minutes)
 
 
 def _publish(run: Run, tracked: TrackedRun) -> None:
@@ -47,27 +62,25 @@ def _publish(run: Run, tracked: TrackedRun) -> None:
 def compute_run(
     run: Run,
     stages: Sequence[Stage],
-    *,
-    name: str,
-    settings: Settings,
-    lanes: TrackedLanes,
+    params: Mapping[str, Value],
     publish_run: Callable[[Run, TrackedRun], None] = _publish,
 ) -> RunReport:
-    """Runs the stages of a run; from the plan on, an MLflow run called `name` records them.
+    """Runs the stages of a run of `FlowLanes`; from the plan on, an MLflow run with `params` records them.
 
     The last stage is replaced by `publish_run`; `embed` must be one of the others.
 
     Raises:
         VirnucError: from a stage.
     """
-    planned = stages.index(pipeline.embed)
+    planned, root = stages.index(pipeline.embed), run.folder.root
     tell = lambda stage: current_progress().stage(stage)  # noqa: E731
-    root = run.folder.root
     run_stages(run, as_tasks(stages[:planned]), tell)
-    moved_from = {"reprocessed_from": run.old.fingerprint} if isinstance(run, pipeline.Move) else {}
-    params = {**settings.params, **params_of(run.plan, {**lanes.params, **moved_from})}
-    with tracked_run(name, params, prefect_tags(root)) as tracked:
-        run.links, lanes.tracked = tracked.links, tracked
+    assert isinstance(run.lanes, FlowLanes)
+    params = {**params, "devices": run.lanes.shown_devices, **params_of(run.plan)}
+    if isinstance(run, pipeline.Move):
+        params["reprocessed_from"] = run.old.fingerprint
+    with tracked_run(flow_run.name, params, prefect_tags(root)) as tracked:
+        run.links = tracked.links
         if run.inputs:
             link_run(tracked, run.plan.inputs, run.inputs)
 
@@ -76,3 +89,9 @@ def compute_run(
 
         run_stages(run, [*as_tasks(stages[planned:-1]), publish], tell)
     return run.report
+
+
+def _sample_and_size(paths: Sequence[str]) -> tuple[str, str]:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    num_bytes = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+    return f"{Path(paths[0]).name if paths else ''}{more}", size(num_bytes)

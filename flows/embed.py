@@ -4,8 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.computed_run import TrackedLanes, compute_run
-from flows.naming import run_name
+from flows.computed_run import choose_lanes, compute_run, run_name
 from flows.outputs import require_absolute, require_no_input
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.models.hub import family_of
@@ -13,14 +12,7 @@ from virnuc_core.pipeline import EMBED, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import (
-    EMBED_DEFAULTS,
-    EmbedSettings,
-    LaneMode,
-    LaneSettings,
-    PositiveTime,
-    embed_config,
-)
+from virnuc_core.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, PositiveTime, embed_config
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)
@@ -43,17 +35,15 @@ def embed(
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
-
-    Raises:
-        VirnucError: what is wrong, where, and what to do.
     """
     attach_api_log_handler()
     require_absolute(*inputs, out)
     config = embed_config(*family_of(model), settings)
     require_no_input(Path(out), inputs)
-    lanes = TrackedLanes(config.devices, LaneSettings(mode=mode, lane_minutes=lane_minutes))
+    lanes = choose_lanes(mode, config.devices, lane_minutes)
+    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
             Path(out).unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out)
-        return compute_run(run, EMBED, name=run_name(), settings=settings, lanes=lanes)
+        return compute_run(run, EMBED, params)

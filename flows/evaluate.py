@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
-from flows.naming import labelled_name
+from flows.computed_run import labelled_name
 from flows.outputs import require_absolute
 from flows.predict import predict
 from tasks.artifacts import attach_api_log_handler
@@ -40,9 +41,6 @@ def evaluate(
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
-
-    Raises:
-        VirnucError: what is wrong, where, and what to do.
     """
     attach_api_log_handler()
     require_absolute(*files.paths, out)
@@ -62,7 +60,7 @@ def evaluate(
         "files": ",".join(Path(path).name for path in files.paths),
         "mode": mode,
     }
-    with tracked_run(labelled_name(), params, prefect_tags(folder)) as tracked:
+    with tracked_run(flow_run.name, params, prefect_tags(folder)) as tracked:
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
         run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes)

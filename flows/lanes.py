@@ -1,25 +1,24 @@
-"""Lanes: each computes some of a run's shards on one device, in parallel in this process or in a pool."""
+"""Lanes: each computes some of a run's shards on one device. Their flows, and those of this machine."""
 
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final
+from uuid import UUID
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.naming import lane_journal_name, lane_name, plan_journal_name, plan_name
-from flows.pool import PoolLanes
 from tasks.artifacts import attach_api_log_handler
-from tasks.lanes import LaneObserver, LaneRows, LaneWatch, sampling_gpu
+from tasks.lanes import LaneRows, LaneTracking, LaneWatch, sampling_gpu
 from tasks.stages import compute_shards, end_lane_processes, find_pending, plan
-from tasks.tracking import Value
-from virnuc_core.env_config import env, ignored_variables
+from tasks.tracking import current_run
+from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
@@ -28,11 +27,34 @@ from virnuc_core.inference.launcher import assign_shards
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import LaneMode, RunConfig
+from virnuc_core.settings import RunConfig
 
 _SECONDS_BETWEEN_POLLS: Final = 0.5
 
 _log = logging.getLogger(__name__)
+
+
+def lane_name() -> str:
+    """Number and device of a lane, "lane-0-cuda:1", or in a pool its size, "lane-12 9 shards"."""
+    parameters: dict[str, Any] = flow_run.parameters
+    if parameters["device"] in ("auto", "cuda"):
+        return f"lane-{parameters['lane']} {len(parameters['shards'])} shards"
+    return f"lane-{parameters['lane']}-{parameters['device']}"
+
+
+def plan_name() -> str:
+    """Such as "plan my-results"."""
+    return f"plan {Path(flow_run.parameters['folder']).name}"
+
+
+def lane_journal_name(lane: int, run_id: str | UUID) -> str:
+    """Journal of a lane's run."""
+    return f"lane-{lane:04d}-{str(run_id)[:8]}"
+
+
+def plan_journal_name(run_id: str | UUID) -> str:
+    """Journal of a planning run."""
+    return f"plan-{str(run_id)[:8]}"
 
 
 @flow(name="embed-lane", flow_run_name=lane_name, persist_result=False)
@@ -47,9 +69,6 @@ def embed_lane(
         lane: number of this lane, from 0.
         device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees, "auto" that or else the CPU.
         num_lanes: lanes that share this machine's CPU threads with this one, itself included.
-
-    Raises:
-        VirnucError: what stopped the lane; its finished shards are kept.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
@@ -71,9 +90,6 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
         config: settings as asked for.
         kind: what the run is to give.
         device: as for `embed_lane`.
-
-    Raises:
-        VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
@@ -89,27 +105,52 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
         plan(run, config, kind, (own,))
 
 
-class LocalLanes:
+class FlowLanes(ABC):
+    """Lanes of a flow: their journals are followed, shown as progress and recorded in MLflow."""
+
+    def __init__(self, shown_devices: str) -> None:
+        self.shown_devices = shown_devices
+
+    @abstractmethod
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Makes the plan on the hardware that will compute it."""
+
+    @abstractmethod
+    def work(self, folder: RunFolder, watch: LaneWatch) -> None:
+        """Computes the missing shards, and polls `watch` meanwhile."""
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes the missing shards of a planned run and returns a report per lane.
+
+        Raises:
+            VirnucError: what stopped a lane.
+        """
+        with LaneTracking(current_run()) as tracking:
+            watch = LaneWatch(folder, [LaneRows(read_plan(folder.plan)), tracking])
+            self.work(folder, watch)
+        hardware = sorted({report.device_name for report in watch.reports if report.device_name})
+        if len(hardware) > 1:
+            _log.warning(
+                "lanes ran on different hardware (%s): the last digits of scores and vectors may differ from those "
+                "of a run on one kind",
+                ", ".join(hardware),
+            )
+        return watch.reports
+
+
+class LocalLanes(FlowLanes):
     """One lane per device of this machine: subflows in threads, each with a process of its own for its device."""
 
     def __init__(self, devices: tuple[str, ...]) -> None:
+        super().__init__(",".join(devices))
         self._devices = devices
 
-    @property
-    def settings(self) -> Mapping[str, Value]:
-        """Mode and devices."""
-        return {"mode": "local", "devices": ",".join(self._devices)}
-
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Makes the plan in this process."""
+        """Plans in this process."""
         return plan(folder, config, kind, self._devices)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Assigns the pending shards to lanes and waits for all of them, even when one fails.
-
-        Raises:
-            VirnucError: what stopped the first lane that failed.
-        """
+        """Assigns the pending shards to lanes and waits for all of them, even when one fails."""
         pending = find_pending(folder)
         assignments = assign_shards(read_plan(folder.plan), pending, len(self._devices))
         if not assignments:
@@ -144,48 +185,8 @@ class LocalLanes:
             failed[0].result()
 
 
-Lanes: TypeAlias = LocalLanes | PoolLanes
-
-
-def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> Lanes:
-    """Finds the devices or the pool for a run before any work is done; `lane_minutes` applies to a pool.
-
-    Raises:
-        UsageError: the devices cannot be used in this mode, or there is no pool to use.
-        DeviceError: a requested GPU does not exist.
-    """
-    for warning in ignored_variables():
-        _log.warning("%s", warning)
-    return LocalLanes(resolve_devices(devices)) if mode == "local" else PoolLanes(devices, lane_minutes)
-
-
-def run_lanes(lanes: Lanes, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> list[LaneReport]:
-    """Computes the missing shards of a planned run and returns a report per lane.
-
-    The observers get the entries of the lanes' journals, in addition to the progress display.
-
-    Raises:
-        VirnucError: what stopped a lane.
-    """
-    watch = LaneWatch(folder, [LaneRows(read_plan(folder.plan)), *observers])
-    lanes.work(folder, watch)
-    reports = watch.reports
-    hardware = sorted({report.device_name for report in reports if report.device_name})
-    if len(hardware) > 1:
-        _log.warning(
-            "lanes ran on different hardware (%s): the last digits of scores and vectors may differ from those "
-            "of a run on one kind",
-            ", ".join(hardware),
-        )
-    return reports
-
-
 def _own_device(choice: str) -> str:
-    """The device of a lane or a plan.
-
-    Raises:
-        DeviceLostError: it is a GPU, and this process sees none.
-    """
+    """The device of a lane or a plan; DeviceLostError if that is a GPU and this process sees none."""
     if choice not in ("auto", "cuda"):
         return choice
     devices = resolve_devices(("auto",))

@@ -2,6 +2,7 @@
 
 import logging
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,6 @@ from tasks.nightly import (
     DigestCache,
     NightlyBatch,
     NightlyReport,
-    PredictFile,
     PredictResult,
     iter_inbox,
     lock_results,
@@ -78,7 +78,7 @@ def nightly(
         "mode": mode,
         "lane_minutes": lane_minutes,
         "settle_seconds": settle_seconds,
-        **{name: ",".join(value) if isinstance(value, tuple) else value for name, value in settings},
+        **settings.params,
     }
 
     with lock_results(results) as is_alone:
@@ -86,10 +86,10 @@ def nightly(
             message = f"another nightly run is at work in {results}: this one leaves everything to it"
             _log.warning(message)
             return Completed(message=message, data=NightlyReport(inbox=inbox, out=results, outcomes=()))
-        with tracked_run(nightly_name(), params, prefect_tags(results)) as tracked:
+        with tracked_run(flow_run.name, params, prefect_tags(results)) as tracked:
             files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
             with DigestCache(results / DIGESTS_NAME) as digests:
-                predict_file = _predicting(settings, mode, lane_minutes)
+                predict_file = partial(_predict_file, settings=settings, mode=mode, lane_minutes=lane_minutes)
                 batch = NightlyBatch(results, digests, predict_file, settle_seconds)
                 report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
             publish_nightly(report, tracked)
@@ -100,20 +100,10 @@ def nightly(
     return Completed(message=report.summary, data=report)
 
 
-def _predicting(settings: PredictSettings, mode: LaneMode, lane_minutes: float) -> PredictFile:
-    def predict_file(path: Path, out: Path) -> PredictResult:
-        # The state, and not the result: an error ends this run alone.
-        state: State[Any] = predict(
-            inputs=[str(path)],
-            out=str(out),
-            settings=settings,
-            mode=mode,
-            lane_minutes=lane_minutes,
-            return_state=True,
-        )
-        error = None if state.is_completed() else state.result(raise_on_failure=False)
-        run_id = state.state_details.flow_run_id
-        link = url_for("flow-run", obj_id=run_id) if run_id else None
-        return PredictResult(error=error, link=link or "")
-
-    return predict_file
+def _predict_file(path: Path, out: Path, **settings: Any) -> PredictResult:
+    # The state, and not the result: an error ends this run alone.
+    state: State[Any] = predict([str(path)], str(out), **settings, return_state=True)
+    error = None if state.is_completed() else state.result(raise_on_failure=False)
+    run_id = state.state_details.flow_run_id
+    link = url_for("flow-run", obj_id=run_id) if run_id else None
+    return PredictResult(error=error, link=link or "")

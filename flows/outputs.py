@@ -17,11 +17,7 @@ def absolute_path(name: str) -> str:
 
 
 def require_no_input(out: Path, inputs: Iterable[str]) -> None:
-    """Keeps an output from replacing one of its inputs, under any path to it.
-
-    Raises:
-        UsageError: `out` is one of the inputs.
-    """
+    """Raises UsageError if an output is one of its inputs, under any path to it."""
     for name in inputs:
         path = Path(name)
         if out.exists() and path.exists() and out.samefile(path):
@@ -29,21 +25,13 @@ def require_no_input(out: Path, inputs: Iterable[str]) -> None:
 
 
 def require_head_name(out: Path) -> None:
-    """Requires the file suffix by which heads are recognized.
-
-    Raises:
-        UsageError: the suffix is another one.
-    """
+    """Raises UsageError unless the suffix is that by which heads are recognized."""
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out} must end in .safetensors: that is how a head is stored.")
 
 
 def require_run(root: Path) -> None:
-    """Requires a planned run, or one that is being reprocessed.
-
-    Raises:
-        InputError: the folder holds neither.
-    """
+    """Raises InputError unless the folder holds a planned run, or one that is being reprocessed."""
     folder = RunFolder(root)
     if not folder.plan.exists() and folder.incoming.previous is None:
         raise InputError(
@@ -52,11 +40,7 @@ def require_run(root: Path) -> None:
 
 
 def require_absolute(*paths: str) -> None:
-    """Refuses relative paths in a run of a deployment: it runs in its worker's folder.
-
-    Raises:
-        UsageError: a path is relative.
-    """
+    """Raises UsageError for relative paths in a run of a deployment: it runs in its worker's folder."""
     from prefect.runtime import deployment  # only after Prefect's settings are made
 
     relative = [path for path in paths if not Path(path).is_absolute()]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from typing import Any, Final, Self, TypeVar, cast
 from uuid import UUID
@@ -26,11 +27,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Cancelling
 
-from flows.naming import lane_journal_name, plan_journal_name
+from flows.lanes import FlowLanes, lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
 from tasks.stages import find_pending
-from tasks.tracking import Value
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.inference.events import LaneFailed, LaneStarted
@@ -68,7 +68,7 @@ class _Lane:
     failures: int = 0
 
 
-class PoolLanes:
+class PoolLanes(FlowLanes):
     """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
     Devices are "auto" or "cpu", as each worker sees them.
@@ -84,26 +84,17 @@ class PoolLanes:
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc worker --devices`)."
             )
         _require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
-        self._device = devices[0]
+        super().__init__(devices[0])
         self._lane_device = devices[0]  # the planned kind of device, once there is a plan
         self._lane_seconds = 60 * lane_minutes
 
-    @property
-    def settings(self) -> Mapping[str, Value]:
-        """Mode and devices."""
-        return {"mode": "pool", "devices": self._device}
-
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Has a worker make the plan, since memory and speed depend on its hardware.
-
-        Raises:
-            VirnucError: what stopped the planning.
-        """
+        """Has a worker make the plan, since memory and speed depend on its hardware."""
         parameters = {
             "folder": str(folder.root.resolve()),
             "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
-            "device": self._device,
+            "device": self.shown_devices,
         }
         delay = 0.0
         with PoolRuns(WORK_POOL) as runs:
@@ -113,25 +104,21 @@ class PoolLanes:
                 run_id = runs.submit(PLAN_DEPLOYMENT, f"plan {folder.root.name}", parameters, delay=delay)
                 while not (ended := runs.poll_final_states()):
                     pass
-                events = [
-                    entry.event
-                    for entry in JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new()
-                ]
+                failure = None
+                for entry in JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new():
+                    if isinstance(entry.event, LaneStarted):
+                        self._lane_device = entry.event.device.partition(":")[0]
+                    elif isinstance(entry.event, LaneFailed):
+                        failure = entry.event
                 if ended[run_id].is_completed():
-                    starts = [event for event in events if isinstance(event, LaneStarted)]
-                    if starts:
-                        self._lane_device = starts[0].device.partition(":")[0]
                     break
-                failed = [event for event in events if isinstance(event, LaneFailed)]
-                failure = failed[-1] if failed else None
                 delay = _retry_delay_or_raise("the planning", failure, ended[run_id], failures)
         return read_plan(folder.plan)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
         """Submits lanes until no shard is missing; a failed lane is resubmitted with its missing shards.
 
-        Raises:
-            VirnucError: what stopped a lane for good; the other lanes are cancelled, and finished shards are kept.
+        When one fails for good, the others are cancelled; finished shards are kept.
         """
         plan = read_plan(folder.plan)
         with PoolRuns(WORK_POOL) as runs:
@@ -161,14 +148,13 @@ class PoolLanes:
     def _submit(
         self, runs: "PoolRuns", folder: RunFolder, plan: RunPlan, lane: _Lane, delay: float = 0
     ) -> UUID:
-        parameters: dict[str, Any] = {
+        parameters = {
             "folder": str(folder.root.resolve()),
             "shards": lane.shards,
             "lane": lane.number,
             "device": self._lane_device,
         }
-        name = f"lane-{lane.number} {len(lane.shards)} shards"
-        tags = (_run_tag(folder), _plan_tag(plan))
+        name, tags = f"lane-{lane.number} {len(lane.shards)} shards", (_run_tag(folder), _plan_tag(plan))
         return runs.submit(LANE_DEPLOYMENT, name, parameters, tags=tags, delay=delay)
 
 
@@ -220,23 +206,15 @@ class PoolRuns:
     def count_workers(self) -> int:
         """Online workers of the pool."""
         online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
-        workers = _read_pages(
-            lambda offset: self._client.read_workers_for_work_pool(
-                self._pool, worker_filter=online, offset=offset, limit=_PAGE_SIZE
-            )
-        )
-        return len(workers)
+        read = partial(self._client.read_workers_for_work_pool, self._pool, worker_filter=online)
+        return len(_read_pages(read))
 
     def find_unfinished(self, tag: str) -> list[FlowRun]:
         """Unfinished runs with this tag, whoever submitted them."""
         wanted = FlowRunFilter.model_validate(
             {"tags": {"all_": [tag]}, "state": {"type": {"any_": _UNFINISHED}}}
         )
-        return _read_pages(
-            lambda offset: self._client.read_flow_runs(
-                flow_run_filter=wanted, offset=offset, limit=_PAGE_SIZE
-            )
-        )
+        return _read_pages(partial(self._client.read_flow_runs, flow_run_filter=wanted))
 
     def follow(self, run_ids: Iterable[UUID]) -> None:
         """Also polls runs submitted by an earlier attempt."""
@@ -308,11 +286,7 @@ class PoolRuns:
 
 
 def require_lasting_server() -> str:
-    """The address of the server in the user's settings.
-
-    Raises:
-        UsageError: none is set.
-    """
+    """The address of the server in the user's settings; UsageError if none is set."""
     url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UsageError(
@@ -334,12 +308,7 @@ def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
 
 
 def _require_deployments(names: Iterable[str]) -> None:
-    """Makes sure that runs can be submitted.
-
-    Raises:
-        UsageError: there is no permanent server, or it lacks these deployments.
-        VirnucError: the server does not answer.
-    """
+    """Raises UsageError without a permanent server or these deployments, VirnucError if it does not answer."""
     url = require_lasting_server()
     with get_client(sync_client=True) as client:
         for name in names:
@@ -383,8 +352,7 @@ def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: Lan
 def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[Any], failures: int) -> float:
     """Seconds before a resubmission, after `failures` earlier failures in a row; `failure` is from the journal.
 
-    Raises:
-        VirnucError: the failure itself, when it is permanent or came too often.
+    Raises it when it is permanent or came too often.
     """
     # Without an entry in the journal, a process was killed (Crashed), or did not get as far as our code (Failed).
     can_help = failure.retryable if failure else not state.is_failed()
@@ -401,11 +369,11 @@ def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[An
     )
 
 
-def _read_pages(read: Callable[[int], Sequence[Item]]) -> list[Item]:
-    """All items of a paginated request, which takes an offset."""
+def _read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
+    """All items of a paginated request."""
     found: list[Item] = []
     while True:
-        page = read(len(found))
+        page = read(offset=len(found), limit=_PAGE_SIZE)
         found += page
         if len(page) < _PAGE_SIZE:
             return found

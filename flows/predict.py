@@ -4,21 +4,13 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.computed_run import TrackedLanes, compute_run
-from flows.naming import run_name
+from flows.computed_run import choose_lanes, compute_run, run_name
 from flows.outputs import require_absolute
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import PREDICT, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import (
-    PREDICT_DEFAULTS,
-    LaneMode,
-    LaneSettings,
-    PositiveTime,
-    PredictSettings,
-    predict_config,
-)
+from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)
@@ -39,14 +31,12 @@ def predict(
         force: keep nothing of an earlier run in that folder.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
-
-    Raises:
-        VirnucError: what is wrong, where, and what to do.
     """
     attach_api_log_handler()
     require_absolute(*inputs, out)
     config = predict_config(settings)
-    lanes = TrackedLanes(config.devices, LaneSettings(mode=mode, lane_minutes=lane_minutes))
+    lanes = choose_lanes(mode, config.devices, lane_minutes)
+    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
     with open_run_folder(Path(out), force=force) as folder:
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out)
-        return compute_run(run, PREDICT, name=run_name(), settings=settings, lanes=lanes)
+        return compute_run(run, PREDICT, params)

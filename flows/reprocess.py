@@ -3,15 +3,20 @@
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
-from flows.computed_run import TrackedLanes, compute_run
-from flows.naming import reprocess_name
+from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import require_absolute, require_run
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import REPROCESS, Move
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import REPROCESS_DEFAULTS, LaneMode, LaneSettings, PositiveTime, ReprocessSettings
+from virnuc_core.settings import REPROCESS_DEFAULTS, LaneMode, PositiveTime, ReprocessSettings
+
+
+def reprocess_name() -> str:
+    """Such as "reprocess my-results"."""
+    return f"reprocess {Path(flow_run.parameters['run']).name}"
 
 
 @flow(name="reprocess", flow_run_name=reprocess_name, persist_result=False)
@@ -32,14 +37,12 @@ def reprocess(
         force: throw away what was begun with other settings.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
-
-    Raises:
-        VirnucError: what is wrong, where, and what to do.
     """
     attach_api_log_handler()
     require_absolute(run)
     require_run(Path(run))
-    lanes = TrackedLanes(settings.devices, LaneSettings(mode=mode, lane_minutes=lane_minutes))
+    lanes = choose_lanes(mode, settings.devices, lane_minutes)
+    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
     with open_run_folder(Path(run), force=False) as folder:
         move = Move(folder, settings, lanes, force=force)
-        return compute_run(move, REPROCESS, name=reprocess_name(), settings=settings, lanes=lanes)
+        return compute_run(move, REPROCESS, params)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.computed_run import TrackedLanes, compute_run
-from flows.naming import labelled_name
+from flows.computed_run import choose_lanes, compute_run, labelled_name
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from tasks.artifacts import attach_api_log_handler
 from tasks.heads import TrainingReport, card_of, publish_head
@@ -14,14 +13,7 @@ from tasks.tracking import TrackedRun
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import (
-    TRAIN_DEFAULTS,
-    LaneMode,
-    LaneSettings,
-    PositiveTime,
-    TrainSettings,
-    train_config,
-)
+from virnuc_core.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
 from virnuc_core.training.heads import HeadSettings
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
@@ -45,15 +37,19 @@ def train(
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
-
-    Raises:
-        VirnucError: what is wrong, where, and what to do.
     """
     attach_api_log_handler()
     head = Path(out)
     _require_places(files, head, settings)
     config = train_config(settings)
-    lanes = TrackedLanes(config.devices, LaneSettings(mode=mode, lane_minutes=lane_minutes))
+    head_settings = HeadSettings(
+        trainer=TrainerSettings(seed=settings.seed, members=settings.members, epochs=settings.epochs),
+        held_out=settings.held_out,
+        group_power=settings.group_power,
+        most_frames=settings.most_frames,
+    )
+    lanes = choose_lanes(mode, config.devices, lane_minutes)
+    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
     reports: list[TrainingReport] = []
 
     def publish_training(run: Run, tracked: TrackedRun) -> None:
@@ -65,17 +61,9 @@ def train(
         if force:
             head.unlink(missing_ok=True)
         run = Training(
-            folder,
-            config,
-            files,
-            groups=settings.groups,
-            settings=_head_settings(settings),
-            lanes=lanes,
-            out=out,
+            folder, config, files, groups=settings.groups, settings=head_settings, lanes=lanes, out=out
         )
-        compute_run(
-            run, TRAIN, name=labelled_name(), settings=settings, lanes=lanes, publish_run=publish_training
-        )
+        compute_run(run, TRAIN, params, publish_training)
     [report] = reports
     return report
 
@@ -86,12 +74,3 @@ def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -
     require_head_name(head)
     for written in (head, card_of(head)):
         require_no_input(written, read)
-
-
-def _head_settings(settings: TrainSettings) -> HeadSettings:
-    return HeadSettings(
-        trainer=TrainerSettings(seed=settings.seed, members=settings.members, epochs=settings.epochs),
-        held_out=settings.held_out,
-        group_power=settings.group_power,
-        most_frames=settings.most_frames,
-    )

@@ -149,11 +149,7 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
 
 
 def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
-    """Calls of a run by level: chunks, contigs, and separately chunks with a DNA-only score.
-
-    Raises:
-        MismatchError: the run has other records.
-    """
+    """Calls of a run by level: chunks, contigs, and separately chunks with a DNA-only score."""
     record: dict[str, int] = {}
     contigs: list[tuple[int, str, str]] = []
     for row in _rows(folder.contigs):

@@ -16,6 +16,7 @@ from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import (
     GpuSample,
+    LaneEvent,
     LaneFailed,
     LaneFinished,
     LaneReport,
@@ -35,6 +36,7 @@ PROGRESS: Final = "progress/"
 _JOURNALS: Final = "lane-*.jsonl"
 _GPU_FIELDS: Final = ("index", "uuid", "utilization.gpu", "memory.used")
 _MIB: Final = 2**20
+_STATUSES: Final[dict[type[LaneEvent], Status]] = {LaneFinished: "FINISHED", LaneFailed: "FAILED"}
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +202,6 @@ class LaneTracking:
         self._next_write = 0.0
         self._lanes: dict[str, _TrackedLane] = {}
         self._points: list[MetricPoint] = []
-        self._gpu_samples: list[GpuSample] = []
         self._shards = 0
         self._sequences = 0
 
@@ -209,25 +210,30 @@ class LaneTracking:
 
     def __exit__(self, *_: object) -> None:
         self._write()
-        for lane in self._lanes.values():
+        lanes = self._lanes.values()
+        for lane in lanes:
             lane.end()
-        if metrics := _gpu_metrics(self._gpu_samples):
-            self._run.log_metrics(metrics)
-        curves = [(lane.title, lane.curve) for lane in self._lanes.values() if lane.curve]
+        self._run.log_metrics(_gpu_metrics([sample for lane in lanes for sample in lane.gpu_samples]))
+        curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
         if curves and self._run.run_id is not None:
             self._run.log_figure("throughput", throughput_figure(curves))
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
         """Opens a child run for a new lane; everything else is written later."""
-        if name not in self._lanes and isinstance(entry.event, LaneStarted):
-            self._lanes[name] = _TrackedLane(self._run, name, entry.time, entry.event)
+        event = entry.event
         if name not in self._lanes:
-            return
+            if not isinstance(event, LaneStarted):
+                return
+            self._lanes[name] = _TrackedLane(self._run, name, entry.time, event)
         self._lanes[name].add(entry)
-        if isinstance(entry.event, ShardDone):
-            self._add_totals(entry.time, entry.event)
-        elif isinstance(entry.event, GpuSample):
-            self._gpu_samples.append(entry.event)
+        if isinstance(event, ShardDone):
+            self._shards += 1
+            self._sequences += event.counters.frames
+            totals: dict[str, float] = {"sequences": self._sequences, "shards": self._shards}
+            for lane in self._lanes.values():
+                for key, value in lane.speeds.items():
+                    totals[key] = totals.get(key, 0.0) + value
+            self._points += _points(totals, self._shards, entry.time)
 
     def end_poll(self) -> None:
         """Writes new values, unless that was just done."""
@@ -237,20 +243,10 @@ class LaneTracking:
 
     def _write(self) -> None:
         """One request per run with new values."""
-        if self._points:
-            self._run.log_points(self._points)
-            self._points = []
+        self._run.log_points(self._points)
+        self._points = []
         for lane in self._lanes.values():
             lane.write()
-
-    def _add_totals(self, moment: float, event: ShardDone) -> None:
-        self._shards += 1
-        self._sequences += event.counters.frames
-        totals: dict[str, float] = {"sequences": self._sequences, "shards": self._shards}
-        for lane in self._lanes.values():
-            for key, value in lane.speeds.items():
-                totals[key] = totals.get(key, 0.0) + value
-        self._points += _points(totals, self._shards, moment)
 
 
 class _TrackedLane:
@@ -265,11 +261,10 @@ class _TrackedLane:
         self.title = f"lane {start.lane} on {start.host} {start.device}"
         self.speeds: dict[str, float] = {}
         self.curve: list[tuple[float, float]] = []
-        self._gpu_samples: list[GpuSample] = []
-        self._shard_samples: list[GpuSample] = []
+        self.gpu_samples: list[GpuSample] = []
+        self._samples_of_earlier_shards = 0
         self._entries: list[JournalEntry] = []
         self._points: list[MetricPoint] = []
-        self._status: Status = "KILLED"
         self._is_open = True
         params: dict[str, Value] = {
             "lane": start.lane,
@@ -282,29 +277,22 @@ class _TrackedLane:
     def add(self, entry: JournalEntry) -> None:
         event = entry.event
         if isinstance(event, GpuSample):
-            self._gpu_samples.append(event)
-            self._shard_samples.append(event)
+            self.gpu_samples.append(event)
             return
         self._entries.append(entry)
         if isinstance(event, ShardDone):
             self._add_shard(entry.time, event)
             return
         self.speeds = {}
-        if isinstance(event, ModelsLoaded):
-            # A restarted lane keeps its first hardware: an MLflow param has one value.
-            if not any(isinstance(known.event, ModelsLoaded) for known in self._entries[:-1]):
-                self._run.log_params({"device_name": event.device_name})
-        elif isinstance(event, LaneFailed):
-            self._status = "FAILED"
-        elif isinstance(event, LaneFinished):
-            self._status = "FINISHED"
+        # A restarted lane keeps its first hardware: an MLflow param has one value.
+        if isinstance(event, ModelsLoaded) and self._count(ModelsLoaded) == 1:
+            self._run.log_params({"device_name": event.device_name})
 
     def write(self) -> None:
         """Writes new values, and ends the run if the lane has finished."""
-        if self._points:
-            self._run.log_points(self._points)
-            self._points = []
-        if self._status == "FINISHED":
+        self._run.log_points(self._points)
+        self._points = []
+        if isinstance(self._entries[-1].event, LaneFinished):
             self.end()
 
     def end(self) -> None:
@@ -313,17 +301,22 @@ class _TrackedLane:
         self._is_open = False
         report = lane_report(self._entries)
         metrics = {key: value for key, value in lane_row(report).items() if not isinstance(value, str)}
-        metrics["starts"] = sum(isinstance(entry.event, LaneStarted) for entry in self._entries)
+        metrics["starts"] = self._count(LaneStarted)
         work = sum_counters(shard.counters for shard in report.shards)
-        self._run.log_metrics({**metrics, **_efficiency(work), **_gpu_metrics(self._gpu_samples)})
-        self._run.finish(self._status, self._entries[-1].time)
+        self._run.log_metrics({**metrics, **_efficiency(work), **_gpu_metrics(self.gpu_samples)})
+        last = self._entries[-1]
+        self._run.finish(_STATUSES.get(type(last.event), "KILLED"), last.time)
+
+    def _count(self, kind: type[LaneEvent]) -> int:
+        return sum(isinstance(entry.event, kind) for entry in self._entries)
 
     def _add_shard(self, moment: float, event: ShardDone) -> None:
         self.speeds = speeds(event.counters, event.seconds.forward)
         self.curve.append((moment, self.speeds["sequences_per_second"]))
-        metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(self._shard_samples)}
+        samples = self.gpu_samples[self._samples_of_earlier_shards :]
+        self._samples_of_earlier_shards = len(self.gpu_samples)
+        metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(samples)}
         self._points += _points(metrics, len(self.curve), moment)
-        self._shard_samples = []
 
 
 def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:
@@ -343,10 +336,7 @@ def _efficiency(work: ShardCounters) -> dict[str, float]:
 
 def _points(metrics: Mapping[str, float], step: int, moment: float) -> list[MetricPoint]:
     """Metrics of one moment; the step is the number of finished shards."""
-    return [
-        MetricPoint(key=f"{PROGRESS}{key}", value=value, step=step, time=moment)
-        for key, value in metrics.items()
-    ]
+    return [MetricPoint(f"{PROGRESS}{key}", value, step, moment) for key, value in metrics.items()]
 
 
 @contextmanager

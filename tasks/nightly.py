@@ -82,9 +82,7 @@ def results_name(path: Path, sha256: str) -> str:
 
 
 def iter_inbox(inbox: str) -> Iterator[FileSnapshot]:
-    """Yields the sequence files of an inbox; skips hidden files, other files, folders and rejected files.
-
-    A folder is not searched recursively; in a glob, `**` is.
+    """Yields the sequence files of a folder (not recursive) or glob; skips hidden, other and rejected files, and folders.
 
     Raises:
         UsageError: there is no such folder.
@@ -137,11 +135,7 @@ class DigestCache:
         self._save(self._used)  # drops digests of deleted files
 
     def sha256(self, file: FileSnapshot) -> str:
-        """Hex digest of a file.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """Hex digest of a file; raises InputError if it cannot be read."""
         name = str(file.path)
         entry = self._known.get(name)
         if entry is None or entry[:2] != (file.size, file.mtime_ns):
@@ -176,11 +170,7 @@ PredictFile = Callable[[Path, Path], PredictResult]
 
 @contextmanager
 def lock_results(out: Path) -> Iterator[bool]:
-    """Creates the results folder if needed; yields False when another nightly run uses it.
-
-    Raises:
-        UsageError: it is not a folder or not writable.
-    """
+    """Creates the results folder, else UsageError; yields False when another nightly run uses it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK_NAME).open("w")
@@ -225,12 +215,7 @@ class FileOutcome:
 
 
 class NightlyBatch:
-    """The files of one nightly run, and earlier results.
-
-    Args:
-        out: folder of the results folders.
-        settle_seconds: minimum time since the last change of a file.
-    """
+    """The files of one nightly run; results are in folders inside `out`, a file waits `settle_seconds` after a change."""
 
     def __init__(
         self, out: Path, digests: DigestCache, predict_file: PredictFile, settle_seconds: float

@@ -1,6 +1,6 @@
 """Publishes a finished run on disk, in Prefect and in MLflow, with links between the three."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +20,30 @@ from virnuc_core.specs import InputFile
 @resumable_task
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     """Writes report.html and run.json first, so that the run is complete on disk whatever fails elsewhere."""
-    page = prefect_tags(folder.root).get("prefect.flow_run_url")
-    links = {**report.links, **({"prefect_flow_run_url": page} if page else {})}
+    flow_page = prefect_tags(folder.root).get("prefect.flow_run_url")
+    links = {**report.links, **({"prefect_flow_run_url": flow_page} if flow_page else {})}
     write_report(folder.report, replace(report, links=links))
-    _show_in_prefect(folder, report)
-    if tracked.run_id is not None:
-        _show_in_mlflow(folder, report, tracked)
+
+    places = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
+    places["figures"] = str(folder.report.resolve())
+    mlflow = report.links.get("mlflow_run_url") or report.links.get("mlflow_run_id")
+    in_mlflow = {"MLflow": mlflow} if mlflow else {}
+    show_markdown("virnuc-summary", run_page(report, {**places, **in_mlflow}), verdict(report))
+    if report.lanes:
+        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
+    show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
+
+    if tracked.run_id is None:
+        return
+    in_prefect = {"Prefect": flow_page} if flow_page else {}
+    tracked.describe(run_page(report, {**places, **in_prefect}))
+    tracked.log_metrics(report.figures)
+    tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
+    tracked.log_files([path for path in (*tables, folder.page, folder.report) if path.exists()])
+    if report.lanes:
+        tracked.log_table("lanes", report.lane_rows)
+    if folder.predictions.exists():
+        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:
@@ -36,36 +54,6 @@ def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[st
         add_run_tag(f"mlflow:{links['mlflow_run_id']}")
     if "mlflow_run_url" in links:
         show_link("virnuc-mlflow", links["mlflow_run_url"], "This run in MLflow")
-
-
-def _show_in_prefect(folder: RunFolder, report: RunReport) -> None:
-    links = _places(folder)
-    if report.links:
-        links["MLflow"] = report.links.get("mlflow_run_url", report.links["mlflow_run_id"])
-    show_markdown("virnuc-summary", run_page(report, links), verdict(report))
-    if report.lanes:
-        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
-    show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
-
-
-def _show_in_mlflow(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
-    tables = (folder.predictions, folder.contigs, folder.regions, folder.rejected)
-    links = _places(folder)
-    if (page := prefect_tags(folder.root).get("prefect.flow_run_url")) is not None:
-        links["Prefect"] = page
-    tracked.describe(run_page(report, links))
-    tracked.log_metrics(report.figures)
-    tracked.log_files([path for path in (*tables, folder.page, folder.report) if path.exists()])
-    if report.lanes:
-        tracked.log_table("lanes", report.lane_rows)
-    if folder.predictions.exists():
-        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
-
-
-def _places(folder: RunFolder) -> dict[str, str]:
-    """Paths of the HTML report, if any, and run.json."""
-    page = {"report": str(folder.page.resolve())} if folder.page.exists() else {}
-    return {**page, "figures": str(folder.report.resolve())}
 
 
 def prefect_tags(out: Path) -> dict[str, str]:
@@ -80,8 +68,8 @@ def prefect_tags(out: Path) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value and not value.startswith("None/")}
 
 
-def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
-    """Every resolved setting of a run, flat for comparison by column; `asked` adds other requested settings."""
+def params_of(plan: RunPlan) -> dict[str, Value]:
+    """Every resolved setting of a run, flat for comparison by column."""
     params: dict[str, Value] = {
         "kind": plan.kind,
         "inputs": ",".join(file.name for file in plan.inputs),
@@ -101,19 +89,10 @@ def params_of(plan: RunPlan, asked: Mapping[str, Value]) -> dict[str, Value]:
         "switches": ",".join(
             dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))
         ),
-        **asked,
     }
+    names = ("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode")
     for model in plan.models:
-        params |= {
-            f"{model.family}_model": model.name,
-            f"{model.family}_weights_fingerprint": model.weights_fingerprint,
-            f"{model.family}_embedding_dim": model.spec.embedding_dim,
-            f"{model.family}_num_layers": model.spec.num_layers,
-            f"{model.family}_repr_layer": model.repr_layer,
-            f"{model.family}_precision": model.precision,
-            f"{model.family}_engine": model.engine,
-            f"{model.family}_attention": model.attention,
-            f"{model.family}_compile_mode": model.compile_mode,
-            f"{model.family}_token_budget": model.token_budget,
-        }
+        own = {name: getattr(model, name) for name in (*names, "token_budget")}
+        own |= {name: getattr(model.spec, name) for name in ("embedding_dim", "num_layers")}
+        params |= {f"{model.family}_{name}": value for name, value in {"model": model.name, **own}.items()}
     return params

@@ -77,11 +77,7 @@ def as_tasks(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
 
 @resumable_task
 def plan(folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...]) -> RunPlan:
-    """Writes the plan, or checks that the one in the folder is of the same run.
-
-    Raises:
-        VirnucError: a model, the head or a setting cannot be used, or the folder holds another run.
-    """
+    """Writes the plan, or checks that the one in the folder is of the same run."""
     return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder)
 
 
@@ -101,13 +97,7 @@ def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, .
 def compute_shards(
     folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
 ) -> None:
-    """Computes shards in a separate process; called again, it skips finished ones.
-
-    Raises:
-        LaneError: the process died.
-        VirnucError: raised in the process.
-        OSError: raised in the process by file access.
-    """
+    """Computes shards in a separate process, whose errors it raises; called again, it skips finished ones."""
     left = missing_shards(folder, shards)
     if not left:
         return

@@ -242,6 +242,11 @@ class TrackedRun:
 _enclosing: ContextVar[TrackedRun | None] = ContextVar("enclosing", default=None)
 
 
+def current_run() -> TrackedRun:
+    """The run of the enclosing `tracked_run`, or one that records nothing."""
+    return _enclosing.get() or TrackedRun(TrackingStore(), None)
+
+
 @contextmanager
 def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str]) -> Iterator[TrackedRun]:
     """Opens an MLflow run for the block, as a child inside another one."""
@@ -274,11 +279,7 @@ def open_store_early() -> None:
 
 
 def check_store() -> str:
-    """Opens the configured store as a run does, creating the experiment if missing.
-
-    Returns:
-        Why it cannot be used; "" when it can.
-    """
+    """Opens the configured store as a run does; returns why it cannot be used, "" when it can."""
     uri = env().tracking_uri
     try:
         if uri is None:

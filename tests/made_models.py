@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from benchmarks.reliability.material import make_tokenizer
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
@@ -73,15 +73,22 @@ class MadeRun:
     folder: RunFolder
     store: FrameStore
     plan: RunPlan
+    device: str = "cpu"
 
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
-        run_shards(self.folder, chosen, "cpu", 0, lambda event: None)
+        run_shards(self.folder, chosen, self.device, 0, lambda event: None)
 
 
 def plan_run(
-    root: Path, fasta: Path, config: RunConfig, *, kind: Kind = "predict", shard_seconds: float = 0.05
+    root: Path,
+    fasta: Path,
+    config: RunConfig,
+    *,
+    kind: Kind = "predict",
+    shard_seconds: float = 0.05,
+    device: str = "cpu",
 ) -> MadeRun:
     """Indexes and plans a run with small shards, so that there are several."""
     folder = RunFolder(root)
@@ -89,9 +96,9 @@ def plan_run(
     alphabet = "protein" if config.dnabert_model is None else "dna"
     store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet, rows=config.rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SHARD_SECONDS, "cpu", shard_seconds)
-        plan = open_plan(config, store, kind, ("cpu",), folder)
-    return MadeRun(folder, store, plan)
+        patch.setitem(SHARD_SECONDS, device.partition(":")[0], shard_seconds)
+        plan = open_plan(config, store, kind, (device,), folder)
+    return MadeRun(folder, store, plan, device)
 
 
 def make_spec(family: Family, **changes: object) -> ModelSpec:
@@ -146,19 +153,6 @@ def make_esm2(folder: Path, *, num_layers: int = 4, width: int = WIDTH, seed: in
     """An ESM-2 like the golden one."""
     spec = make_spec("esm2", num_layers=num_layers, embedding_dim=width, num_heads=4, ffn_dim=2 * width)
     return write_model(folder, spec, seed)
-
-
-def make_tokenizer(path: Path) -> None:
-    """Byte pairs of a few DNA words, with the ids of the published special tokens."""
-    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "A", "C", "G", "T", "AC", "GT", "AA", "ACGT"]
-    merges = [("A", "C"), ("G", "T"), ("A", "A"), ("AC", "GT")]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer.save(str(path))
 
 
 def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path:

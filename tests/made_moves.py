@@ -16,7 +16,7 @@ from virnuc_core.settings import RunConfig
 def copy_of(run: MadeRun, root: Path) -> MadeRun:
     """A run that a test may change."""
     folder = RunFolder(shutil.copytree(run.folder.root, root))
-    return MadeRun(folder, FrameStore.open(folder.frames), run.plan)
+    return MadeRun(folder, FrameStore.open(folder.frames), run.plan, run.device)
 
 
 def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:
@@ -24,8 +24,8 @@ def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:
     following = run.folder.next
     following.root.mkdir()
     following.link_frames()
-    plan = open_plan(config, run.store, "predict", ("cpu",), following)
-    return MadeRun(following, run.store, plan)
+    plan = open_plan(config, run.store, "predict", (run.device,), following)
+    return MadeRun(following, run.store, plan, run.device)
 
 
 def from_nothing(run: MadeRun, root: Path) -> MadeRun:
@@ -34,7 +34,7 @@ def from_nothing(run: MadeRun, root: Path) -> MadeRun:
     root.mkdir()
     folder.frames.symlink_to(run.folder.frames.resolve())
     write_plan(folder.plan, run.plan)
-    fresh = MadeRun(folder, run.store, run.plan)
+    fresh = MadeRun(folder, run.store, run.plan, run.device)
     fresh.compute()
     return fresh
 

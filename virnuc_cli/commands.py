@@ -1,64 +1,56 @@
 """The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from virnuc_cli.config import (
-    FileSettings,
-    command_origins,
-    environment_origins,
-    iter_commands,
-    split_command,
-    use_settings_files,
-)
-from virnuc_cli.options import Answer, CommandGroup, SpreadCommand, command, setting_options
+from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core import __version__
-from virnuc_core.benchmark.settings import BenchSettings
 from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
-from virnuc_core.settings import (
-    EmbedSettings,
-    FramesSettings,
-    LaneSettings,
-    PredictSettings,
-    ReprocessSettings,
-    TrainSettings,
-    predict_config,
-    read_settings,
-    train_config,
-)
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
+    from virnuc_core.benchmark.settings import BenchSettings
+    from virnuc_core.settings import (
+        EmbedSettings,
+        FramesSettings,
+        LaneSettings,
+        NightlySettings,
+        PredictSettings,
+        ReprocessSettings,
+        TrainSettings,
+    )
 
 HELP_FLAGS: Final = ("-h", "--help")
 _FRESH: Final = "Start over: keep nothing of an earlier run."
-_INPUTS: Final = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-_OUT_FOLDER: Final = click.option(
-    "--out", required=True, metavar="DIR", help="Folder for the results; run again to continue."
+_INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
+_RUN: Final = click.Argument(["run"], metavar="RUN")
+_PATH: Final = click.Argument(["path"])
+_EMBEDDINGS: Final = click.Argument(["embeddings"], metavar="EMBEDDINGS")
+_OUT_FOLDER: Final = click.Option(
+    ["--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
 )
-_LABELLED: Final = ("viral", "other", "genbank", "labelled", "labels")
 _LABELLED_FILES: Final = (
-    click.argument("labelled", nargs=-1, metavar="[LABELLED]..."),
-    click.option("--viral", multiple=True, metavar="FASTA...", help="Files of viral records alone."),
-    click.option("--other", multiple=True, metavar="FASTA...", help="Files of records that are not viral."),
-    click.option(
-        "--genbank", multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
+    click.Argument(["labelled"], nargs=-1, metavar="[LABELLED]..."),
+    click.Option(["--viral"], multiple=True, metavar="FASTA...", help="Files of viral records alone."),
+    click.Option(["--other"], multiple=True, metavar="FASTA...", help="Files of records that are not viral."),
+    click.Option(
+        ["--genbank"], multiple=True, metavar="FILE...", help="GenBank files: viral or not is in the lineage."
     ),
-    click.option("--labels", metavar="TSV", help="Columns record and class, for the records of LABELLED."),
+    click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
-_NIGHTLY_MODELS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
 _WORKERS: Final = (
-    click.option(
-        "--devices", default="auto", metavar="auto|cpu|0,1,...", help="GPUs that get a worker each [auto]."
+    click.Option(
+        ["--devices"], default="auto", metavar="auto|cpu|0,1,...", help="GPUs that get a worker each [auto]."
     ),
-    click.option("--workers", type=int, metavar="N", help="Workers on a host without GPUs [1]."),
+    click.Option(["--workers"], type=int, metavar="N", help="Workers on a host without GPUs [1]."),
 )
 
 
@@ -71,6 +63,8 @@ class CommandLine(CommandGroup):
         """Finds the command and loads its defaults from the settings files, except for help."""
         name, found, rest = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
+            from virnuc_cli.config import use_settings_files
+
             try:
                 use_settings_files(ctx, ctx.params["config"])
             except UsageError:
@@ -97,44 +91,58 @@ def cli(config: str | None) -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
-@command(cli, _INPUTS, _OUT_FOLDER, settings=PredictSettings, lanes=True, force=_FRESH)
+@contextmanager
+def _flow(name: str, lanes: "LaneSettings") -> Iterator[Callable[..., Answer]]:
+    """The flow flows.NAME, on a temporary Prefect server if none is configured."""
+    from virnuc_cli.local_prefect import local_prefect
+
+    with local_prefect(lasting=lanes.mode == "pool"):
+        flow = resolve_name(f"flows.{name}:{name}")
+
+        def run(*arguments: Any) -> Answer:
+            report = flow(*arguments, lanes.mode, lanes.lane_minutes)
+            return Answer(report.document, report.summary)
+
+        yield run
+
+
+@command(cli, _INPUTS, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
 def predict(
-    inputs: tuple[str, ...], out: str, settings: PredictSettings, lanes: LaneSettings, force: bool
+    inputs: tuple[str, ...], out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool
 ) -> Answer:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
-    from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import readable, require_models
 
-    require_models(predict_config(settings))
-    with readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
-        from flows.predict import predict as run
-
-        report = run(files, out, settings, force, lanes.mode, lanes.lane_minutes)
-    return Answer(report.document, report.summary)
+    require_models(settings)
+    with readable(inputs) as files, _flow("predict", lanes) as run:
+        return run(files, out, settings, force)
 
 
 @command(
     cli,
     _INPUTS,
-    click.option(
-        "--out", required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
+    click.Option(
+        ["--out"], required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
     ),
-    click.option(
-        "--model",
+    click.Option(
+        ["--model"],
         required=True,
         metavar="MODEL",
         help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
     ),
-    settings=EmbedSettings,
-    lanes=True,
+    settings="virnuc_core.settings:EmbedSettings",
     force=_FRESH,
 )
 def embed(
-    inputs: tuple[str, ...], out: str, model: str, settings: EmbedSettings, lanes: LaneSettings, force: bool
+    inputs: tuple[str, ...],
+    out: str,
+    model: str,
+    settings: "EmbedSettings",
+    lanes: "LaneSettings",
+    force: bool,
 ) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
     from flows.outputs import require_no_input
-    from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import readable
     from virnuc_core.models.catalogue import require_known_model, split_family
 
@@ -143,111 +151,87 @@ def embed(
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with readable(inputs) as files, local_prefect(lasting=lanes.mode == "pool"):
-        from flows.embed import embed as run
-
-        report = run(files, out, model, settings, force, lanes.mode, lanes.lane_minutes)
-    return Answer(report.document, report.summary)
+    with readable(inputs) as files, _flow("embed", lanes) as run:
+        return run(files, out, model, settings, force)
 
 
 @command(
     cli,
-    click.argument("run", metavar="RUN"),
-    settings=ReprocessSettings,
-    lanes=True,
+    _RUN,
+    settings="virnuc_core.settings:ReprocessSettings",
     force="Throw away what was begun with other settings.",
 )
-def reprocess(run: str, settings: ReprocessSettings, lanes: LaneSettings, force: bool) -> Answer:
+def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", force: bool) -> Answer:
     """Moves the predict run in folder RUN to other models, another head or other settings.
 
     What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
     computed. The old results stay until the new ones are complete.
     """
     from flows.outputs import require_run
-    from virnuc_cli.local_prefect import local_prefect
-    from virnuc_core.models.catalogue import require_known_model, resolve_head
+    from virnuc_cli.preflight import require_known_models
+    from virnuc_core.models.catalogue import resolve_head
 
     require_run(Path(run))
-    given = settings.given
-    if "dnabert_model" in given:
-        require_known_model(given["dnabert_model"], "dnabert_s")
-    if "esm_model" in given:
-        require_known_model(given["esm_model"], "esm2")
-    for head in filter(None, (given.get("head"), given.get("dna_head"))):
+    require_known_models(settings)
+    for head in filter(None, (settings.head, settings.dna_head)):
         resolve_head(head)
-    with local_prefect(lasting=lanes.mode == "pool"):
-        from flows.reprocess import reprocess as move
-
-        report = move(run, settings, force, lanes.mode, lanes.lane_minutes)
-    return Answer(report.document, report.summary)
+    with _flow("reprocess", lanes) as move:
+        return move(run, settings, force)
 
 
 @command(
     cli,
     *_LABELLED_FILES,
-    click.option(
-        "--out", required=True, metavar="FILE.safetensors", help="The head; its run folder is FILE.run."
+    click.Option(
+        ["--out"], required=True, metavar="FILE.safetensors", help="The head; its run folder is FILE.run."
     ),
-    settings=TrainSettings,
-    lanes=True,
+    settings="virnuc_core.settings:TrainSettings",
     force=_FRESH,
-    cls=SpreadCommand,
 )
-def train(out: str, settings: TrainSettings, lanes: LaneSettings, force: bool, **files: Any) -> Answer:
+def train(out: str, settings: "TrainSettings", lanes: "LaneSettings", force: bool, **files: Any) -> Answer:
     """Trains a classifier head for the vectors of two models on labelled sequences.
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
     """
     from flows.outputs import require_head_name
-    from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import folder_of, require_inputs, require_known_models
+    from virnuc_core.settings import train_config
 
     require_head_name(Path(out))
     folder_of(Path(out))
     require_known_models(train_config(settings))
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
-    with local_prefect(lasting=lanes.mode == "pool"):
-        from flows.train import train as run
+    with _flow("train", lanes) as run:
         from virnuc_core.training.labels import LabelledFiles
 
-        report = run(LabelledFiles(**files), out, settings, force, lanes.mode, lanes.lane_minutes)
-    return Answer(report.document, report.summary)
+        return run(LabelledFiles(**files), out, settings, force)
 
 
-@command(
-    cli,
-    *_LABELLED_FILES,
-    _OUT_FOLDER,
-    settings=PredictSettings,
-    lanes=True,
-    force=_FRESH,
-    cls=SpreadCommand,
-)
-def evaluate(out: str, settings: PredictSettings, lanes: LaneSettings, force: bool, **files: Any) -> Answer:
+@command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
+def evaluate(
+    out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool, **files: Any
+) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
-    from virnuc_cli.local_prefect import local_prefect
     from virnuc_cli.preflight import require_inputs, require_models
 
-    require_models(predict_config(settings))
+    require_models(settings)
     require_inputs(_paths(files))
-    with local_prefect(lasting=lanes.mode == "pool"):
-        from flows.evaluate import evaluate as run
+    with _flow("evaluate", lanes) as run:
         from virnuc_core.training.labels import LabelledFiles
 
-        report = run(LabelledFiles(**files), out, settings, force, lanes.mode, lanes.lane_minutes)
-    return Answer(report.document, report.summary)
+        return run(LabelledFiles(**files), out, settings, force)
 
 
 def _paths(files: Mapping[str, Any]) -> list[str]:
-    labels = files["labels"]
-    return [path for name in _LABELLED[:-1] for path in files[name]] + ([labels] if labels else [])
+    several = [path for name in ("viral", "other", "genbank", "labelled") for path in files[name]]
+    return [*several, *filter(None, [files["labels"]])]
 
 
 @command(
     cli,
-    click.argument("run", metavar="RUN"),
-    click.option(
-        "--labels", metavar="FILE.tsv", help="Table of contig and class: adds metrics by class [none]."
+    _RUN,
+    click.Option(
+        ["--labels"], metavar="FILE.tsv", help="Table of contig and class: adds metrics by class [none]."
     ),
 )
 def report(run: str, labels: str | None) -> Answer:
@@ -296,13 +280,15 @@ def _read_report(root: Path, path: Path) -> dict[str, Any]:
 @command(
     cli,
     _INPUTS,
-    click.option(
-        "--out", required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
+    click.Option(
+        ["--out"], required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
     ),
-    settings=FramesSettings,
+    settings="virnuc_core.settings:FramesSettings",
 )
-def frames(inputs: tuple[str, ...], out: str, settings: FramesSettings) -> Answer:
+def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Answer:
     """Writes the open reading frames of INPUT as a table."""
+    from tempfile import TemporaryDirectory
+
     from flows.outputs import require_no_input
     from virnuc_cli.preflight import folder_of, readable
     from virnuc_core.sequences.frame_store import write_frames_tsv
@@ -345,12 +331,12 @@ def _drop_empty_table(path: Path) -> None:
 
 @command(
     cli,
-    click.argument("embeddings", metavar="EMBEDDINGS"),
-    click.option("--head", required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.option(
-        "--dna-head", metavar="PATH", help="Head for chunks without a stop-free frame [they are left out]."
+    _EMBEDDINGS,
+    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
+    click.Option(
+        ["--dna-head"], metavar="PATH", help="Head for chunks without a stop-free frame [they are left out]."
     ),
-    click.option("--out", required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
+    click.Option(["--out"], required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
 )
 def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
     """Scores stored EMBEDDINGS with another classifier head."""
@@ -366,12 +352,12 @@ def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
 
 @command(
     cli,
-    click.argument("embeddings", metavar="EMBEDDINGS"),
-    click.option(
-        "--to", required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
+    _EMBEDDINGS,
+    click.Option(
+        ["--to"], required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
     ),
-    click.option(
-        "--vectors",
+    click.Option(
+        ["--vectors"],
         type=click.Choice(["all", "dna", "protein"]),
         default="all",
         help="Of a predict run, the vectors of one model [all: DNA and protein side by side].",
@@ -389,13 +375,13 @@ def export(embeddings: str, to: str, vectors: str) -> Answer:
     return Answer({"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
 
 
-@command(cli, click.argument("path"))
+@command(cli, _PATH)
 def inspect(path: str) -> Answer:
     """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
     return _inspected(path, thorough=False)
 
 
-@command(cli, click.argument("path"))
+@command(cli, _PATH)
 def fsck(path: str) -> Answer:
     """Checks a run's folder, or one file, byte by byte, and says what is not whole and what to do.
 
@@ -412,8 +398,8 @@ def _inspected(path: str, *, thorough: bool) -> Answer:
     return Answer(found.document, found.summary, 0 if found.is_complete else DamagedFileError.exit_code)
 
 
-@command(cli, settings=BenchSettings)
-def bench(settings: BenchSettings) -> Answer:
+@command(cli, settings="virnuc_core.benchmark.settings:BenchSettings")
+def bench(settings: "BenchSettings") -> Answer:
     """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
     from virnuc_core.benchmark.run import run_benchmark, text_table  # imports torch
 
@@ -423,13 +409,12 @@ def bench(settings: BenchSettings) -> Answer:
 
 @command(
     cli,
-    click.option("--quick", is_flag=True, help="Without the small run on each device."),
-    click.option(
-        "--compare",
+    click.Option(["--quick"], is_flag=True, help="Without the small run on each device."),
+    click.Option(
+        ["--compare"],
         metavar="MODEL",
         help="Compare this model's vectors with those of the program it was published for, and nothing else.",
     ),
-    progress=False,
 )
 def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
     """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
@@ -470,38 +455,38 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
 
 @command(
     cli,
-    click.option("--cron", metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
-    click.option("--timezone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
-    click.option("--inbox", metavar="DIR|GLOB", help="Where the nightly batch finds files."),
-    click.option("--out", metavar="DIR", help="Where the nightly batch puts its runs."),
-    *setting_options(PredictSettings, _NIGHTLY_MODELS, otherwise="as deployed; at first the bundled models"),
+    click.Option(["--cron"], metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
+    click.Option(["--timezone"], metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
+    click.Option(["--inbox"], metavar="DIR|GLOB", help="Where the nightly batch finds files."),
+    click.Option(["--out"], metavar="DIR", help="Where the nightly batch puts its runs."),
+    settings="virnuc_core.settings:NightlySettings",
 )
 def deploy(
-    cron: str | None, timezone: str | None, inbox: str | None, out: str | None, **models: Any
+    cron: str | None, timezone: str | None, inbox: str | None, out: str | None, settings: "NightlySettings"
 ) -> Answer:
     """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
-    from deployments.register import NightlyChoice, register
     from flows.outputs import absolute_path
     from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_cli.preflight import require_models
+    from virnuc_core.settings import PredictSettings
 
-    given = {name: value for name, value in models.items() if value is not None}
-    if given:  # fails now instead of at night
-        require_models(predict_config(read_settings(PredictSettings, given)))
-    named = ("esm_model", "dnabert_model", "head", "dna_head")
-    paths = {name: absolute_path(given[name]) for name in named if name in given}
+    models = settings.given
+    if models:  # fails now instead of at night
+        require_models(PredictSettings(**models))
+    for name in {"esm_model", "dnabert_model", "head", "dna_head"} & {*models}:
+        models[name] = absolute_path(models[name])
     prepare_local_prefect()
-    done = register(
-        NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models={**given, **paths})
-    )
+    from deployments.register import NightlyChoice, register  # imports Prefect
+
+    done = register(NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models=models))
     return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
 
 
 @command(
     cli,
     *_WORKERS,
-    click.option(
-        "--runs", type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
+    click.Option(
+        ["--runs"], type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
     ),
     answers=False,
 )
@@ -518,9 +503,11 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
 @command(
     cli,
     *_WORKERS,
-    click.option("--port", type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."),
-    click.option(
-        "--mlflow-port", type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
+    click.Option(
+        ["--port"], type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."
+    ),
+    click.Option(
+        ["--mlflow-port"], type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
     ),
     answers=False,
 )
@@ -546,8 +533,7 @@ def config_group() -> None:
 
 @command(
     config_group,
-    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
-    progress=False,
+    click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
     context_settings={"ignore_unknown_options": True},
 )
 def show(command: tuple[str, ...]) -> Answer:
@@ -555,13 +541,14 @@ def show(command: tuple[str, ...]) -> Answer:
 
     FLAGS are taken as if COMMAND were run with them.
     """
+    from virnuc_cli.config import FileSettings, command_origins, environment_origins, iter_commands
     from virnuc_cli.terminal import aligned  # imports rich
 
     root = click.get_current_context().find_root()
     settings = root.obj
     assert isinstance(settings, FileSettings)
-    chosen = [split_command(cli, command)] if command else [(path, ()) for path, _ in iter_commands(cli)]
-    found = {" ".join(path): list(command_origins(root, path, rest)) for path, rest in chosen}
+    chosen = [command] if command else [path for path, _ in iter_commands(cli)]
+    found = dict(command_origins(root, words) for words in chosen)
     environment = list(environment_origins(settings))
     document: dict[str, Any] = {
         "files": [str(file) for file in settings.files],

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -29,12 +29,19 @@ ENVIRONMENT: Final = "environment"
 # Prefect's server address, which virnuc itself does not read.
 ENVIRONMENT_NAMES: Final = (*(variable.name for variable in VARIABLES), "PREFECT_API_URL")
 _MOST_BYTES: Final = 1 << 20
+# What an option accepts, if not text.
+_TOML_TYPES: Final[Mapping[type[click.ParamType[Any]], tuple[str, tuple[type, ...]]]] = {
+    click.types.BoolParamType: ("true or false", (bool,)),
+    click.types.IntParamType: ("a whole number", (int,)),
+    click.types.FloatParamType: ("a number", (int, float)),
+}
 
 CommandPath = tuple[str, ...]
+# By its key in a file, an option of each command that has it.
+_Targets = Mapping[str, Sequence[tuple[CommandPath, click.Option]]]
 
 
-@dataclass(frozen=True, slots=True)
-class FileValue:
+class FileValue(NamedTuple):
     """One value of a settings file, with its file and section."""
 
     value: Any
@@ -85,6 +92,11 @@ def settings_of(command: click.Command) -> dict[str, click.Option]:
     }
 
 
+def variable_of(path: CommandPath, option: click.Option) -> str:
+    """The environment variable of an option, named as click does."""
+    return "_".join(["VIRNUC", *path, option.name or ""]).upper().replace("-", "_")
+
+
 def use_settings_files(ctx: click.Context, config: str | None) -> None:
     """Makes the values of the settings files the defaults of all commands until the context closes.
 
@@ -97,11 +109,9 @@ def use_settings_files(ctx: click.Context, config: str | None) -> None:
     """
     assert isinstance(ctx.command, click.Group)
     settings = read_settings_files(find_settings_files(config), ctx.command)
-    ctx.obj = settings
-    ctx.default_map = settings.default_map
-    values = {name: given.value for name, given in settings.environment.items()}
+    ctx.obj, ctx.default_map = settings, settings.default_map
     try:
-        ctx.with_resource(environment_defaults(values))
+        ctx.with_resource(environment_defaults({name: v.value for name, v in settings.environment.items()}))
     except UsageError as error:
         origins = {given.origin for name, given in settings.environment.items() if name in str(error)}
         raise UsageError(f"{', '.join(origins) or 'settings'}: {error}") from error
@@ -114,9 +124,7 @@ def find_settings_files(config: str | None) -> tuple[Path, ...]:
         UsageError: the requested one does not exist.
     """
     if config is None:
-        return tuple(
-            path for path in (Path(LOCAL_FILE), user_config_folder() / "config.toml") if path.exists()
-        )
+        return tuple(path for path in (Path(LOCAL_FILE), _user_file()) if path.exists())
     path = Path(config).expanduser()
     if not path.exists():
         raise UsageError(f"there is no settings file {config}: give --config (VIRNUC_CONFIG) another path.")
@@ -124,28 +132,28 @@ def find_settings_files(config: str | None) -> tuple[Path, ...]:
 
 
 def read_settings_files(files: Sequence[Path], group: click.Group) -> FileSettings:
-    """Reads and validates files; for the same key of a command, the first file wins.
+    """Reads and validates files; for the same key of a command, the first file wins, and in it the command's section.
 
     Raises:
         UsageError: a file cannot be read or has an unknown section or key; names file, section and key.
     """
-    commands = dict(iter_commands(group))
-    given: dict[CommandPath, dict[str, FileValue]] = {path: {} for path in commands}
+    commands: dict[CommandPath, dict[str, FileValue]] = {}
     environment: dict[str, FileValue] = {}
     for file in files:
-        document = _File(file, _read(file))
-        document.require_sections(commands)
-        for path, command in commands.items():
-            for name, value in document.values(path, command):
-                given[path].setdefault(name, value)
-        for name, value in document.environment():
+        document = _read(file)
+        shared, variables = (_table(file, name, document.pop(name, {})) for name in (DEFAULTS, ENVIRONMENT))
+        sections = [*_sections(file, document, group), (f"{file} [{DEFAULTS}]", shared, _all_targets(group))]
+        for origin, table, targets in sections:
+            for path, name, value in _converted(origin, table, targets):
+                commands.setdefault(path, {}).setdefault(name, FileValue(value, origin))
+        for name, text in _variables(file, variables):
             if value_of(name) is None:
-                environment.setdefault(name, value)
-    return FileSettings(
-        files=tuple(files),
-        commands={path: values for path, values in given.items() if values},
-        environment=environment,
-    )
+                environment.setdefault(name, FileValue(text, f"{file} [{ENVIRONMENT}]"))
+    return FileSettings(files=tuple(files), commands=commands, environment=environment)
+
+
+def _user_file() -> Path:
+    return user_config_folder() / "config.toml"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -172,148 +180,99 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not TOML: {error}. Mend that place.") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file, parsed."""
+def _table(file: Path, name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"{file}: {name} = {_toml(value)} stands in no section of a command: put settings below [{DEFAULTS}], or "
+            "below the name of their command, such as [predict]."
+        )
+    return value
 
-    path: Path
-    document: Mapping[str, Any]
 
-    def require_sections(self, commands: Mapping[CommandPath, click.Command]) -> None:
-        """Refuses unknown sections and keys, and keys outside a section."""
-        groups = {path[:depth] for path in commands for depth in range(1, len(path))}
-        for name in (DEFAULTS, ENVIRONMENT):
-            self._table((name,))
-        self._require_words((), {path[0] for path in commands} | {DEFAULTS, ENVIRONMENT})
-        for path in groups:
-            self._require_words(path, {other[len(path)] for other in commands if other[: len(path)] == path})
-        for path, command in commands.items():
-            self._require_keys(path, settings_of(command))
-        shared = {
-            key: option for command in commands.values() for key, option in settings_of(command).items()
-        }
-        self._require_keys((DEFAULTS,), shared)
-
-    def values(self, path: CommandPath, command: click.Command) -> Iterator[tuple[str, FileValue]]:
-        """The validated values for one command: its section first, then the shared ones."""
-        for section in (path, (DEFAULTS,)):
+def _sections(
+    file: Path, document: Mapping[str, Any], group: click.Group, above: CommandPath = ()
+) -> Iterator[tuple[str, Mapping[str, Any], _Targets]]:
+    """The sections of commands: origin, values, and the options that they may set."""
+    for name, value in document.items():
+        path = (*above, name)
+        table, full = _table(file, ".".join(path), value), ".".join(path)
+        command = group.commands.get(name)
+        if command is None:
+            known = [*group.commands, *(() if above else (DEFAULTS, ENVIRONMENT))]
+            raise UsageError(
+                f"{file}: there is no command for the section [{full}]{_nearest(name, known)}. "
+                f"Sections are {', '.join(known)}."
+            )
+        if isinstance(command, click.Group):
+            yield from _sections(file, table, command, path)
+        else:
             options = settings_of(command)
-            for key, value in self._table(section).items():
-                if option := options.get(key.replace("_", "-")):
-                    checked = self._checked(section, key, option, value, path)
-                    yield option.name or key, FileValue(checked, self._origin(section))
+            yield f"{file} [{full}]", table, {key: [(path, option)] for key, option in options.items()}
 
-    def environment(self) -> Iterator[tuple[str, FileValue]]:
-        """The variables, as text.
 
-        Raises:
-            UsageError: the file was found, not named: a folder of someone else's data must not decide where code
-                is kept or where runs are reported.
-        """
-        if self.path == Path(LOCAL_FILE) and self._table((ENVIRONMENT,)):
-            raise UsageError(
-                f"{self._origin((ENVIRONMENT,))} is not taken from a file that is found in the working folder: put it "
-                f"into {user_config_folder() / 'config.toml'}, or name the file with --config."
-            )
-        for name, value in self._table((ENVIRONMENT,)).items():
-            if name not in ENVIRONMENT_NAMES:
-                self._fail(
-                    (ENVIRONMENT,), name, f"is no variable of virnuc{_nearest(name, ENVIRONMENT_NAMES)}"
-                )
-            if not isinstance(value, str | int | float):
-                self._fail((ENVIRONMENT,), name, f"must be text, a number, true or false, not {_toml(value)}")
-            text = str(int(value)) if isinstance(value, bool) else str(value)
-            if "\0" in text:
-                self._fail((ENVIRONMENT,), name, "must be text that an environment variable can hold")
-            yield name, FileValue(text, self._origin((ENVIRONMENT,)))
+def _all_targets(group: click.Group) -> _Targets:
+    targets: dict[str, list[tuple[CommandPath, click.Option]]] = {}
+    for path, command in iter_commands(group):
+        for key, option in settings_of(command).items():
+            targets.setdefault(key, []).append((path, option))
+    return targets
 
-    def _table(self, section: CommandPath) -> Mapping[str, Any]:
-        table: Mapping[str, Any] = self.document
-        for depth, name in enumerate(section):
-            inner = table.get(name, {})
-            if not isinstance(inner, dict):
-                where = f"in [{'.'.join(section[:depth])}]" if depth else "outside of any section"
+
+def _converted(
+    origin: str, table: Mapping[str, Any], targets: _Targets
+) -> Iterator[tuple[CommandPath, str, Any]]:
+    """Command, click's name of the option and value for each key of a section."""
+    keys: set[str] = set()
+    for name, value in table.items():
+        key = name.replace("_", "-")
+        if key not in targets:
+            raise UsageError(f"{origin}: {name} is no setting there{_nearest(key, targets)}.")
+        if key in keys:
+            raise UsageError(f"{origin}: {name} is given twice, with _ and with -.")
+        keys.add(key)
+        for path, option in targets[key]:
+            values = value if option.multiple and isinstance(value, list) else [value]
+            try:
+                checked = [_converted_value(option, one) for one in values]
+            except click.BadParameter as error:
+                reason = error.message.rstrip(".")
                 raise UsageError(
-                    f"{self.path}: {name} = {_toml(inner)} stands {where}, and {name} is the name of a section: "
-                    f"write [{'.'.join(section[: depth + 1])}] and its settings below."
-                )
-            table = inner
-        return table
-
-    def _require_words(self, section: CommandPath, known: Iterable[str]) -> None:
-        names = sorted(known)
-        for name, value in self._table(section).items():
-            if name in names:
-                continue
-            full = ".".join((*section, name))
-            if isinstance(value, dict):
-                raise UsageError(
-                    f"{self.path}: there is no command for the section [{full}]{_nearest(name, names)}. "
-                    f"Sections are {', '.join(names)}."
-                )
-            raise UsageError(
-                f"{self.path}: {full} = {_toml(value)} stands in no section of a command: put it below "
-                f"[{DEFAULTS}], or below the name of its command."
-            )
-
-    def _require_keys(self, section: CommandPath, options: Mapping[str, click.Option]) -> None:
-        seen = set()
-        for name in self._table(section):
-            key = name.replace("_", "-")
-            if key not in options:
-                whose = "any command" if section == (DEFAULTS,) else f"virnuc {' '.join(section)}"
-                self._fail(section, name, f"is no setting of {whose}{_nearest(key, options)}")
-            if key in seen:
-                self._fail(section, name, "is given twice, with _ and with -")
-            seen.add(key)
-
-    def _checked(
-        self, section: CommandPath, key: str, option: click.Option, value: object, command: CommandPath
-    ) -> Any:
-        try:
-            if option.multiple or option.nargs != 1:
-                return [
-                    _checked_one(option, item) for item in (value if isinstance(value, list) else [value])
-                ]
-            return _checked_one(option, value)
-        except (click.BadParameter, TypeError) as error:
-            reason = error.message if isinstance(error, click.BadParameter) else str(error)
-            elsewhere = "" if section == command else f" for virnuc {' '.join(command)}"
-            self._fail(section, key, f"cannot be used{elsewhere}: {reason.rstrip('.')}")
-
-    def _origin(self, section: CommandPath) -> str:
-        return f"{self.path} [{'.'.join(section)}]"
-
-    def _fail(self, section: CommandPath, key: str, what: str) -> NoReturn:
-        raise UsageError(f"{self._origin(section)}: {key} {what}.")
+                    f"{origin}: {name} cannot be used for virnuc {' '.join(path)}: {reason}."
+                ) from error
+            yield path, option.name or key, checked if option.multiple else checked[0]
 
 
-def _checked_one(option: click.Option, value: object) -> Any:
-    """One value of an option.
-
-    Raises:
-        TypeError: it has another TOML type.
-        click.BadParameter: the option does not accept it.
-    """
-    if option.is_flag:
-        if not isinstance(value, bool):
-            raise TypeError(f"it must be true or false, not {_toml(value)}")
-        return value
-    wanted, kinds = _wanted(option)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"it must be {wanted}, not {_toml(value)}")
+def _converted_value(option: click.Option, value: object) -> Any:
+    """A value as the option's type makes it; unlike text on a command line, it must have the right TOML type."""
+    wanted, kinds = _TOML_TYPES.get(type(option.type), ('text in quotes, such as "auto"', (str,)))
+    if type(value) not in kinds:
+        raise click.BadParameter(f"it must be {wanted}, not {_toml(value)}")
     if isinstance(value, str) and "\0" in value:
-        raise TypeError("it holds a NUL character")
+        raise click.BadParameter("it holds a NUL character")
     return option.type.convert(value, option, None)
 
 
-def _wanted(option: click.Option) -> tuple[str, tuple[type, ...]]:
-    """What an option accepts, as text and as types of TOML values."""
-    if isinstance(option.type, click.types.IntParamType):
-        return "a whole number", (int,)
-    if isinstance(option.type, click.types.FloatParamType):
-        return "a number", (int, float)
-    return 'text in quotes, such as "auto"', (str,)
+def _variables(file: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Environment variables, as text.
+
+    A file that was found, not named, may be in a folder of someone else's data, which must not decide where code is kept
+    or where runs are reported.
+    """
+    origin = f"{file} [{ENVIRONMENT}]"
+    if table and file == Path(LOCAL_FILE):
+        raise UsageError(
+            f"{origin} is not taken from a file that is found in the working folder: put it into {_user_file()}, "
+            "or name the file with --config."
+        )
+    for name, value in table.items():
+        if name not in ENVIRONMENT_NAMES:
+            raise UsageError(f"{origin}: {name} is no variable of virnuc{_nearest(name, ENVIRONMENT_NAMES)}.")
+        if not isinstance(value, str | int | float):
+            raise UsageError(f"{origin}: {name} must be text, a number, true or false, not {_toml(value)}.")
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        if "\0" in text:
+            raise UsageError(f"{origin}: {name} must be text that an environment variable can hold.")
+        yield name, text
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -360,11 +319,6 @@ class Origin:
         return self.setting, visible(value), visible(source)
 
 
-def variable_of(path: CommandPath, option: click.Option) -> str:
-    """The environment variable of an option, named as click does."""
-    return "_".join(["VIRNUC", *path, option.name or ""]).upper().replace("-", "_")
-
-
 def without_password(text: str) -> str:
     """Removes users and passwords from URLs in a text."""
     return _PASSWORD.sub("//***@", text)
@@ -372,16 +326,14 @@ def without_password(text: str) -> str:
 
 def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
     """Source of an option's value; the arguments in `ctx` must be parsed."""
-    path = _path_of(ctx)
-    name = option.name or ""
-    source = ctx.get_parameter_source(name)
-    if source is ParameterSource.COMMANDLINE:
-        return "flag", option.opts[0]
-    if source is ParameterSource.ENVIRONMENT:
-        return "environment variable", variable_of(path, option)
-    if source is ParameterSource.DEFAULT_MAP:
-        settings = ctx.find_object(FileSettings)
-        return "file", settings.commands[path][name].origin if settings else ""
+    path, name = tuple(ctx.command_path.split()[1:]), option.name or ""
+    match ctx.get_parameter_source(name):
+        case ParameterSource.COMMANDLINE:
+            return "flag", option.opts[0]
+        case ParameterSource.ENVIRONMENT:
+            return "environment variable", variable_of(path, option)
+        case ParameterSource.DEFAULT_MAP if settings := ctx.find_object(FileSettings):
+            return "file", settings.commands[path][name].origin
     return "default", ""
 
 
@@ -395,40 +347,41 @@ def given_origins(ctx: click.Context) -> dict[str, str]:
     }
 
 
-def command_origins(root: click.Context, path: CommandPath, arguments: Sequence[str]) -> Iterator[Origin]:
-    """Every setting of a command as it would be with these arguments.
+def command_origins(root: click.Context, words: Sequence[str]) -> tuple[str, list[Origin]]:
+    """A command, and every setting of it as it would be with these arguments.
 
     Args:
         root: context of the top-level group.
-        path: words of the command.
-        arguments: flags after them; required arguments may be missing.
+        words: those of the command, and flags; required arguments may be missing.
 
     Raises:
+        UsageError: there is no such command.
         click.ClickException: a flag, variable or file has an invalid value.
     """
-    parent, command = root, root.command
-    for depth, name in enumerate(path, start=1):
-        assert isinstance(command, click.Group)
-        command = command.commands[name]
-        if depth < len(path):
-            parent = click.Context(command, parent=parent, info_name=name)
-    options = settings_of(command)
-    relaxed = click.Command(
-        path[-1],
-        params=[_not_required(option) for option in command.params if isinstance(option, click.Option)],
-        context_settings={"allow_extra_args": True},
-    )
-    with relaxed.make_context(path[-1], list(arguments), parent=parent) as ctx:
-        preset = str(ctx.params.get("preset"))
-        chosen_together = {str(name): choice for name, choice in PRESETS.items()}.get(preset, {})
-        for key, option in options.items():
-            value = ctx.params[option.name or ""]
-            source, where = origin_of(ctx, option)
-            chosen = chosen_together.get(option.name or "")
-            if value is None and chosen is not None:
-                yield Origin(setting=key, value=chosen, source="preset", where=preset)
-            else:
-                yield Origin(setting=key, value=value, source=source, where=where)
+    ctx, path, rest = root, list[str](), list(words)
+    while isinstance(ctx.command, click.Group):
+        known = ", ".join(ctx.command.commands)
+        if not rest:
+            raise UsageError(f"{' '.join(path)} is a group: give one of {known}.")
+        path.append(rest.pop(0))
+        if path[-1] not in ctx.command.commands:
+            raise UsageError(f"{' '.join(path)} is no command: give one of {known}.")
+        ctx = click.Context(ctx.command.commands[path[-1]], parent=ctx, info_name=path[-1])
+    options = [copy.copy(option) for option in ctx.command.params if isinstance(option, click.Option)]
+    for option in options:
+        option.required = False
+    lenient = click.Command(path[-1], params=[*options], context_settings={"allow_extra_args": True})
+    origins = []
+    with lenient.make_context(path[-1], rest, parent=ctx.parent) as parsed:
+        preset = parsed.params.get("preset")
+        chosen = PRESETS.get(preset, {}) if preset else {}
+        for key, option in settings_of(lenient).items():
+            value = parsed.params[option.name or ""]
+            source, where = origin_of(parsed, option)
+            if value is None and option.name in chosen:
+                value, source, where = chosen[option.name], "preset", str(preset)
+            origins.append(Origin(setting=key, value=value, source=source, where=where))
+    return " ".join(path), origins
 
 
 def environment_origins(settings: FileSettings) -> Iterator[Origin]:
@@ -456,39 +409,3 @@ def in_words(error: click.ClickException) -> str:
         if source in ("environment variable", "file"):
             return f"{source} {where}: {message}"
     return message
-
-
-def split_command(group: click.Group, words: Sequence[str]) -> tuple[CommandPath, tuple[str, ...]]:
-    """Splits words into those of a command and the rest.
-
-    Raises:
-        UsageError: they name no command.
-    """
-    path: CommandPath = ()
-    command: click.Command = group
-    rest = tuple(words)
-    while isinstance(command, click.Group):
-        if not rest or rest[0] not in command.commands:
-            known = ", ".join(command.commands)
-            wrong = (
-                f"{' '.join((*path, *rest[:1]))} is no command" if rest else f"{' '.join(path)} is a group"
-            )
-            raise UsageError(f"{wrong}: give one of {known}.")
-        command = command.commands[rest[0]]
-        path, rest = (*path, rest[0]), rest[1:]
-    return path, rest
-
-
-def _path_of(ctx: click.Context) -> CommandPath:
-    """The words of a command after the program's name."""
-    words: list[str] = []
-    while ctx.parent is not None:
-        words.insert(0, ctx.info_name or "")
-        ctx = ctx.parent
-    return tuple(words)
-
-
-def _not_required(option: click.Option) -> click.Option:
-    relaxed = copy.copy(option)
-    relaxed.required = False
-    return relaxed

@@ -21,7 +21,6 @@ import click
 
 from virnuc_cli import models  # noqa: F401 (adds its commands)
 from virnuc_cli.commands import cli
-from virnuc_cli.config import in_words
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 
 __all__ = ["cli", "main"]
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
+        from virnuc_cli.config import in_words
+
         return _report(in_words(error), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)

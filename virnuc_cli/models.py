@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LETTERS = {"esm2": "aa", "dnabert_s": "bp"}
 _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
-_NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+_NAMES = click.Argument(["names"], nargs=-1, required=True, metavar="NAME...")
 
 
 @cli.group(name="models", cls=CommandGroup)
@@ -25,7 +25,7 @@ def models_group() -> None:
     """Lists, downloads, verifies and converts models."""
 
 
-@command(models_group, name="list", progress=False)
+@command(models_group, name="list")
 def list_models() -> Answer:
     """The catalogue: size, memory, speed, source, licence, and what is on this machine."""
     from virnuc_core.inference.model_facts import head_facts, model_facts  # imports torch
@@ -41,10 +41,9 @@ def list_models() -> Answer:
 @command(
     models_group,
     _NAMES,
-    click.option(
-        "--to", metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
+    click.Option(
+        ["--to"], metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
     ),
-    progress=False,
 )
 def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
     """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
@@ -64,7 +63,7 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
     return Answer(document, "\n".join(map(_pulled_text, done)))
 
 
-@command(models_group, _NAMES, progress=False)
+@command(models_group, _NAMES)
 def verify(names: tuple[str, ...]) -> Answer:
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
     from virnuc_core.models.hub import verify as verify_one  # imports torch
@@ -77,14 +76,13 @@ def verify(names: tuple[str, ...]) -> Answer:
 
 @command(
     models_group,
-    click.argument("path"),
-    click.option(
-        "--out",
+    click.Argument(["path"]),
+    click.Option(
+        ["--out"],
         required=True,
         metavar="DIR|FILE",
         help="New folder for a model, or .safetensors file for a head.",
     ),
-    progress=False,
 )
 def convert(path: str, out: str) -> Answer:
     """Writes the weights in PATH (fair-esm .pt, a model's folder, a pickled head) as safetensors.

@@ -1,43 +1,32 @@
 """Building blocks of commands: a decorator, options made from settings models, and one form of answer."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 import click
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-
-from virnuc_cli.config import given_origins
-from virnuc_core.settings import (
-    LaneSettings,
-    Settings,
-    help_text,
-    metavar_of,
-    read_settings,
-    settings_given,
-    value_kind,
-)
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from virnuc_cli.terminal import OutputMode
+    from virnuc_core.settings import Settings
 
 _WHOLE: Final = 1000  # characters, longer than any first sentence
-
-Decorator = Callable[[Any], Any]
+_LANE_SETTINGS: Final = "virnuc_core.settings:LaneSettings"
 
 # --json and --debug belong to a single call: no file or variable sets them.
-_DEBUG: Final = click.option(
-    "--debug", is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
+_DEBUG: Final = click.Option(
+    ["--debug"], is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
 )
 _OUTPUT: Final = (
-    click.option("--quiet", is_flag=True, help="Only warnings and errors."),
-    click.option(
-        "--json",
-        "as_json",
+    click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."),
+    click.Option(
+        ["--json", "as_json"],
         is_flag=True,
         allow_from_autoenv=False,
         help="One JSON object on stdout, for machines.",
@@ -72,11 +61,27 @@ class CommandGroup(click.Group):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names])
 
 
-class SpreadCommand(click.Command):
-    """A command whose repeatable flags accept several values: `--viral a.fa b.fa` is `--viral a.fa --viral b.fa`."""
+class Command(click.Command):
+    """A command whose options are made when they are needed, since those of settings import pydantic.
+
+    Its repeatable flags accept several values: `--viral a.fa b.fa` is `--viral a.fa --viral b.fa`.
+    """
+
+    def __init__(self, make_params: Callable[[], list[click.Parameter]], **attributes: Any) -> None:
+        self._make_params = cache(make_params)
+        super().__init__(**attributes)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """Arguments and options, in the order of the help."""
+        return self._make_params()
+
+    @params.setter
+    def params(self, none: list[click.Parameter]) -> None:
+        """Click sets an empty list."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeats such a flag before each of its values."""
+        """Repeats a repeatable flag before each of its values."""
         flags = {
             flag
             for param in self.params
@@ -99,109 +104,110 @@ class SpreadCommand(click.Command):
         return super().parse_args(ctx, spread)
 
 
-def setting_options(
-    kind: type[Settings], only: Sequence[str] = (), otherwise: str | None = None
-) -> list[Decorator]:
-    """The options of a settings model, its own before inherited ones.
-
-    Args:
-        kind: the model.
-        only: names of the settings; all of them by default.
-        otherwise: help text on the fallback, for options without a default of their own.
-    """
-    owners = [owner for owner in kind.__mro__ if issubclass(owner, Settings)]
+def setting_options(kind: "type[Settings]") -> list[click.Option]:
+    """The options of a settings model, its own before inherited ones."""
     names = dict.fromkeys(
-        name for owner in owners for name in inspect.get_annotations(owner) if name in kind.model_fields
+        name for owner in kind.__mro__ for name in inspect.get_annotations(owner) if name in kind.model_fields
     )
-    return [_option(name, kind.model_fields[name], otherwise) for name in names if not only or name in only]
+    return [_option(name, kind.model_fields[name]) for name in names]
 
 
-def _option(name: str, field: FieldInfo, otherwise: str | None) -> Decorator:
+def _option(name: str, field: "FieldInfo") -> click.Option:
+    from virnuc_core.settings import help_text, metavar_of, value_kind
+
     flag, text, value = f"--{name.replace('_', '-')}", help_text(field), value_kind(field)
     if value is bool:
-        return click.option(flag, is_flag=True, help=text)
-    default = field.default
-    if otherwise is not None:
-        default, text = None, f"{text.rstrip('.').partition(' [')[0]} [{otherwise}]."
-    is_tuple = get_origin(value) is tuple
-    return click.option(
-        flag,
+        return click.Option([flag], is_flag=True, help=text)
+    is_tuple, default = get_origin(value) is tuple, field.default
+    if is_tuple and default:
+        default = ",".join(default)
+    return click.Option(
+        [flag],
         type=click.Choice(get_args(value)) if get_origin(value) is Literal else str if is_tuple else value,
-        required=default is PydanticUndefined,
-        default=None
-        if default in ((), PydanticUndefined)
-        else ",".join(default)
-        if is_tuple and default
-        else default,
+        required=field.is_required(),
+        default=None if field.is_required() or default == () else default,
         metavar=metavar_of(field),
-        multiple=default == (),
+        multiple=field.default == (),
         help=text,
     )
 
 
-def _take_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
-    """Pops the settings of one kind from the values of a command."""
-    taken = {name: values.pop(name) for name in kind.model_fields}
-    return read_settings(kind, {name: value for name, value in taken.items() if value is not None})
-
-
 def command(
     group: click.Group,
-    *params: Decorator,
-    settings: type[Settings] | None = None,
-    lanes: bool = False,
-    force: str | None = None,
+    *params: click.Parameter,
+    name: str = "",
+    settings: str = "",
+    force: str = "",
     answers: bool = True,
-    progress: bool = True,
     **attributes: Any,
-) -> Callable[[Callable[..., Answer | None]], click.Command]:
+) -> Callable[[Callable[..., Answer | None]], Command]:
     """Makes a command of a function that takes validated settings and returns an `Answer`.
+
+    Progress and warnings are shown while it runs, unless it takes `output` and so shows what it does itself.
 
     Args:
         group: parent of the command.
         params: its own arguments and options.
-        settings: model of its settings, passed as `settings`.
-        lanes: whether it takes `LaneSettings`, passed as `lanes`.
-        force: help of `--force`; None for no such flag.
+        name: the function's by default.
+        settings: model of its settings, as `module:class`; passed as `settings`.
+        force: for a command that makes a run, the help of `--force`; it takes `LaneSettings` too, passed as `lanes`.
         answers: False for a command that runs until a signal.
-        progress: whether to show progress and warnings.
-        attributes: as for `click.command`.
+        attributes: as for `click.Command`.
     """
-    models: dict[str, type[Settings]] = {"settings": settings} if settings else {}
-    options = [*params, *(setting_options(settings) if settings else ())]
-    if force is not None:
-        options.append(click.option("--force", is_flag=True, help=force))
-    if lanes:
-        models["lanes"] = LaneSettings
-        options += setting_options(LaneSettings)
+    models = {"settings": settings, "lanes": _LANE_SETTINGS if force else ""}
 
-    def decorate(function: Callable[..., Answer | None]) -> click.Command:
-        wants_output = "output" in inspect.signature(function).parameters
+    def make_params() -> list[click.Parameter]:
+        made = [*params, *(setting_options(resolve_name(settings)) if settings else ())]
+        if force:
+            made.append(click.Option(["--force"], is_flag=True, help=force))
+            made += setting_options(resolve_name(_LANE_SETTINGS))
+        return [*made, *(_OUTPUT if answers else (_DEBUG,))]
 
-        @wraps(function)
-        def run(debug: bool, quiet: bool = False, as_json: bool = False, **values: Any) -> int:
-            output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
-            for keyword, kind in models.items():
-                values[keyword] = _take_settings(kind, values)
-            if wants_output:
-                values["output"] = output
-            origins = (
-                settings_given(given_origins(click.get_current_context())) if settings else nullcontext()
-            )
-            if not answers:
-                function(**values)
-                return 0
-            from virnuc_cli.terminal import show, terminal  # imports rich
-
-            with origins, terminal(output) if progress else nullcontext():
-                answer = function(**values)
-            assert answer is not None
-            show(output, answer.document, answer.summary)
-            return answer.exit_code
-
-        made: Any = run
-        for option in reversed([*options, *(_OUTPUT if answers else (_DEBUG,))]):
-            made = option(made)
-        return group.command(**attributes)(made)
+    def decorate(function: Callable[..., Answer | None]) -> Command:
+        made = Command(
+            make_params,
+            name=name or function.__name__,
+            callback=partial(_run, function, models),
+            help=function.__doc__,
+            **attributes,
+        )
+        group.add_command(made)
+        return made
 
     return decorate
+
+
+def _run(
+    function: Callable[..., Answer | None],
+    models: Mapping[str, str],
+    debug: bool,
+    quiet: bool = False,
+    as_json: bool | None = None,
+    **values: Any,
+) -> int:
+    """Calls a command's function with its settings, shows its answer if it has one, and returns the exit code."""
+    for keyword, model in models.items():
+        if model:
+            from virnuc_core.settings import read_settings
+
+            kind = resolve_name(model)
+            taken = {name: values.pop(name) for name in kind.model_fields}
+            given = {name: value for name, value in taken.items() if value is not None}
+            values[keyword] = read_settings(kind, given)
+    if as_json is None:
+        function(**values)
+        return 0
+    from virnuc_cli.config import given_origins
+    from virnuc_cli.terminal import show, terminal  # imports rich
+    from virnuc_core.settings import settings_given
+
+    output: OutputMode = "json" if as_json else "quiet" if quiet else "human"
+    shows_itself = "output" in inspect.signature(function).parameters
+    if shows_itself:
+        values["output"] = output
+    origins = given_origins(click.get_current_context())
+    with settings_given(origins), nullcontext() if shows_itself else terminal(output):
+        answer = function(**values)
+    assert answer is not None
+    show(output, answer.document, answer.summary)
+    return answer.exit_code

@@ -11,30 +11,30 @@ from tempfile import TemporaryDirectory
 from virnuc_core.errors import InputError, UsageError, VirnucError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.sequences.reader import STDIN
-from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Family
+from virnuc_core.settings import PredictSettings, ReprocessSettings, RunConfig, predict_config
 
 
-def require_models(config: RunConfig) -> None:
+def require_models(settings: PredictSettings) -> None:
     """Fails early on invalid models, before the slow start of Prefect and the reading of inputs.
 
     Raises:
         VirnucError: there is no such model, no such head, or no head for these models.
     """
+    config = predict_config(settings)
     require_known_models(config)
     require_heads(config)
 
 
-def require_known_models(config: RunConfig) -> None:
+def require_known_models(settings: RunConfig | ReprocessSettings) -> None:
     """Fails early on an unknown model.
 
     Raises:
         CheckpointError: there is no model of that name.
     """
-    families: dict[Family, str | None] = {"dnabert_s": config.dnabert_model, "esm2": config.esm_model}
-    for family, name in families.items():
-        if name is not None:
-            require_known_model(name, family)
+    if settings.dnabert_model is not None:
+        require_known_model(settings.dnabert_model, "dnabert_s")
+    if settings.esm_model is not None:
+        require_known_model(settings.esm_model, "esm2")
 
 
 @contextmanager

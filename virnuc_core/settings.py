@@ -4,7 +4,7 @@ Command line, settings files, environment variables, flows, Python API, MLflow a
 A description may end with the default in brackets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import NoneType, UnionType
@@ -196,22 +196,22 @@ class TrainSettings(TwoModelSettings):
     )
 
 
-def _optional_fields(kind: type[Settings], leave_out: set[str]) -> type[Settings]:
-    fields: dict[str, Any] = {
-        name: (
-            Optional[field.rebuild_annotation()],  # noqa: UP045 (a value, not an annotation)
-            Field(default=None, description=(field.description or "").partition(" [")[0] + " [as it was]"),
-        )
-        for name, field in kind.model_fields.items()
-        if name not in leave_out
-    }
+def _optional(kind: type[Settings], names: Iterable[str], otherwise: str) -> type[Settings]:
+    """Some settings of a model with the default None, which is described as `otherwise`."""
+    fields: dict[str, Any] = {}
+    for name in names:
+        field = kind.model_fields[name]
+        meaning = (field.description or "").partition(" [")[0]
+        arms: Any = Optional[field.rebuild_annotation()]  # noqa: UP045 (a value, not an annotation)
+        fields[name] = (arms, Field(default=None, description=f"{meaning} [{otherwise}]"))
     return create_model("OptionalSettings", __base__=Settings, **fields)
 
 
 _FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "shard_seconds"}
+_CHANGEABLE: Final = [name for name in ScoringSettings.model_fields if name not in _FIXED_BY_A_RUN]
 
 
-class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # type: ignore[misc]
+class ReprocessSettings(_optional(ScoringSettings, _CHANGEABLE, "as it was")):  # type: ignore[misc]
     """Settings of `reprocess`; None keeps the run's value."""
 
     head: HeadPath | None = Field(
@@ -221,6 +221,13 @@ class ReprocessSettings(_optional_fields(ScoringSettings, _FIXED_BY_A_RUN)):  # 
         default=None, description="Another head for chunks without a stop-free frame [as it was]"
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
+
+
+_NIGHTLY: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
+
+
+class NightlySettings(_optional(PredictSettings, _NIGHTLY, "as deployed; at first the bundled models")):  # type: ignore[misc]
+    """The models of the nightly batch, for `deploy`; None keeps those that are deployed."""
 
 
 class LaneSettings(Settings):

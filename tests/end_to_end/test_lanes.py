@@ -11,7 +11,7 @@ import pytest
 from prefect import flow
 
 from flows import lanes
-from flows.lanes import LocalLanes, run_lanes
+from flows.lanes import LocalLanes
 from tasks.stages import compute_shards, find_pending, plan
 from tests.end_to_end.conftest import Checkpoints
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError
@@ -47,7 +47,7 @@ def planned_run(root: Path, contigs: Path, config: RunConfig) -> RunFolder:
 
 @flow
 def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
-    return run_lanes(LocalLanes(devices), RunFolder(Path(root)))
+    return LocalLanes(devices).compute(RunFolder(Path(root)))
 
 
 def starts_of(folder: RunFolder) -> list[LaneStarted]:

@@ -19,7 +19,8 @@ from prefect.states import Crashed, Running, Scheduled
 
 from deployments.register import NightlyChoice, register
 from flows import pool
-from flows.lanes import LocalLanes, choose_lanes, embed_lane, plan_run, run_lanes
+from flows.computed_run import choose_lanes
+from flows.lanes import LocalLanes, embed_lane, plan_run
 from flows.pool import PoolLanes
 from tests.end_to_end.conftest import Checkpoints, CommandLine
 from virnuc_core.env_config import reload
@@ -74,7 +75,7 @@ def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
 @flow
 def computed(root: str, mode: str) -> list[LaneReport]:
     lanes = PoolLanes(("auto",), A_SHARD_A_LANE) if mode == "pool" else LocalLanes(("cpu",))
-    return run_lanes(lanes, RunFolder(Path(root)))
+    return lanes.compute(RunFolder(Path(root)))
 
 
 def work_on(run: FlowRun) -> None:

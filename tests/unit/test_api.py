@@ -8,27 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.made_models import MadeModels, MadeRun, plan_run
+import virnuc_core
+from tests.made_models import MadeModels, MadeRun
 from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
-from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError
-from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings
+from virnuc_core.errors import CheckpointError, InputError, UsageError, VirnucError
 from virnuc_core.results.integrity import check_run
 from virnuc_core.run_folder import RunFolder
 
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
 
 
+def settings_of(models: MadeModels) -> dict[str, str | int]:
+    names = {"esm_model": models.esm2, "dnabert_model": models.dnabert, "head": models.head}
+    return {"chunk_length": 60, "devices": "cpu", **{name: str(path) for name, path in names.items()}}
+
+
 def predict_made(models: MadeModels, source: object, **changes: object) -> Predictions:
-    chosen = {
-        "chunk_length": 60,
-        "esm_model": str(models.esm2),
-        "dnabert_model": str(models.dnabert),
-        "head": str(models.head),
-        "devices": "cpu",
-    }
-    return predict(source, **{**chosen, **changes})  # type: ignore[arg-type]
+    return predict(source, **{**settings_of(models), **changes})  # type: ignore[arg-type]
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -37,11 +34,6 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.startswith("[] ")
     for name in ("embed", "predict", "open_embeddings", "export_embeddings"):
         assert name in done.stdout
-
-
-def test_names_that_are_not_there_are_not_there() -> None:
-    import virnuc_core
-
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = virnuc_core.no_such_name
 
@@ -52,86 +44,60 @@ def test_vectors_come_in_the_order_of_the_sequences(made_models: MadeModels) -> 
     assert np.array_equal(vectors[1], vectors[3])
     alone = embed([PROTEINS[2]], str(made_models.esm2), devices="cpu")
     np.testing.assert_allclose(vectors[2], alone[0], atol=1e-5)
-
-
-def test_vectors_are_those_of_a_run_over_a_file(made_models: MadeModels, tmp_path: Path) -> None:
-    fasta = tmp_path / "dna.fa"
-    dna = ["ACGTACGTTTGCA" * 7, "GGGCCCTTTAAA", "ACGUNRY"]
-    fasta.write_text("".join(f">s{i}\n{text}\n" for i, text in enumerate(dna)))
-    config = made_models.config(chunk_length=None, esm_model=None, head=None)
-    run = plan_run(tmp_path / "run", fasta, config, kind="embed")
-    run.compute()
-    aggregate(run.folder, run.plan, run.store)
-    with Embeddings(run.folder.embeddings, own=True) as file:
-        expected = file.rows(EMBED_VECTORS, 0, len(file))
-    assert np.array_equal(embed(dna, f"dnabert:{made_models.dnabert}", devices="cpu"), expected)
-
-
-def test_no_sequences_are_no_vectors(made_models: MadeModels) -> None:
     assert embed([], f"esm2:{made_models.esm2}").shape == (0, 96)
 
 
 @pytest.mark.parametrize(
-    ("sequences", "words"),
+    ("sequences", "model", "options", "error", "message"),
     [
-        (["MKV", ""], "sequence 1 cannot be embedded: empty"),
-        (["MK1"], "sequence 0 cannot be embedded: not a protein"),
-        (["MKV", ">x\nMKV"], "sequence 1 cannot be embedded: not a protein"),
+        (["MKV", ""], "esm2:tiny", {}, InputError, "sequence 1 cannot be embedded: empty"),
+        (["MK1"], "esm2:tiny", {}, InputError, "sequence 0 cannot be embedded: not a protein"),
+        (["MKV", ">x\nMKV"], "esm2:tiny", {}, InputError, "sequence 1 cannot be embedded: not a protein"),
+        (["MKV"], "esm2:tiny", {"precision": "fp17"}, UsageError, r"precision: .*'fp17'"),
+        (["MKV"], "esm2:tiny", {"speed": "high"}, UsageError, "speed: Extra inputs"),
+        (["MKV"], "esm2:none", {}, CheckpointError, "no model"),
     ],
 )
-def test_a_sequence_that_cannot_be_embedded_is_named(
-    made_models: MadeModels, sequences: list[str], words: str
+def test_what_cannot_be_embedded(
+    sequences: list[str], model: str, options: dict[str, str], error: type[VirnucError], message: str
 ) -> None:
-    with pytest.raises(InputError, match=words):
-        embed(sequences, f"esm2:{made_models.esm2}")
+    with pytest.raises(error, match=message):
+        embed(sequences, model, **options)
 
 
-def test_wrong_options_are_refused(made_models: MadeModels) -> None:
-    with pytest.raises(UsageError, match=r"precision: .*'fp17'"):
-        embed(["MKV"], "esm2:tiny", precision="fp17")
-    with pytest.raises(UsageError, match="speed: Extra inputs"):
-        embed(["MKV"], "esm2:tiny", speed="high")
-    with pytest.raises(CheckpointError, match="no model"):
-        embed(["MKV"], "esm2:none")
-    with pytest.raises(UsageError, match="no head is bundled"):
-        predict("x.fa", esm_model="650M")
-
-
-SCRIPT = """
-from virnuc_core import predict
-
-found = predict({source!r}, out={out!r}, chunk_length=60, esm_model={esm2!r}, dnabert_model={dnabert!r}, head={head!r},
-    devices="cpu", shard_seconds=0.05)
-print(len(found.contigs), found.folder)
-"""
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        ([("a b", "ACGT")], {}, "the id of sequence 0"),
+        ([("a", "ACGT"), ("b\n>c", "ACGT")], {}, "the id of sequence 1"),
+        ([("a", ">b\nACGT")], {}, "sequence 0 holds what is no letter"),
+        ([("a", "ACGT"), "b.fa"], {}, "not both"),
+        ("x.fa", {"esm_model": "650M", "head": None}, "no head is bundled"),
+    ],
+)
+def test_what_cannot_be_predicted(
+    made_models: MadeModels, source: object, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises((InputError, UsageError), match=message):
+        predict_made(made_models, source, **changes)
 
 
 def test_a_script_without_guard_writes_what_a_run_with_lanes_writes(
     finished_run: MadeRun, made_models: MadeModels, contigs: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    script = tmp_path / "script.py"
-    paths = {"esm2": made_models.esm2, "dnabert": made_models.dnabert, "head": made_models.head}
-    values = {"source": contigs, "out": out, **paths}
-    script.write_text(SCRIPT.format(**{name: str(path) for name, path in values.items()}))
+    out, script = tmp_path / "run", tmp_path / "script.py"
+    options = {**settings_of(made_models), "out": str(out), "shard_seconds": 0.05}
+    script.write_text(
+        "from virnuc_core import predict\n"
+        f"found = predict({str(contigs)!r}, **{options!r})\n"
+        "print(len(found.contigs), found.folder)\n"
+    )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == f"{finished_run.store.num_records} {out}\n", done.stderr
     folder = finished_run.folder
     results = [path for path in folder.results if path not in (folder.page, folder.report)]
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in results)
     assert not [finding.message for finding in check_run(RunFolder(out), thorough=True) if finding.is_bad]
-
-
-def test_a_run_that_is_kept_goes_on(made_models: MadeModels, contigs: Path, tmp_path: Path) -> None:
-    first = predict_made(made_models, contigs, out=tmp_path, shard_seconds=0.05)
-    num_shards = first.report["shards"]["total"]
-    assert first.report["shards"]["computed"] == num_shards > 1
-    RunFolder(tmp_path).shard(0).unlink()
-    second = predict_made(made_models, contigs, out=tmp_path)
-    assert second.report["shards"]["computed"] == 1
-    assert second.contigs.equals(first.contigs)
-    with pytest.raises(MismatchError, match="chunk_length"):
-        predict_made(made_models, contigs, out=tmp_path, chunk_length=90)
 
 
 def test_frames_have_the_columns_of_the_tables(made_models: MadeModels, tmp_path: Path) -> None:
@@ -149,19 +115,3 @@ def test_frames_have_the_columns_of_the_tables(made_models: MadeModels, tmp_path
     with gzip.open(fasta, "wt") as file:
         file.write("".join(f">{name}\n{sequence}\n" for name, sequence in pairs))
     assert predict_made(made_models, [fasta]).chunks.equals(found.chunks)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "words"),
-    [
-        ([("a b", "ACGT")], "the id of sequence 0"),
-        ([("a", "ACGT"), ("b\n>c", "ACGT")], "the id of sequence 1"),
-        ([("a", ">b\nACGT")], "sequence 0 holds what is no letter"),
-        ([("a", "ACGT"), "b.fa"], "not both"),
-    ],
-)
-def test_what_cannot_stand_in_a_file_is_refused(
-    made_models: MadeModels, pairs: list[object], words: str
-) -> None:
-    with pytest.raises((InputError, UsageError), match=words):
-        predict_made(made_models, pairs)

@@ -23,26 +23,15 @@ QUICK = ["--devices", "cpu", "--seconds", "0.05", "--repeats", "3", "--token-bud
 
 
 def test_settings_of_a_command_line() -> None:
-    settings = parse(
-        ["--model", "a", "--model", "b", "--precision", "fp16,fp8", "--lengths", "tokens:106,lognormal"]
-    )
-    assert (settings.model, settings.precisions) == (("a", "b"), ("fp16", "fp8"))
+    arguments = ["--model", "a", "--model", "b", "--devices", "0,1", "--end-to-end", "7.0", "--scaling"]
+    assert parse([*arguments, "--out", "x.json"]).arguments() == arguments
+    settings = parse(["--model", "a", "--precision", "fp16,fp8", "--lengths", "tokens:106,lognormal"])
+    assert (settings.model, settings.precisions) == (("a",), ("fp16", "fp8"))
     assert settings.lengths_for("esm2") == (Lengths("tokens", 106), Lengths("lognormal"))
     defaults = parse(["--model", "a"])
     assert (defaults.precisions, defaults.devices) == (("auto",), "auto")
     assert (defaults.seconds, defaults.repeats, defaults.end_to_end) == (5.0, 3, None)
     assert list(map(str, defaults.lengths_for("dnabert_s"))) == ["fixed:500"]
-
-
-def test_the_command_line_is_given_back() -> None:
-    arguments = ["--model", "a", "--model", "b", "--devices", "0,1", "--end-to-end", "7.0", "--scaling"]
-    assert parse([*arguments, "--out", "x.json"]).arguments() == arguments
-
-
-@pytest.mark.parametrize("text", ["fixed", "fixed:", "fixed:2", "fixed:-9", "lognormal:3", "uniform:5", ""])
-def test_lengths_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="--lengths"):
-        Lengths.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +45,15 @@ def test_lengths_that_are_none(text: str) -> None:
         (["--model", "a", "--end-to-end", "5", "--lengths", "tokens:106"], "give fixed:N"),
     ],
 )
-def test_contradictions_are_refused(arguments: list[str], message: str) -> None:
+def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(arguments)
+
+
+@pytest.mark.parametrize("text", ["fixed", "fixed:", "fixed:2", "fixed:-9", "lognormal:3", "uniform:5", ""])
+def test_lengths_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--lengths"):
+        Lengths.parse(text)
 
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-# Package data.
-DATA = (
+PACKAGES = ("virnuc_core", "tasks", "flows", "deployments", "virnuc_cli")
+DATA = {
     "virnuc_core/models/bundled/esm2_tiny/model.safetensors",
     "virnuc_core/models/bundled/dnabert_tiny/tokenizer.json",
     "virnuc_core/models/bundled/training.json",
@@ -22,17 +22,13 @@ DATA = (
     "deployments/prefect.yaml",
     "deployments/examples/systemd/virnuc-worker.service",
     "deployments/examples/slurm/worker.sbatch",
-)
+}
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel and its sdist, built from the files that git tracks."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_wheel_and_sdist_hold_packages_data_and_licence(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "dist"
+    list_files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(list_files, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
     for name in filter(None, listed.stdout.split("\0")):
@@ -42,30 +38,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
-    return out
 
-
-def test_wheel_holds_packages_data_and_licence(built: Path) -> None:
-    [wheel] = built.glob("*.whl")
+    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         [metadata] = [name for name in names if name.endswith("/METADATA")]
         fields = Parser().parsestr(archive.read(metadata).decode())
         [entries] = [archive.read(name).decode() for name in names if name.endswith("/entry_points.txt")]
-    assert set(DATA) <= set(names)
-    modules = {path.relative_to(ROOT).as_posix() for room in ("virnuc_core", "tasks", "flows", "deployments", "virnuc_cli")
-               for path in (ROOT / room).rglob("*.py")}  # fmt: skip
-    assert modules <= set(names)
+    modules = {
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    assert DATA | modules <= set(names)
     assert [name for name in names if name.endswith("licenses/LICENSE")]
-    assert {name.partition("/")[0] for name in names if not name.startswith("virnuc-")} == {
-        "virnuc_core", "tasks", "flows", "deployments", "virnuc_cli",
-    }  # fmt: skip
+    assert {name.partition("/")[0] for name in names if not name.startswith("virnuc-")} == set(PACKAGES)
     assert fields["License-Expression"] == "MIT"
     assert "virnuc = virnuc_cli.main:main" in entries
-
-
-def test_sdist_holds_what_the_wheel_is_built_from(built: Path) -> None:
-    [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", *DATA} <= names
+        names_of_source = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", *DATA} <= names_of_source

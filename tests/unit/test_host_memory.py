@@ -14,83 +14,79 @@ from virnuc_core.sequences.reader import iter_records
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 UNLIMITED = 0x7FFF_FFFF_FFFF_F000  # in cgroup v1
-
-
-class Kernel:
-    """A /proc with a process in a cgroup, and the cgroup mounts."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc = root / "proc"
-        self.mount = root / "mount"
-        (self.proc / "self").mkdir(parents=True)
-
-    @property
-    def found(self) -> tuple[int, int | None]:
-        return memory_limit(self.proc), free_memory(self.proc)
-
-    def process_in(self, group: str, mounted: str = "/", version: int = 2) -> None:
-        controllers = "0:" if version == 2 else "4:cpu,memory"
-        kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpu,memory"
-        (self.proc / "self" / "cgroup").write_text(f"9:name=systemd:/x\n{controllers}:{group}\n")
-        (self.proc / "self" / "mountinfo").write_text(
-            f"30 1 0:27 / / rw - ext4 /dev/sda rw\n32 31 0:29 {mounted} {self.mount} rw,relatime shared:9 - {kind}\n"
-        )
-
-    def group(self, folder: str, **files: object) -> None:
-        place = self.mount / folder
-        place.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (place / f"memory.{name}").write_text(f"{content}\n")
-
-    def free(self, kilobytes: int) -> None:
-        (self.proc / "meminfo").write_text(f"MemTotal: 9000 kB\nMemAvailable: {kilobytes} kB\n")
+FREE = 4000 * 1024
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
-    return Kernel(tmp_path)
+def proc(tmp_path: Path) -> Path:
+    """A /proc with nothing but the free memory of the machine."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    return tmp_path / "proc"
 
 
-def test_without_control_groups_it_is_that_of_the_machine(kernel: Kernel) -> None:
-    assert kernel.found == (MACHINE, None)
-    kernel.free(4000)
-    assert kernel.found == (MACHINE, 4000 * 1024)
+def process_in(
+    proc: Path, group: str, mounted: str = "/", version: int = 2, **files: dict[str, object]
+) -> None:
+    """Puts the process into a control group; `files` are the memory files of groups, by folder below the mount."""
+    mount = proc.parent / "mount"
+    controllers = "0:" if version == 2 else "4:cpu,memory"
+    kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpu,memory"
+    (proc / "self" / "cgroup").write_text(f"9:name=systemd:/x\n{controllers}:{group}\n")
+    (proc / "self" / "mountinfo").write_text(
+        f"30 1 0:27 / / rw - ext4 /dev/sda rw\n32 31 0:29 {mounted} {mount} rw,relatime shared:9 - {kind}\n"
+    )
+    for folder, contents in files.items():
+        (mount / folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (mount / folder / f"memory.{name}").write_text(f"{content}\n")
 
 
-def test_the_own_group_and_those_above_it_count(kernel: Kernel) -> None:
-    kernel.free(4000)
-    kernel.process_in("/user/job/step")
-    kernel.group("user/job/step", max="max", current=100)
-    kernel.group("other", max=1, current=1)
-    assert kernel.found == (MACHINE, 4000 * 1024)
-    kernel.group("user/job", max=1_000_000, current=400_000)
-    assert kernel.found == (1_000_000, 600_000)
-    kernel.group("user/job/step", max=700_000, current=200_000)
-    assert kernel.found == (700_000, 500_000)
+def test_without_control_groups_it_is_that_of_the_machine(proc: Path) -> None:
+    assert (memory_limit(proc), free_memory(proc)) == (MACHINE, FREE)
+    (proc / "meminfo").unlink()
+    assert (memory_limit(proc), free_memory(proc)) == (MACHINE, None)
 
 
-def test_version_1(kernel: Kernel) -> None:
-    kernel.process_in("/slurm/job", version=1)
-    kernel.group("", limit_in_bytes=UNLIMITED, usage_in_bytes=0)
-    kernel.group("slurm/job", limit_in_bytes=800_000, usage_in_bytes=300_000)
-    assert kernel.found == (800_000, 500_000)
+NO_LIMIT = {"user/job/step": {"max": "max", "current": 100}}
+OTHER_GROUP = {"other": {"max": 1, "current": 1}}
+OF_THE_JOB = {"user/job": {"max": 1_000_000, "current": 400_000}}
+OF_THE_STEP = {"user/job/step": {"max": 700_000, "current": 200_000}}
+CACHE = {"max": 900_000, "current": 850_000, "stat": "anon 50000\ninactive_file 700000\nactive_file 1"}
+OWN_ROOT = {"": {"max": 900_000, "current": 100_000}}
 
 
 @pytest.mark.parametrize(
-    ("group", "mounted"), [("/docker/a1", "/docker/a1"), ("/docker/a1", "/b"), ("/", "/")]
+    ("place", "groups", "limit", "free"),
+    [
+        # the own group and those above it count
+        (("/user/job/step",), NO_LIMIT | OTHER_GROUP, MACHINE, FREE),
+        (("/user/job/step",), NO_LIMIT | OTHER_GROUP | OF_THE_JOB, 1_000_000, 600_000),
+        (("/user/job/step",), OTHER_GROUP | OF_THE_JOB | OF_THE_STEP, 700_000, 500_000),
+        # version 1
+        (
+            ("/slurm/job", "/", 1),
+            {
+                "": {"limit_in_bytes": UNLIMITED, "usage_in_bytes": 0},
+                "slurm/job": {"limit_in_bytes": 800_000, "usage_in_bytes": 300_000},
+            },
+            800_000,
+            500_000,
+        ),
+        # a container sees its own group as the root
+        (("/docker/a1", "/docker/a1"), OWN_ROOT, 900_000, 800_000),
+        (("/docker/a1", "/b"), OWN_ROOT, 900_000, 800_000),
+        (("/", "/"), OWN_ROOT, 900_000, 800_000),
+        # a cache of files is free memory
+        (("/job",), {"job": CACHE}, 900_000, 750_000),
+        (("/job",), {"job": CACHE | {"current": 950_000, "stat": "inactive_file none"}}, 900_000, 0),
+    ],
 )
-def test_a_container_sees_its_own_group_as_the_root(kernel: Kernel, group: str, mounted: str) -> None:
-    kernel.process_in(group, mounted)
-    kernel.group("", max=900_000, current=100_000)
-    assert kernel.found == (900_000, 800_000)
-
-
-def test_a_cache_of_files_is_free_memory(kernel: Kernel) -> None:
-    kernel.process_in("/job")
-    kernel.group("job", max=900_000, current=850_000, stat="anon 50000\ninactive_file 700000\nactive_file 1")
-    assert free_memory(kernel.proc) == 750_000
-    kernel.group("job", current=950_000, stat="inactive_file none")
-    assert free_memory(kernel.proc) == 0
+def test_control_groups(
+    proc: Path, place: tuple[str, ...], groups: dict[str, dict[str, object]], limit: int, free: int
+) -> None:
+    process_in(proc, *place, **groups)  # type: ignore[arg-type]
+    assert (memory_limit(proc), free_memory(proc)) == (limit, free)
 
 
 def test_the_limit_of_the_process_counts() -> None:
@@ -106,11 +102,10 @@ def test_the_limit_of_the_process_counts() -> None:
 
 
 def test_a_record_is_measured_against_the_limit_of_the_job(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    proc: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kernel.process_in("/job")
-    kernel.group("job", max=100_000, current=0)
-    monkeypatch.setattr("virnuc_core.sequences.reader.memory_limit", lambda: memory_limit(kernel.proc))
+    process_in(proc, "/job", job={"max": 100_000, "current": 0})
+    monkeypatch.setattr("virnuc_core.sequences.reader.memory_limit", lambda: memory_limit(proc))
     fasta = tmp_path / "in.fa"
     fasta.write_text(">short\nACGT\n")
     assert len(list(iter_records([fasta], "dna"))) == 1

@@ -9,28 +9,13 @@ from hypothesis import strategies as st
 from virnuc_core.errors import InputError
 from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name, visible
 
+ORDINARY = """
+    contig_1 NODE_1_length_5/2 sp|P12345|X_HUMAN read#0/1 a=b x-1 5'UTR a"b a,b a;b chr1:5-9(+),x=1 C:\\x ../x gène
+    配列 100% %1B _=1 #1 <b>
+"""
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("contig_1", "NODE_1_length_5/2", "sp|P12345|X_HUMAN", "read#0/1", "a=b", "x-1", "5'UTR", 'a"b'),
-        *(
-            "a,b",
-            "a;b",
-            "chr1:5-9(+),x=1",
-            "C:\\x",
-            "../x",
-            "gène",
-            "配列",
-            "100%",
-            "%1B",
-            "_=1",
-            "#1",
-            "<b>",
-            "",
-        ),
-    ],
-)
+
+@pytest.mark.parametrize("name", ["", *ORDINARY.split()])
 def test_ordinary_names_stay(name: str) -> None:
     assert plain_name(name) == name
     assert cell_text(name) == name
@@ -40,16 +25,9 @@ def test_ordinary_names_stay(name: str) -> None:
     ("name", "written"),
     [
         ("=1+1", "%3D1+1"),
-        ("+1", "%2B1"),
-        ("-1", "%2D1"),
-        ("@SUM(A1)", "%40SUM(A1)"),
-        ('"a', "%22a"),
-        ("'a", "%27a"),
         ("\uff1d1", "%EF%BC%9D1"),
         ('a,=HYPERLINK("x"),b', 'a,%3DHYPERLINK("x"),b'),
         ("a;-1;@b", "a;%2D1;%40b"),
-        ("=1,,=2", "%3D1,,%3D2"),
-        ('a,"b', "a,%22b"),
         ("\x1b[2Jx", "%1B[2Jx"),
         ("a\0b\x7f", "a%00b%7F"),
         ("a\x9bm", "a%C2%9Bm"),
@@ -61,22 +39,16 @@ def test_ordinary_names_stay(name: str) -> None:
 def test_what_could_do_harm_is_written_in_hex(name: str, written: str) -> None:
     assert plain_name(name) == written
     assert cell_text(name) == written
-    assert written.isprintable()
 
 
 def test_long_names_are_cut_at_a_whole_letter() -> None:
     assert plain_name("a" * 5000) == "a" * LONGEST_NAME
     assert plain_name("x" + "\U0001f9ec" * 5000) == "x" + "\U0001f9ec" * ((LONGEST_NAME - 1) // 4)
-    assert plain_name("a" * LONGEST_NAME) == "a" * LONGEST_NAME
 
 
 def test_a_message_keeps_its_line_ends() -> None:
     assert visible("a\n\x1b[2Jb\r") == "a\n%1B[2Jb%0D"
-
-
-def test_errors_can_be_printed() -> None:
-    error = InputError("\x1b]0;owned\x07.fa is missing\nhere")
-    assert str(error) == "%1B]0;owned%07.fa is missing\nhere"
+    assert str(InputError("\x1b]0;owned\x07.fa is missing\nhere")) == "%1B]0;owned%07.fa is missing\nhere"
 
 
 @given(st.text("a,;=+-@'\"\t\n\uff1d"))

@@ -1,4 +1,7 @@
+"""Settings: presets, defaults, wrong values, and what a run makes of them."""
+
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,20 +15,23 @@ from virnuc_core.settings import (
     PredictSettings,
     ReprocessSettings,
     RunConfig,
+    Settings,
     embed_config,
     predict_config,
     read_settings,
 )
 
-
-def test_defaults_are_those_of_the_core() -> None:
-    assert predict_config(PredictSettings()) == RunConfig()
-
-
-@pytest.mark.parametrize(("preset", "chunk_length"), [("virnucpro-300", 300), ("virnucpro-500", 500)])
-def test_preset_of_the_published_models(preset: str, chunk_length: int) -> None:
-    config = predict_config(read_settings(PredictSettings, {"preset": preset}))
-    assert (config.chunk_length, config.esm_model, config.dnabert_model) == (chunk_length, "3B", "DNABERT-S")
+EVERY_ENGINE_SETTING: dict[str, Any] = {
+    "repr_layer": 3,
+    "precision": "fp8",
+    "devices": ("0", "1"),
+    "token_budget": 9,
+    "engine": "reference",
+    "attention": "triton",
+    "compile_mode": "max-autotune",
+    "shard_seconds": 2.5,
+}
+OF_PREDICT_ALONE = {"dnabert_precision": "bf16", "dnabert_engine": "reference", "embeddings": "none"}
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
@@ -33,6 +39,11 @@ def test_what_is_given_wins_over_the_preset() -> None:
     config = predict_config(read_settings(PredictSettings, values))
     assert (config.chunk_length, config.esm_model, config.dnabert_model) == (300, "650M", "DNABERT-S")
     assert config.head == "a.pth"
+    assert predict_config(PredictSettings()) == RunConfig()
+    for chunk_length in (300, 500):
+        config = predict_config(read_settings(PredictSettings, {"preset": f"virnucpro-{chunk_length}"}))
+        chosen = (config.chunk_length, config.esm_model, config.dnabert_model)
+        assert chosen == (chunk_length, "3B", "DNABERT-S")
 
 
 @pytest.mark.parametrize(
@@ -44,66 +55,41 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    ("kind", "values", "named"),
     [
-        ({"chunk_length": 0}, "chunk_length"),
-        ({"chunk_length": 10**12}, "chunk_length"),
-        ({"repr_layer": -1}, "repr_layer"),
-        ({"devices": "-1"}, "devices"),
-        ({"devices": "0,gpu"}, "devices"),
-        ({"token_budget": -1}, "token_budget"),
-        ({"engine": "fast"}, "engine"),
-        ({"shard_seconds": 0}, "shard_seconds"),
-        ({"shard_seconds": "inf"}, "shard_seconds"),
-        ({"dnabert_precision": "fp4"}, "dnabert_precision"),
-        ({"compile_mode": "fast"}, "compile_mode"),
-        ({"threshold": 1.0}, "threshold"),
-        ({"threshold": float("nan")}, "threshold"),
-        ({"colour": "red"}, "colour"),
+        (PredictSettings, {"chunk_length": 0}, "chunk_length"),
+        (PredictSettings, {"chunk_length": 10**12}, "chunk_length"),
+        (PredictSettings, {"repr_layer": -1}, "repr_layer"),
+        (PredictSettings, {"devices": "-1"}, "devices"),
+        (PredictSettings, {"devices": "0,gpu"}, "devices"),
+        (PredictSettings, {"token_budget": -1}, "token_budget"),
+        (PredictSettings, {"engine": "fast"}, "engine"),
+        (PredictSettings, {"shard_seconds": 0}, "shard_seconds"),
+        (PredictSettings, {"shard_seconds": "inf"}, "shard_seconds"),
+        (PredictSettings, {"dnabert_precision": "fp4"}, "dnabert_precision"),
+        (PredictSettings, {"compile_mode": "fast"}, "compile_mode"),
+        (PredictSettings, {"threshold": 1.0}, "threshold"),
+        (PredictSettings, {"threshold": float("nan")}, "threshold"),
+        (PredictSettings, {"colour": "red"}, "colour"),
+        (LaneSettings, {"mode": "cloud"}, "mode"),
+        (LaneSettings, {"lane_minutes": 0}, "lane_minutes"),
+        (EmbedSettings, {"token_budget": 0, "precision": "fp4"}, "precision.*token_budget"),
     ],
 )
-def test_wrong_value_is_named(values: dict[str, object], named: str) -> None:
+def test_wrong_values_are_named(kind: type[Settings], values: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        read_settings(PredictSettings, values)
-
-
-@pytest.mark.parametrize(
-    ("values", "named"), [({"mode": "cloud"}, "mode"), ({"lane_minutes": 0}, "lane_minutes")]
-)
-def test_wrong_choice_of_lanes_is_named(values: dict[str, object], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        read_settings(LaneSettings, values)
-
-
-def test_all_wrong_values_are_named_at_once() -> None:
-    with pytest.raises(UsageError, match=r"precision.*token_budget"):
-        read_settings(EmbedSettings, {"token_budget": 0, "precision": "fp4"})
+        read_settings(kind, values)
 
 
 def test_every_setting_reaches_the_run() -> None:
-    engine = {
-        "repr_layer": 3,
-        "precision": "fp8",
-        "devices": ("0", "1"),
-        "token_budget": 9,
-        "engine": "reference",
-        "attention": "triton",
-        "compile_mode": "max-autotune",
-        "shard_seconds": 2.5,
-    }
-    assert set(engine) == set(EngineSettings.model_fields)
-    embed = embed_config("esm2", "8M", read_settings(EmbedSettings, engine))
-    assert {name: getattr(embed, name) for name in engine} == engine
-    alone = {"dnabert_precision": "bf16", "dnabert_engine": "reference", "embeddings": "none"}
-    predict = predict_config(read_settings(PredictSettings, engine | alone))
-    assert {name: getattr(predict, name) for name in engine | alone} == engine | alone
-
-
-def test_embed_runs_one_model_over_whole_sequences() -> None:
-    config = embed_config("dnabert_s", "tiny", EmbedSettings(repr_layer=2))
-    assert (config.chunk_length, config.esm_model, config.dnabert_model) == (None, None, "tiny")
-    assert config.repr_layer == 2
+    assert set(EVERY_ENGINE_SETTING) == set(EngineSettings.model_fields)
+    embed = embed_config("dnabert_s", "tiny", read_settings(EmbedSettings, EVERY_ENGINE_SETTING))
+    assert (embed.chunk_length, embed.esm_model, embed.dnabert_model) == (None, None, "tiny")
     assert embed_config("esm2", "8M", EmbedSettings()).esm_model == "8M"
+    assert {name: getattr(embed, name) for name in EVERY_ENGINE_SETTING} == EVERY_ENGINE_SETTING
+    given = EVERY_ENGINE_SETTING | OF_PREDICT_ALONE
+    predict = predict_config(read_settings(PredictSettings, given))
+    assert {name: getattr(predict, name) for name in given} == given
 
 
 OLD = replace(
@@ -113,37 +99,39 @@ OLD = replace(
         model("esm2", precision="fp16", repr_layer=3, attention="triton", location="/models/esm2"),
     ),
 )
+AS_IT_WAS = RunConfig(
+    chunk_length=500,
+    esm_model="/models/esm2",
+    dnabert_model="/models/dnabert",
+    head="/heads/tiny-500",
+    repr_layer=3,
+    precision="fp16",
+    dnabert_precision="fp32",
+    engine="packed",
+    dnabert_engine="packed",
+    attention="triton",
+)
 
 
-def reprocessed(**given: object) -> RunConfig:
-    return reprocess_config(OLD, read_settings(ReprocessSettings, given))
-
-
-def test_what_is_not_given_is_as_it_was() -> None:
-    assert reprocessed() == RunConfig(
-        chunk_length=500,
-        esm_model="/models/esm2",
-        dnabert_model="/models/dnabert",
-        head="/heads/tiny-500",
-        repr_layer=3,
-        precision="fp16",
-        dnabert_precision="fp32",
-        engine="packed",
-        dnabert_engine="packed",
-        attention="triton",
-    )
-
-
-def test_what_goes_with_something_that_is_given_is_found_again() -> None:
-    other_model = reprocessed(esm_model="650M")
-    assert (other_model.head, other_model.repr_layer, other_model.precision) == (None, None, "fp16")
-    assert reprocessed(esm_model="650M", head="a.pth", repr_layer=2).head == "a.pth"
-    engine = reprocessed(engine="reference")
-    assert (engine.precision, engine.dnabert_precision, engine.dnabert_engine) == ("auto", None, None)
-    assert engine.attention == "auto"
-    precision = reprocessed(precision="bf16")
-    assert (precision.precision, precision.dnabert_precision, precision.attention) == ("bf16", None, "auto")
-    assert reprocessed(dnabert_precision="bf16").precision == "fp16"
+@pytest.mark.parametrize(
+    ("given", "found_again"),
+    [
+        ({}, {}),
+        ({"esm_model": "650M"}, {"head": None, "repr_layer": None}),
+        ({"esm_model": "650M", "head": "a.pth", "repr_layer": 2}, {}),
+        (
+            {"engine": "reference"},
+            {"precision": "auto", "dnabert_precision": None, "dnabert_engine": None, "attention": "auto"},
+        ),
+        ({"precision": "bf16"}, {"dnabert_precision": None, "attention": "auto"}),
+        ({"dnabert_precision": "bf16"}, {"attention": "auto"}),
+    ],
+)
+def test_reprocessing_keeps_what_does_not_go_with_something_that_is_given(
+    given: dict[str, Any], found_again: dict[str, Any]
+) -> None:
+    config = reprocess_config(OLD, read_settings(ReprocessSettings, given))
+    assert config == AS_IT_WAS.model_copy(update=found_again | given)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +145,9 @@ def test_what_goes_with_something_that_is_given_is_found_again() -> None:
 def test_attention_that_cannot_be_asked_for_is_found_again(
     attentions: tuple[str, str], expected: str
 ) -> None:
-    models = tuple(
-        replace(one, attention=attention) for one, attention in zip(OLD.models, attentions, strict=True)
-    )
-    assert reprocess_config(replace(OLD, models=models), ReprocessSettings()).attention == expected
+    dnabert, esm2 = (replace(one, attention=how) for one, how in zip(OLD.models, attentions, strict=True))
+    old = replace(OLD, models=(dnabert, esm2))
+    assert reprocess_config(old, ReprocessSettings()).attention == expected
 
 
 def test_a_run_without_a_head_cannot_be_reprocessed() -> None:

@@ -16,13 +16,14 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError
 
 VOCABULARY = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "A": 3, "C": 4, "G": 5, "T": 6, "AC": 7, "ACAC": 8}
+CRAFTED = crafted_tokenizers()
 USABLE = ("plain", "ids with holes", "endless merges", "no letter")
 HOSTILE = {
     "empty": b"",
     "not JSON": b"{",
     "not text": b"\xff\xfe",
     "no vocabulary": json.dumps({"model": {}}).encode(),
-    **{name: content for name, content in crafted_tokenizers().items() if name not in USABLE},
+    **{name: content for name, content in CRAFTED.items() if name not in USABLE},
     **hostile_json("model"),
 }
 
@@ -46,13 +47,10 @@ def test_esm2_ids_are_those_of_fair_esm() -> None:
     assert ours == (alphabet.unk_idx, alphabet.mask_idx, len(alphabet))
 
 
-def test_unknown_bytes_and_empty_proteins() -> None:
+def test_unknown_bytes_empty_proteins_and_a_view_of_some() -> None:
     assert esm2("AJ*a A") == [[0, 5, 3, 3, 3, 3, 5, 2]]
     assert esm2("", "M", "") == [[0, 2], [0, 20, 2], [0, 2]]
     assert esm2() == []
-
-
-def test_a_view_of_some_proteins_is_tokenized_alone() -> None:
     tokens = Esm2Tokenizer().encode(ByteColumn.from_strings(["AAAA", "LAG", "", "V"]).rows(1, 4))
     assert rows_of(tokens) == [[0, 4, 5, 6, 2], [0, 2], [0, 7, 2]]
     assert tokens.num_tokens.tolist() == [5, 2, 3]
@@ -98,27 +96,20 @@ def test_dnabert_ids(path: Path, block_bases: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_size_of_a_vocabulary_with_holes_is_that_of_the_highest_id(path: Path) -> None:
-    path.write_bytes(crafted_tokenizers()["ids with holes"])
+    path.write_bytes(CRAFTED["ids with holes"])
     assert DnabertTokenizer(path).vocab_size == 5001
-    path.write_bytes(crafted_tokenizers()["plain"])
-    assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["ACGTN"]))) == [
-        [1, 3, 4, 5, 6, 0, 2]
-    ]
 
 
-def test_a_tokenizer_without_cls_and_sep_is_refused(path: Path) -> None:
+def test_unusable_files_are_refused(path: Path) -> None:
+    path.write_bytes(CRAFTED["plain"])
+    assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["CN"]))) == [[1, 4, 0, 2]]
     make_tokenizer(path, special_tokens=False)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json does not put \[CLS\]"):
         DnabertTokenizer(path)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_damaged_or_hostile_file_is_refused(name: str, path: Path) -> None:
-    path.write_bytes(HOSTILE[name])
-    with pytest.raises(CheckpointError, match=r"tokenizer .*tokenizer\.json (cannot be read|is damaged)"):
-        DnabertTokenizer(path)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    for content in HOSTILE.values():
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json (cannot be read|is damaged)"):
+            DnabertTokenizer(path)
+    path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        DnabertTokenizer(tmp_path / "absent.json")
+        DnabertTokenizer(path)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from benchmarks.reliability.binary_edits import hostile_json
 from benchmarks.reliability.crafted import safetensors_headers
-from tests.made_models import GOLDEN, make_spec, make_tokenizer, published_config, write_model
+from benchmarks.reliability.material import make_tokenizer
+from tests.made_models import GOLDEN, make_spec, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model, parameter_shapes

@@ -1,7 +1,6 @@
 """All shards in one file, in input order."""
 
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +17,14 @@ from virnuc_core.run_folder import RunFolder
 
 
 def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun, tmp_path: Path) -> None:
-    store = finished_run.store
-    with h5py.File(finished_run.folder.embeddings) as file:
+    folder, plan, store = finished_run.folder, finished_run.plan, finished_run.store
+    with h5py.File(folder.embeddings) as file:
         assert list(file) == ["dna", "frame_ids", "protein", "scores"]
         assert file["frame_ids"].asstr()[:].tolist() == store.frame_ids(0, store.num_frames)
         assert file["dna"].dtype == np.float32
-        for shard, result in iter_shard_results(finished_run.folder, finished_run.plan):
-            rows = slice(shard.begin, shard.end)
-            np.testing.assert_array_equal(file["dna"][rows], result.dna)
-            np.testing.assert_array_equal(file["protein"][rows], result.protein)
-            np.testing.assert_array_equal(file["scores"][rows], result.scores)
-    plan = finished_run.plan
+        for shard, result in iter_shard_results(folder, plan):
+            for name in ("dna", "protein", "scores"):
+                np.testing.assert_array_equal(file[name][shard.begin : shard.end], getattr(result, name))
     expected = {
         "schema_version": 2,
         "plan_fingerprint": plan.fingerprint,
@@ -40,11 +36,10 @@ def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun, tmp_
         "dtype": "float32",
         "virnuc_version": plan.virnuc_version,
     }
-    with Embeddings(finished_run.folder.embeddings, own=True) as embeddings:
+    with Embeddings(folder.embeddings, own=True) as embeddings:
         assert expected.items() <= embeddings.attrs.items()
-    total = aggregate(finished_run.folder, finished_run.plan, store, tmp_path / "again.h5")
-    assert total.frames == store.num_frames
-    assert (tmp_path / "again.h5").read_bytes() == finished_run.folder.embeddings.read_bytes()
+    assert aggregate(folder, plan, store, tmp_path / "again.h5").frames == store.num_frames
+    assert (tmp_path / "again.h5").read_bytes() == folder.embeddings.read_bytes()
 
 
 def test_an_embed_run_of_complete_sequences_with_any_ids(tmp_path: Path, made_models: MadeModels) -> None:
@@ -57,10 +52,9 @@ def test_an_embed_run_of_complete_sequences_with_any_ids(tmp_path: Path, made_mo
     aggregate(run.folder, run.plan, run.store, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file) == ["embeddings", "ids", "lengths"]
-        assert file["ids"].asstr()[:].tolist() == run.store.frame_ids(0, 4)
-        assert file["ids"].asstr()[:][[0, 2, 3]].tolist() == ["first", "first_dup2", long]
+        assert file["ids"].asstr()[:].tolist() == ["first", "Straße|ä", "first_dup2", long]
         assert file["lengths"][:].tolist() == [6, 2, 10, 2]
-        assert (file["embeddings"].dtype, file["embeddings"].shape) == (np.float16, (4, WIDTH))
+        assert file["embeddings"].dtype == np.float16
         assert file.attrs["model_family"] == "esm2"
 
 
@@ -82,31 +76,3 @@ def test_shards_that_are_missing_damaged_or_of_another_run_leave_no_file(
         with pytest.raises(MismatchError, match="not the one"):
             aggregate(folder, *wrong)
     assert [path.name for path in folder.root.iterdir()] == ["shards"]
-
-
-def test_no_flipped_byte_changes_a_value(finished_run: MadeRun, tmp_path: Path) -> None:
-    def read(path: Path) -> tuple[dict[str, list[object]], dict[str, object]]:
-        with Embeddings(path, own=True) as file:
-            return {name: file.rows(name, 0, len(file)).tolist() for name in file.names}, dict(file.attrs)
-
-    content = finished_run.folder.embeddings.read_bytes()
-    path = tmp_path / "flipped.h5"
-    expected = read(finished_run.folder.embeddings)
-    for position in np.random.default_rng(2).choice(len(content), 200, replace=False).tolist():
-        flipped = bytearray(content)
-        flipped[position] ^= 0x12
-        path.write_bytes(flipped)
-        with suppress(DamagedFileError):
-            assert read(path) == expected
-
-
-def test_each_dataset_has_a_checksum_over_all_its_values(finished_run: MadeRun, tmp_path: Path) -> None:
-    path = tmp_path / "embeddings.h5"
-    shutil.copy(finished_run.folder.embeddings, path)
-    with Embeddings(path, own=True) as embeddings:
-        embeddings.verify()
-        assert all(f"{name}_sha256" in embeddings.attrs for name in embeddings.names)
-    with h5py.File(path, "r+") as file:  # with valid chunk checksums
-        file["dna"][7] = file["dna"][8]
-    with Embeddings(path, own=True) as embeddings, pytest.raises(DamagedFileError, match="of 'dna' is wrong"):
-        embeddings.verify()

@@ -9,9 +9,10 @@ from virnuc_core.results.calls import NO_FRAME, ChunkCalls, call_chunks, call_co
 from virnuc_core.sequences.frames import DNA_ALONE
 
 PROBABILITY = st.floats(0, 1, width=32)
+Frames = list[list[tuple[int, float]]]
 
 
-def call(frames: list[list[tuple[int, float]]], threshold: float = 0.5) -> ChunkCalls:
+def call(frames: Frames, threshold: float = 0.5) -> ChunkCalls:
     """Calls chunks given as lists of (frame number, P(virus))."""
     rows = [(chunk, frame, p) for chunk, several in enumerate(frames) for frame, p in several]
     scores = np.array([(1 - p, p) for _, _, p in rows], np.float32).reshape(-1, 2)
@@ -20,17 +21,8 @@ def call(frames: list[list[tuple[int, float]]], threshold: float = 0.5) -> Chunk
     return call_chunks(scores, chunks, numbers, len(frames), threshold)
 
 
-def tier_of(p_virus: list[float], dna_alone: int = 0, threshold: float = 0.5) -> str | None:
-    """The tier of one contig with these scores, the first of which are DNA-only."""
-    frames = [[(DNA_ALONE if i < dna_alone else 0, p)] for i, p in enumerate(p_virus)]
-    chunks = np.zeros(len(p_virus), np.int64)
-    [tier] = call_contigs(call(frames, threshold), chunks, 1, threshold).tiers
-    return tier
-
-
 def test_p_virus_is_that_of_the_highest_scores_of_both_classes() -> None:
-    frames = [[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [], [(0, 1.0), (1, 0.5)], [(0, 0.0), (1, 0.5)]]
-    calls = call(frames)
+    calls = call([[(0, 0.9), (3, 0.2)], [(1, 0.6), (2, 0.1)], [], [(0, 1.0), (1, 0.5)], [(0, 0.0), (1, 0.5)]])
     assert calls.p_virus.tolist() == pytest.approx([0.6, 0.289898, np.nan, 1, 0], abs=1e-5, nan_ok=True)
     assert calls.best_frame.tolist() == [0, 2, NO_FRAME, 0, 0]
 
@@ -50,7 +42,7 @@ def test_p_virus_is_at_least_half_exactly_where_virnucpro_says_virus(other: floa
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), PROBABILITY), max_size=6), max_size=20))
-def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
+def test_any_chunks(frames: Frames) -> None:
     calls = call(frames)
     assert calls.is_scored.tolist() == [bool(several) for several in frames]
     for chunk, several in enumerate(frames):
@@ -60,7 +52,6 @@ def test_any_chunks(frames: list[list[tuple[int, float]]]) -> None:
             assert calls.is_virus[chunk] == is_virus
             # max() takes the first one of a tie.
             assert calls.best_frame[chunk] == max(pairs, key=lambda pair: abs(pair[1] - np.float32(0.5)))[2]
-            assert (calls.p_virus[chunk] >= 0.5) == is_virus
 
 
 def test_contigs_are_sums_over_their_chunks() -> None:
@@ -77,42 +68,38 @@ def test_contigs_are_sums_over_their_chunks() -> None:
 
 @pytest.mark.parametrize("threshold", [0.01, 0.3, 0.5, 0.9])
 def test_a_threshold_is_where_calls_begin(threshold: float) -> None:
-    above = threshold + 1e-6
     below = np.nextafter(np.float32(threshold), np.float32(0))
-    scores = np.array([(1 - p, p) for p in (0.0, below, above, 1.0)], np.float32)
+    scores = np.array([(1 - p, p) for p in (0.0, below, threshold + 1e-6, 1.0)], np.float32)
     chunks = call_chunks(scores, np.arange(4), np.zeros(4, np.uint8), 5, threshold)
     assert chunks.is_virus.tolist() == [False, False, True, True, False]
     assert call_contigs(chunks, np.arange(5), 5, threshold).is_virus.tolist() == chunks.is_virus.tolist()
 
 
 @pytest.mark.parametrize(
-    ("p_virus", "tier"),
+    ("p_virus", "dna_alone", "threshold", "tier"),
     [
-        ([0.99], "unsure"),
-        ([0.9, 0.9], "likely"),
-        ([0.9] * 4, "likely"),
-        ([0.9] * 5, "confident"),
-        ([0.1] * 5, "confident"),
-        ([0.98] * 4 + [0.2], "confident"),
-        ([0.97] * 3 + [0.6, 0.4], "likely"),
-        ([0.66] * 9, "likely"),
-        ([0.6] * 9, "unsure"),
-        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], "unsure"),
-        ([0.05] * 5 + [0.9] * 5, "unsure"),
+        # many chunks that agree
+        ([0.99], 0, 0.5, "unsure"),
+        ([0.9] * 4, 0, 0.5, "likely"),
+        ([0.9] * 5, 0, 0.5, "confident"),
+        ([0.1] * 5, 0, 0.5, "confident"),
+        ([0.98] * 4 + [0.2], 0, 0.5, "confident"),
+        ([0.97] * 3 + [0.6, 0.4], 0, 0.5, "likely"),
+        ([0.66] * 9, 0, 0.5, "likely"),
+        ([0.6] * 9, 0, 0.5, "unsure"),
+        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], 0, 0.5, "unsure"),
+        ([0.05] * 5 + [0.9] * 5, 0, 0.5, "unsure"),
+        # DNA-only scores do not count
+        ([0.95] * 8, 3, 0.5, "confident"),
+        ([0.95] * 8, 4, 0.5, "likely"),
+        # a threshold changes no confidence
+        ([0.95] * 9, 0, 0.9, "confident"),
+        ([0.8] * 9, 0, 0.9, "unsure"),
+        ([0.2] * 9, 0, 0.1, "unsure"),
+        ([0.05] * 9, 0, 0.1, "confident"),
     ],
 )
-def test_tiers_ask_for_many_chunks_that_agree(p_virus: list[float], tier: str) -> None:
-    assert tier_of(p_virus) == tier
-
-
-@pytest.mark.parametrize(("number", "tier"), [(3, "confident"), (4, "likely"), (7, "unsure")])
-def test_dna_only_scores_do_not_count_towards_a_tier(number: int, tier: str) -> None:
-    assert tier_of([0.95] * 8, number) == tier
-
-
-@pytest.mark.parametrize(
-    ("p_virus", "threshold", "tier"),
-    [(0.95, 0.9, "confident"), (0.8, 0.9, "unsure"), (0.2, 0.1, "unsure"), (0.05, 0.1, "confident")],
-)
-def test_a_threshold_changes_no_confidence(p_virus: float, threshold: float, tier: str) -> None:
-    assert tier_of([p_virus] * 9, threshold=threshold) == tier
+def test_tiers(p_virus: list[float], dna_alone: int, threshold: float, tier: str) -> None:
+    frames: Frames = [[(DNA_ALONE if i < dna_alone else 0, p)] for i, p in enumerate(p_virus)]
+    contigs = np.zeros(len(frames), np.int64)
+    assert call_contigs(call(frames, threshold), contigs, 1, threshold).tiers == [tier]

@@ -1,10 +1,11 @@
-"""Opening and exporting embeddings, and those of other programs."""
+"""Embeddings files: opened, exported and scored again, also those of other programs and hostile ones."""
 
+import io
 import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,28 +19,45 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from benchmarks.reliability.malicious_pickles import CONTAINERS, payloads
-from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, UsageError, VirnucError
+from tests.made_models import MadeModels, MadeRun, make_head, plan_run
+from virnuc_core.checked_hdf5 import array_sha256, read_attributes, write_attributes
+from virnuc_core.errors import (
+    CheckpointError,
+    DamagedFileError,
+    InputError,
+    MismatchError,
+    UsageError,
+    VirnucError,
+)
+from virnuc_core.inference.shard import read_shard, shard_identity
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings, export_embeddings
+from virnuc_core.results.rescore import score_embeddings
 
 NO_CHECKSUMS = "carries no checksums of virnuc"
 
 
+@pytest.fixture(scope="module")
+def path(finished_run: MadeRun) -> Path:
+    return finished_run.folder.embeddings
+
+
 @pytest.fixture
-def opened(finished_run: MadeRun) -> Iterator[Embeddings]:
-    with Embeddings(finished_run.folder.embeddings) as embeddings:
+def opened(path: Path) -> Iterator[Embeddings]:
+    with Embeddings(path) as embeddings:
         yield embeddings
+
+
+@pytest.fixture(scope="module")
+def arrays(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {name: dataset[:] for name, dataset in file.items()}
 
 
 def require_same(found: Embeddings, expected: Embeddings) -> None:
     assert found.ids == expected.ids
     assert np.array_equal(found.vectors[:], expected.vectors[:])
-
-
-def arrays_of(path: Path) -> dict[str, Any]:
-    with h5py.File(path) as file:
-        return {name: dataset[:] for name, dataset in file.items()}
 
 
 def write_hdf5(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Path:
@@ -50,8 +68,10 @@ def write_hdf5(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, A
     return path
 
 
-def test_ids_scores_and_vectors_are_those_of_the_file(opened: Embeddings, finished_run: MadeRun) -> None:
-    arrays, store = arrays_of(finished_run.folder.embeddings), finished_run.store
+def test_ids_scores_and_vectors_are_those_of_the_file(
+    opened: Embeddings, arrays: dict[str, Any], finished_run: MadeRun
+) -> None:
+    store = finished_run.store
     assert opened.ids == store.frame_ids(0, store.num_frames)
     assert np.array_equal(opened.scores, arrays["scores"])
     assert opened.datasets == ("dna", "protein")
@@ -60,6 +80,13 @@ def test_ids_scores_and_vectors_are_those_of_the_file(opened: Embeddings, finish
     assert np.array_equal(opened.matrix("protein")[:], arrays["protein"])
     with pytest.raises(UsageError, match="only dna and protein"):
         opened.matrix("embeddings")
+    table = opened.as_dataframe(vectors=True)
+    assert table.index.tolist() == opened.ids
+    rebuilt = table["contig"] + "_chunk_" + table["chunk"].astype(str) + table["frame"]
+    assert rebuilt.tolist() == opened.ids
+    assert table["p_virus"].tolist() == arrays["scores"][:, 1].tolist()
+    assert table.columns[5:7].tolist() == ["dna_0", "dna_1"]
+    assert table["protein_95"].iloc[4] == arrays["protein"][4][95]
 
 
 def test_rows_are_chosen_as_in_numpy(opened: Embeddings) -> None:
@@ -87,62 +114,50 @@ def test_a_file_without_vectors_still_has_scores(
             _ = opened.vectors
 
 
-def test_files_of_other_kinds_are_called_by_their_name(finished_run: MadeRun, tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_called_by_their_name(
+    path: Path, finished_run: MadeRun, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"none\.h5 does not exist: give the embeddings\.h5"):
         Embeddings(tmp_path / "none.h5")
     with pytest.raises(InputError, match="is a folder"):
         Embeddings(tmp_path)
     (tmp_path / "text.h5").write_text("text")
-    (tmp_path / "cut.h5").write_bytes(finished_run.folder.embeddings.read_bytes()[:-1])
+    (tmp_path / "cut.h5").write_bytes(path.read_bytes()[:-1])
     kinds = {
         finished_run.folder.shard(0): "shard",
         write_hdf5(tmp_path / "foreign.h5", {"dna": [1.0]}): "HDF5 file that virnuc did not write",
         tmp_path / "text.h5": "file of another format than HDF5, .npz and torch",
         tmp_path / "cut.h5": "damaged HDF5 file",
     }
-    for path, kind in kinds.items():
-        with pytest.raises(DamagedFileError) as caught:
-            Embeddings(path)
-        assert str(caught.value) == (
-            f"{path} is a {kind}, not a whole embeddings file: give the embeddings.h5 of a predict run, the file of an "
-            "embed run, an .npz with ids and vectors, or the *_merged.pt of VirNucPro."
-        )
-
-
-def test_table_names_contig_chunk_and_frame(opened: Embeddings) -> None:
-    table = opened.as_dataframe(vectors=True)
-    assert table.index.tolist() == opened.ids
-    rebuilt = table["contig"] + "_chunk_" + table["chunk"].astype(str) + table["frame"]
-    assert rebuilt.tolist() == opened.ids
-    assert table["p_virus"].tolist() == opened.scores[:, 1].tolist()  # type: ignore[index]
-    assert table.columns[5:7].tolist() == ["dna_0", "dna_1"]
-    assert table["protein_95"].iloc[4] == opened.matrix("protein")[4][95]
+    for other, kind in kinds.items():
+        with pytest.raises(
+            DamagedFileError, match=f"{other} is a {kind}, not a whole embeddings file: give the "
+        ):
+            Embeddings(other)
 
 
 def test_files_of_other_programs_open_with_a_warning(
-    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opened: Embeddings, arrays: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert NO_CHECKSUMS not in caplog.text
-    arrays = arrays_of(finished_run.folder.embeddings)
     described = {name: value for name, value in opened.attrs.items() if not name.endswith("_sha256")}
     ids, dna, protein = opened.ids, arrays["dna"], arrays["protein"]
-    renamed = {"ids": arrays["frame_ids"], "dna": dna, "protein": protein}
+    both = np.hstack([dna, protein])
     files = [
-        write_hdf5(tmp_path / "plain.h5", arrays),
         write_hdf5(tmp_path / "described.h5", arrays, described),
         write_hdf5(tmp_path / "own.h5", arrays, {"author": "somebody", "versions": [1, 2]}),
         write_hdf5(tmp_path / "text.h5", {**arrays, "frame_ids": ids}),
-        write_hdf5(tmp_path / "renamed.h5", renamed),
+        write_hdf5(tmp_path / "renamed.h5", {"ids": arrays["frame_ids"], "dna": dna, "protein": protein}),
         write_hdf5(tmp_path / "more.h5", {**arrays, "labels": np.arange(3)}),
     ]
-    both = np.hstack([dna, protein])
-    contents: list[dict[str, Any]] = [
-        {"ids": ids, "dna": dna, "protein": protein},
-        {"ids": ids, "vectors": np.asfortranarray(both)},
-        {"ids": ids, "vectors": both.astype(np.float64)},
-        {"frame_ids": np.array(ids, "S"), "vectors": both},
-    ]
-    for number, content in enumerate(contents):
+    for number, content in enumerate(
+        (
+            {"ids": ids, "dna": dna, "protein": protein},
+            {"ids": ids, "vectors": np.asfortranarray(both)},
+            {"ids": ids, "vectors": both.astype(np.float64)},
+            {"frame_ids": np.array(ids, "S"), "vectors": both},
+        )
+    ):
         for save in (np.savez, np.savez_compressed):
             files.append(tmp_path / f"{save.__name__}_{number}.npz")
             save(files[-1], **content)
@@ -155,12 +170,11 @@ def test_files_of_other_programs_open_with_a_warning(
         assert str(path) in record.getMessage()
 
 
-def test_a_wrong_checksum_stays_damage(finished_run: MadeRun, opened: Embeddings, tmp_path: Path) -> None:
-    arrays = arrays_of(finished_run.folder.embeddings)
-    with h5py.File(finished_run.folder.embeddings) as file:
-        attributes = dict(file.attrs)
-    path = tmp_path / "copy.h5"
-    with Embeddings(write_hdf5(path, arrays, attributes)) as found:
+def test_a_wrong_checksum_stays_damage(
+    path: Path, opened: Embeddings, arrays: dict[str, Any], tmp_path: Path
+) -> None:
+    copy, attributes = tmp_path / "copy.h5", dict(h5py.File(path).attrs)
+    with Embeddings(write_hdf5(copy, arrays, attributes)) as found:
         require_same(found, opened)
     without = {name: value for name, value in attributes.items() if name != "attributes_sha256"}
     for values, described in (
@@ -170,7 +184,21 @@ def test_a_wrong_checksum_stays_damage(finished_run: MadeRun, opened: Embeddings
         ({**arrays, "dna": arrays["dna"] + 1}, attributes),
     ):
         with pytest.raises(DamagedFileError, match="checksum"):
-            Embeddings(write_hdf5(path, values, described))
+            Embeddings(write_hdf5(copy, values, described))
+
+
+def test_no_flipped_byte_changes_a_value(path: Path, tmp_path: Path) -> None:
+    def read(path: Path) -> tuple[dict[str, list[object]], dict[str, object]]:
+        with Embeddings(path, own=True) as file:
+            return {name: file.rows(name, 0, len(file)).tolist() for name in file.names}, dict(file.attrs)
+
+    content, expected = path.read_bytes(), read(path)
+    for position in np.random.default_rng(2).choice(len(content), 100, replace=False).tolist():
+        flipped = bytearray(content)
+        flipped[position] ^= 0x12
+        (tmp_path / "flipped.h5").write_bytes(flipped)
+        with suppress(DamagedFileError):
+            assert read(tmp_path / "flipped.h5") == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -187,7 +215,6 @@ def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: 
         assert found.scores is None
         table = found.as_dataframe(vectors=True)
         assert table["contig"].tolist() == [name[:200] for name in ids]
-        assert table["chunk"].tolist() == list(range(1, count + 1))
         assert table.columns[3:5].tolist() == ["vectors_0", "vectors_1"]
 
 
@@ -203,10 +230,9 @@ def test_features_of_virnucpro_open(dtype: torch.dtype, is_zip: bool, tmp_path: 
     ],
 )
 def test_other_torch_files_are_refused(content: object, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "x_merged.pt"
-    torch.save(content, path)
+    torch.save(content, tmp_path / "x_merged.pt")
     with pytest.raises((DamagedFileError, CheckpointError), match=message):
-        Embeddings(path)
+        Embeddings(tmp_path / "x_merged.pt")
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -220,7 +246,7 @@ def test_no_code_runs_from_features(container: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("content", "message"),
     [
         ({"ids": np.array(["a", "b"], object), "vectors": np.zeros((2, 3))}, "ids.npy holds Python objects"),
         ({"ids": ["a"], "vectors": np.zeros((2, 3))}, "another form"),
@@ -232,8 +258,8 @@ def test_no_code_runs_from_features(container: str, tmp_path: Path) -> None:
         ({"ids": ["a"], "vectors": np.zeros((1, 3)), "attributes": np.array("[")}, "cannot be read"),
     ],
 )
-def test_other_archives_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", **arrays)
+def test_other_archives_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **content)
     with pytest.raises(DamagedFileError, match=message):
         Embeddings(tmp_path / "x.npz")
 
@@ -278,50 +304,79 @@ def test_altered_files_are_read_or_refused(
         assert len(opened.ids) == len(opened.vectors[:])
 
 
-def test_an_exported_npz_has_all_of_it_and_comes_back(
-    finished_run: MadeRun, opened: Embeddings, tmp_path: Path
+def virtual(file: h5py.File, shape: tuple[int, ...]) -> None:
+    layout = h5py.VirtualLayout(shape, np.float32)
+    layout[:] = h5py.VirtualSource("other.h5", "dna", shape)
+    file.create_virtual_dataset("dna", layout)
+
+
+ELSEWHERE = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
+# Replaces the DNA vectors of shape (n, 96).
+REPLACEMENTS: dict[str, Callable[[h5py.File, tuple[int, ...]], object]] = {
+    "external link": lambda file, _: file.__setitem__("dna", h5py.ExternalLink("/etc/passwd", "/dna")),
+    "soft link": lambda file, _: file.__setitem__("dna", h5py.SoftLink("/protein")),
+    "external storage": lambda file, shape: file.create_dataset("dna", shape, "f4", external=ELSEWHERE),
+    "virtual": virtual,
+    "text": lambda file, shape: file.create_dataset("dna", shape, h5py.string_dtype()),
+    "other rows": lambda file, shape: file.create_dataset("dna", data=np.zeros((shape[0] + 1, 96), "f4")),
+    "nothing behind it": lambda file, shape: file.create_dataset("dna", shape, "f4", chunks=shape),
+}
+
+
+def edited(path: Path, edit: Callable[[h5py.File], object]) -> bytes:
+    """The changed file with a valid checksum over its attributes."""
+    buffer = io.BytesIO(path.read_bytes())
+    with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
+        attributes = read_attributes(file)
+        edit(file)
+        attributes |= {name: file.attrs[name] for name in attributes if name.endswith("_sha256")}
+        write_attributes(file, attributes)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_datasets_of_another_form_are_damage(
+    name: str, path: Path, finished_run: MadeRun, tmp_path: Path
 ) -> None:
-    path, again = tmp_path / "vectors.npz", tmp_path / "again.npz"
-    assert export_embeddings(finished_run.folder.embeddings, path) == len(opened)
-    with np.load(path, allow_pickle=False) as arrays:
-        assert np.array_equal(arrays["vectors"], opened.vectors[:])
-        assert arrays["vectors"].dtype == np.float32
-        assert arrays["ids"].tolist() == opened.ids
-        assert np.array_equal(arrays["scores"], opened.scores)
-        assert json.loads(str(arrays["attributes"])) == opened.attrs
-    with Embeddings(path) as back:
+    def replace(file: h5py.File) -> None:
+        shape = file["dna"].shape
+        del file["dna"]
+        REPLACEMENTS[name](file, shape)
+
+    shard, file = finished_run.plan.shards[0], tmp_path / "file.h5"
+    file.write_bytes(edited(finished_run.folder.shard(shard.index), replace))
+    with pytest.raises(DamagedFileError, match="is not whole"):
+        read_shard(file, shard_identity(finished_run.plan, shard))
+    file.write_bytes(edited(path, replace))
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        Embeddings(file)
+
+
+def test_an_exported_npz_has_all_of_it_and_comes_back(path: Path, opened: Embeddings, tmp_path: Path) -> None:
+    exported, again = tmp_path / "vectors.npz", tmp_path / "again.npz"
+    assert export_embeddings(path, exported) == len(opened)
+    with np.load(exported, allow_pickle=False) as found:
+        assert np.array_equal(found["vectors"], opened.vectors[:])
+        assert found["vectors"].dtype == np.float32
+        assert found["ids"].tolist() == opened.ids
+        assert np.array_equal(found["scores"], opened.scores)
+        assert json.loads(str(found["attributes"])) == opened.attrs
+    with Embeddings(exported) as back:
         require_same(back, opened)
         assert back.attrs == opened.attrs
         assert back.datasets == ("dna", "protein")
         assert back.as_dataframe().equals(opened.as_dataframe())
-    export_embeddings(path, again)
-    assert again.read_bytes() == path.read_bytes()
-
-
-def test_what_cannot_be_exported(finished_run: MadeRun, tmp_path: Path) -> None:
-    source = finished_run.folder.embeddings
-    for name in ("vectors.csv", "vectors"):
-        with pytest.raises(UsageError, match="h5ad"):
-            export_embeddings(source, tmp_path / name)
-    with pytest.raises(InputError, match="does not exist"):
-        export_embeddings(tmp_path / "none.h5", tmp_path / "x.npz")
-    script = (
-        "import sys; sys.modules['anndata'] = None\n"
-        "from virnuc_core.results.embeddings import export_embeddings\n"
-        f"export_embeddings({str(source)!r}, {str(tmp_path / 'x.h5ad')!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "UsageError: writing .h5ad needs the package anndata: pip install 'virnuc[anndata]'" in done.stderr
-    assert not list(tmp_path.iterdir())
+    export_embeddings(exported, again)
+    assert again.read_bytes() == exported.read_bytes()
 
 
 def test_an_exported_npy_and_h5ad_are_the_matrix(
-    finished_run: MadeRun, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virnuc_core.results.embeddings._BLOCK_ROWS", 7)
     npy, h5ad = tmp_path / "vectors.npy", tmp_path / "vectors.h5ad"
-    for path in (npy, h5ad):
-        export_embeddings(finished_run.folder.embeddings, path, vectors="protein")
+    for to in (npy, h5ad):
+        export_embeddings(path, to, vectors="protein")
     assert np.array_equal(np.load(npy, mmap_mode="r"), opened.matrix("protein")[:])
     data, table = anndata.read_h5ad(h5ad), opened.as_dataframe()
     assert np.array_equal(data.X, opened.matrix("protein")[:])
@@ -330,3 +385,83 @@ def test_an_exported_npy_and_h5ad_are_the_matrix(
         assert data.obs[column].tolist() == table[column].tolist()
     assert data.var_names[:2].tolist() == ["protein_0", "protein_1"]
     assert data.uns["plan_fingerprint"] == opened.attrs["plan_fingerprint"]
+
+
+def test_what_cannot_be_exported(path: Path, tmp_path: Path) -> None:
+    for name in ("vectors.csv", "vectors"):
+        with pytest.raises(UsageError, match="h5ad"):
+            export_embeddings(path, tmp_path / name)
+    script = (
+        "import sys; sys.modules['anndata'] = None\n"
+        "from virnuc_core.results.embeddings import export_embeddings\n"
+        f"export_embeddings({str(path)!r}, {str(tmp_path / 'x.h5ad')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "UsageError: writing .h5ad needs the package anndata: pip install 'virnuc[anndata]'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_head_gives_the_same_scores(
+    path: Path, finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    out, head = tmp_path / "scores.tsv", str(made_models.head)
+    assert score_embeddings(path, head, out) == finished_run.store.num_frames
+    old, new = (file.read_text().splitlines() for file in (finished_run.folder.prediction_results, out))
+    assert [line.split("\t")[0] for line in new] == [line.split("\t")[0] for line in old]
+    for left, right in zip(old[1:], new[1:], strict=True):
+        values = [[float(text) for text in line.split("\t")[2:]] for line in (left, right)]
+        assert values[0] == pytest.approx(values[1], abs=1e-6)
+    export_embeddings(path, tmp_path / "exported.npz")
+    score_embeddings(tmp_path / "exported.npz", head, tmp_path / "again.tsv")
+    assert (tmp_path / "again.tsv").read_bytes() == out.read_bytes()
+    score_embeddings(path, str(make_head(tmp_path / "other.safetensors", 192, seed=3)), out)
+    assert out.read_text().splitlines() != new
+
+
+def test_hostile_ids_cannot_tear_the_table_of_scores(
+    path: Path, made_models: MadeModels, tmp_path: Path
+) -> None:
+    def rename(file: h5py.File) -> None:
+        ids = np.full(len(file["frame_ids"]), b"=1\t1\n\x1b[2J")
+        del file["frame_ids"]
+        file["frame_ids"] = ids
+        file.attrs["frame_ids_sha256"] = array_sha256(ids)
+
+    hostile, table = tmp_path / "embeddings.h5", tmp_path / "scores.tsv"
+    hostile.write_bytes(edited(path, rename))
+    rows = score_embeddings(hostile, str(made_models.head), table)
+    lines = table.read_text().splitlines()
+    assert len(lines) == rows + 1
+    assert {line.split("\t")[0] for line in lines[1:]} == {"%3D1%091%0A%1B[2J"}
+
+
+def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
+    save_classifier(MLPClassifier(192), tmp_path / "300.safetensors", {"chunk_length": 300})
+    make_head(tmp_path / "wide.safetensors", 100)
+    for head, error, message in (
+        ("wide.safetensors", MismatchError, "100"),
+        ("nowhere", CheckpointError, "nowhere"),
+        ("300.safetensors", MismatchError, "for chunks of 300 bp, and these have 60 bp"),
+    ):
+        with pytest.raises(error, match=message):
+            score_embeddings(path, str(tmp_path / head), tmp_path / "scores.tsv")
+    assert not (tmp_path / "scores.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein vectors"),
+        ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein vectors"),
+        ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*not finite"),
+        ({"vectors": np.zeros((1, 192), np.float32)}, UsageError, "--dna-head"),
+    ],
+)
+def test_vectors_that_cannot_be_scored(
+    content: dict[str, Any], error: type[Exception], message: str, made_models: MadeModels, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", ids=["a"], **content)
+    dna_head = str(made_models.dna_head) if message == "--dna-head" else None
+    with pytest.raises(error, match=message):
+        score_embeddings(tmp_path / "x.npz", str(made_models.head), tmp_path / "scores.tsv", dna_head)
+    assert not (tmp_path / "scores.tsv").exists()

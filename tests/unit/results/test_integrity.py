@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -25,6 +26,8 @@ from virnuc_core.results.run_json import records_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 
+NOT_AS_IN = "are not as in shard_00000.h5, the first is row 3 (contig"
+NOT_GIVEN = "is not what the shards give"
 RESULTS = [path.name for path in RunFolder(Path()).results]
 
 
@@ -43,16 +46,15 @@ def write_records(folder: RunFolder) -> None:
     folder.report.write_text(json.dumps({"files": records_of(results)}))
 
 
-def bad(path: Path) -> list[Finding]:
-    return [found for found in inspect_path(path, thorough=True).findings if found.state != "whole"]
+def bad(path: Path) -> dict[Path, Finding]:
+    """By path, what is not whole."""
+    return {
+        found.path: found for found in inspect_path(path, thorough=True).findings if found.state != "whole"
+    }
 
 
-def states(path: Path) -> set[tuple[Path, str]]:
-    return {(found.path, found.state) for found in bad(path)}
-
-
-def is_intact(path: Path) -> bool:
-    return inspect_path(path, thorough=True).is_complete
+def states(path: Path) -> dict[Path, str]:
+    return {where: found.state for where, found in bad(path).items()}
 
 
 def change_dataset(path: Path, name: str, change: Callable[[np.ndarray], None]) -> None:
@@ -64,18 +66,14 @@ def change_dataset(path: Path, name: str, change: Callable[[np.ndarray], None]) 
         write_attributes(file, {**attributes, f"{name}_sha256": array_sha256(values)})
 
 
-def test_an_intact_run(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, made_models: MadeModels, tmp_path: Path
-) -> None:
+def test_an_intact_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(writers, "_SORTED_IN_MEMORY", 5)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))}
     check = inspect_path(folder.root, thorough=True)
     assert {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))} == before
-    assert {found.state for found in check.findings} == {"whole"}
-    names = {found.path.name for found in check.findings}
-    shards = {path.name for path in folder.shards.iterdir()}
-    assert names == {"plan.json", "frames", *RESULTS, *shards}
+    names = {"plan.json", "frames", *RESULTS, *(path.name for path in folder.shards.iterdir())}
+    assert {(found.path.name, found.state) for found in check.findings} == {(name, "whole") for name in names}
     assert check.document["whole"] is True
     assert check.document["findings"][0] == {"path": str(folder.plan), "state": "whole", "message": ""}
     assert check.summary == (
@@ -109,8 +107,8 @@ def test_one_other_byte_is_found_where_it_is(folder: RunFolder, name: str) -> No
     content[3 if path == folder.report else len(content) // 2] ^= 0x10
     path.write_bytes(content)
     blamed = path.parent if path.parent == folder.frames else path
-    assert (blamed, "damaged") in states(folder.root)
     found = inspect_path(folder.root)
+    assert (blamed, "damaged") in {(one.path, one.state) for one in found.findings}
     assert not found.is_complete
     assert any(str(blamed) in problem for problem in found.problems)
 
@@ -119,8 +117,6 @@ def test_what_is_missing_is_named(folder: RunFolder) -> None:
     total = len(list(folder.shards.iterdir()))
     for index in (0, 1):
         folder.shard(index).unlink()
-    [found] = bad(folder.root)
-    assert (found.state, found.message.split(" shards")[0]) == ("missing", f"2 of {total}")
     quick = inspect_path(folder.root)
     assert ("shards", f"{total - 2} of {total} whole") in quick.facts
     assert f"  problem: 2 of {total} shards are still to be computed" in quick.summary
@@ -128,35 +124,47 @@ def test_what_is_missing_is_named(folder: RunFolder) -> None:
     for path in missing:
         path.unlink()
     shutil.rmtree(folder.frames)
-    assert {(path, "missing") for path in (*missing, folder.frames)} <= states(folder.root)
+    assert states(folder.root) == dict.fromkeys([folder.shards, *missing, folder.frames], "missing")
 
 
-@pytest.mark.parametrize("name", ["dna", "protein", "scores"])
-def test_swapped_rows_are_found_although_all_checksums_are_right(folder: RunFolder, name: str) -> None:
-    def swap(values: np.ndarray) -> None:
-        values[[3, 40]] = values[[40, 3]]
-
-    change_dataset(folder.embeddings, name, swap)
-    write_records(folder)
-    found = bad(folder.root)
-    assert {one.path for one in found} == {folder.embeddings}
-    assert f"rows of {name!r} are not as in shard_00000.h5, the first is row 3 (contig" in found[0].message
+def swap_rows(values: np.ndarray) -> None:
+    values[[3, 40]] = values[[40, 3]]
 
 
-@pytest.mark.parametrize("name", ["contigs.tsv", "regions.fa.gz", "contigs.parquet"])
-def test_changed_tables_are_found_although_all_checksums_are_right(folder: RunFolder, name: str) -> None:
+def cut_last_record(path: Path) -> None:
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text[: text.rindex(b">")]))
+
+
+def reverse_lines(path: Path) -> None:
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, *reversed(lines)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        *(
+            (
+                "embeddings.h5",
+                partial(change_dataset, name=name, change=swap_rows),
+                f"rows of {name!r} {NOT_AS_IN}",
+            )
+            for name in ("dna", "protein", "scores")
+        ),
+        ("contigs.tsv", reverse_lines, NOT_GIVEN),
+        ("regions.fa.gz", cut_last_record, NOT_GIVEN),
+        ("contigs.parquet", lambda path: pq.write_table(pq.read_table(path).slice(1), path), NOT_GIVEN),
+    ],
+)
+def test_changed_results_are_found_although_all_checksums_are_right(
+    folder: RunFolder, name: str, change: Callable[[Path], None], message: str
+) -> None:
     path = folder.root / name
-    if path.suffix == ".gz":
-        text = gzip.decompress(path.read_bytes())
-        path.write_bytes(gzip.compress(text[: text.rindex(b">")]))
-    elif path.suffix == ".parquet":
-        pq.write_table(pq.read_table(path).slice(1), path)
-    else:
-        header, *lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join([header, *reversed(lines)]))
+    change(path)
     write_records(folder)
-    assert states(folder.root) == {(path, "damaged")}
-    assert "is not what the shards give" in bad(folder.root)[0].message
+    assert states(folder.root) == {path: "damaged"}
+    assert message in bad(folder.root)[path].message
     assert inspect_path(folder.root).is_complete
 
 
@@ -164,7 +172,7 @@ def test_other_compressors_another_threshold_and_leftovers_are_no_damage(
     folder: RunFolder, finished_run: MadeRun
 ) -> None:
     write_plan(folder.plan, replace(read_plan(folder.plan), threshold=0.503))
-    assert folder.contigs in {one.path for one in bad(folder.root)}
+    assert folder.contigs in bad(folder.root)
     write_tables(folder, finished_run.store, 0.503)
     text = gzip.decompress(folder.viral_contigs.read_bytes())
     folder.viral_contigs.write_bytes(gzip.compress(text, 1))
@@ -178,8 +186,8 @@ def test_other_compressors_another_threshold_and_leftovers_are_no_damage(
     ]
     for path in left:
         path.touch()
-    assert is_intact(folder.root)
-    assert [(one.path, one.state) for one in bad(folder.root)] == [(path, "left over") for path in left]
+    assert inspect_path(folder.root, thorough=True).is_complete
+    assert states(folder.root) == dict.fromkeys(left, "left over")
 
 
 def test_what_is_of_another_run_is_foreign(
@@ -188,22 +196,24 @@ def test_what_is_of_another_run_is_foreign(
     other = plan_run(tmp_path / "other", contigs, made_models.config(repr_layer=2))
     other.compute()
     aggregate(other.folder, other.plan, other.store)
-    foreign = [folder.shard(0), folder.shards / "shard_00077.h5", folder.embeddings]
-    for source, path in zip(
-        (other.folder.shard(0), other.folder.shard(1), other.folder.embeddings), foreign, strict=True
-    ):
-        assert is_intact(source)
+    messages = {
+        folder.shard(0): "esm2.repr_layer is 2 in the file and 4 in the plan",
+        folder.shards / "shard_00077.h5": "is not of this run",
+        folder.embeddings: "protein_repr_layer is 2 in the file and 4 in the plan",
+    }
+    sources = (other.folder.shard(0), other.folder.shard(1), other.folder.embeddings)
+    for source, path in zip(sources, messages, strict=True):
+        assert not bad(source)
         shutil.copy(source, path)
     write_records(folder)
-    found = {one.path: one for one in bad(folder.root)}
-    assert {found[path].state for path in foreign} == {"foreign"}
-    assert "esm2.repr_layer is 2 in the file and 4 in the plan" in found[folder.shard(0)].message
-    assert "protein_repr_layer is 2 in the file and 4 in the plan" in found[folder.embeddings].message
+    for path, message in messages.items():
+        found = bad(folder.root)[path]
+        assert found.state == "foreign"
+        assert message in found.message
     for path in (folder.shard(0), folder.embeddings):
-        assert states(path) == {(path, "foreign")}
+        assert states(path) == {path: "foreign"}
     write_plan(folder.plan, replace(other.plan, input_digest="0" * 64))
-    [difference] = bad(folder.embeddings)
-    assert "plan_fingerprint is" in difference.message
+    assert "plan_fingerprint is" in bad(folder.embeddings)[folder.embeddings].message
 
 
 def test_a_run_that_is_being_moved(
@@ -222,54 +232,47 @@ def test_a_run_that_is_being_moved(
 
 
 def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:
+    out = tmp_path / "vectors.h5"
     config = made_models.config(esm_model=None, head=None, chunk_length=None)
-    run, out = (
-        plan_run(tmp_path / "vectors.h5.run", contigs, config, kind="embed"),
-        tmp_path / "vectors.h5",
-    )
+    run = plan_run(tmp_path / "vectors.h5.run", contigs, config, kind="embed")
     run.compute()
     aggregate(run.folder, run.plan, run.store, out)
     run.folder.report.write_text(json.dumps({"files": records_of([out])}))
-    assert is_intact(run.folder.root)
-    assert is_intact(out)
-
-    def change(values: np.ndarray) -> None:
-        values[5] = 0
-
-    change_dataset(out, "embeddings", change)
-    assert not is_intact(run.folder.root)
-    assert is_intact(out), "alone, it cannot be told"
+    assert not bad(run.folder.root)
+    change_dataset(out, "embeddings", lambda values: values[5].fill(0))
+    assert states(run.folder.root)[out] == "damaged"
+    assert not bad(out), "alone, it cannot be told"
 
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_other_and_damaged_files_are_called_by_their_name(
     folder: RunFolder, tmp_path: Path, thorough: bool
 ) -> None:
+    checkpoint, unknown = "checkpoint", "unknown file"
     contents = {
-        "letter.txt": b"Dear Sir or Madam,",
-        "in.fa": b">a\nACGT\n",
-        "empty": b"",
-        "plan.json": folder.plan.read_bytes(),
-        "cut.pt": ESM2.read_bytes()[:1000],
-        "without_suffix": b"\x80\x02}",
-        "cut.h5": folder.embeddings.read_bytes()[:-1],
+        "letter.txt": (b"Dear Sir or Madam,", unknown),
+        "in.fa": (b">a\nACGT\n", unknown),
+        "empty": (b"", unknown),
+        "plan.json": (folder.plan.read_bytes(), unknown),
+        "cut.pt": (ESM2.read_bytes()[:1000], checkpoint),
+        "without_suffix": (b"\x80\x02}", checkpoint),
+        "cut.h5": (folder.embeddings.read_bytes()[:-1], "damaged HDF5 file"),
     }
-    for name, content in contents.items():
+    for name, (content, _) in contents.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
     np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["dna"] = np.zeros(3)
-    kinds = {
-        **dict.fromkeys([*contents, "arrays.npz"], "unknown file"),
-        **dict.fromkeys(["cut.pt", "without_suffix", "folder"], "checkpoint"),
+    kinds = {name: kind for name, (_, kind) in contents.items()} | {
+        "folder": checkpoint,
+        "arrays.npz": unknown,
         "foreign.h5": "HDF5 file that virnuc did not write",
-        "cut.h5": "damaged HDF5 file",
     }
     for name, kind in kinds.items():
         found = inspect_path(tmp_path / name, thorough=thorough)
         assert (found.kind, found.is_complete, len(found.problems)) == (kind, False, 1)
-        if kind == "unknown file":
+        if kind == unknown:
             assert "is no shard, embeddings file, model checkpoint or classifier head" in found.problems[0]
     with pytest.raises(InputError, match="nothing at"):
         inspect_path(tmp_path / "nowhere", thorough=thorough)

@@ -1,6 +1,5 @@
 """Regions from made scores, and their files, read by the rules of each format."""
 
-import csv
 import gzip
 import math
 import re
@@ -13,7 +12,6 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
-from Bio import SeqIO
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +35,8 @@ from virnuc_core.sequences.frames import chunk_table
 NAN = float("nan")
 STEP = 480  # neighbours overlap by 20 bp
 LOW, HIGH = [0.05] * 15, [0.9] * 10
-# As GFF3 1.26 has it: letters that a sequence's name may hold as they are.
+# A BED reader takes some lines for headers; GFF3 1.26 says which letters a name may hold as they are.
+BED_NAME = re.compile(r"(?!#|track|browser)\S+")
 GFF3_NAME = re.compile(r"(?:[a-zA-Z0-9.:^*$@!+_?|-]|%[0-9A-F]{2})+")
 
 
@@ -149,13 +148,12 @@ def test_regions_of_any_contigs(made: list[tuple[int, ChunkScores]]) -> None:
         assert np.isfinite(region.score)
 
 
-def region(contig: int, start: int, *, score: float = 25.0) -> Region:
-    return Region(
-        contig=contig, start=start, end=start + 500, chunks=1, dna_alone_chunks=0, score=score, mean_p=0.75
-    )
-
-
-def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
+def written(folder: Path, names: list[str], *places: tuple[int, int, float]) -> RunFolder:
+    """The files of regions of 500 bp at these places: contig, start, score."""
+    facts = {"chunks": 1, "dna_alone_chunks": 0, "mean_p": 0.75}
+    regions = [
+        Region(contig=c, start=start, end=start + 500, score=score, **facts) for c, start, score in places
+    ]
     run = RunFolder(folder)
     with ExitStack() as stack:
         files = RegionFiles(run, ResultWriter(), stack, 0.5)
@@ -163,45 +161,9 @@ def write(folder: Path, regions: list[Region], names: list[str]) -> RunFolder:
     return run
 
 
-def bed_rows(path: Path) -> list[tuple[str, int, int, str, int]]:
-    """The rows of a BED6 file, which has six columns and no header lines."""
-    found = []
-    for line in path.read_text().splitlines():
-        assert not line.startswith(("#", "track", "browser"))
-        chrom, start, end, name, score, strand = line.split("\t")
-        assert re.fullmatch(r"\S+", chrom)
-        assert 0 <= int(start) < int(end)
-        assert 0 <= int(score) <= 1000
-        assert strand == "."
-        found.append((chrom, int(start), int(end), name, int(score)))
-    return found
-
-
-def gff3_rows(path: Path) -> list[tuple[str, int, int, float, dict[str, str]]]:
-    """The rows of a GFF3 file: the version first, nine columns, unique IDs, within the sequence-region."""
-    version, *lines = path.read_text().splitlines()
-    assert version == "##gff-version 3"
-    lengths: dict[str, int] = {}
-    found = []
-    for line in lines:
-        if line.startswith("##sequence-region "):
-            _, name, first, last = line.split(" ")
-            assert (name not in lengths, first) == (True, "1")
-            lengths[name] = int(last)
-            continue
-        seqid, source, kind, start, end, score, strand, phase, attributes = line.split("\t")
-        assert GFF3_NAME.fullmatch(seqid)
-        assert (source, kind, strand, phase) == ("virnuc", "viral_sequence", ".", ".")
-        assert 1 <= int(start) <= int(end) <= lengths[seqid]
-        facts = dict(pair.split("=") for pair in attributes.split(";"))
-        found.append((unquote(seqid), int(start), int(end), float(score), facts))
-    assert len({facts["ID"] for *_, facts in found}) == len(found)
-    return found
-
-
 def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
-    regions = [region(0, 0), region(0, 5000, score=250.0), region(2, 40, score=-1.0)]
-    run = write(tmp_path, regions, ["k141_1", "k141_2", "k141_3"])
+    names = ["k141_1", "k141_2", "k141_3"]
+    run = written(tmp_path, names, (0, 0, 25.0), (0, 5000, 250.0), (2, 40, -1.0))
     table = pd.read_csv(run.regions, sep="\t")
     assert table.columns.tolist() == REGION_SCHEMA.names
     assert table.values.tolist() == [
@@ -210,44 +172,45 @@ def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
         ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure", 0],
     ]
     pd.testing.assert_frame_equal(pd.read_parquet(run.regions_parquet), table)
-    assert bed_rows(run.regions_bed) == [
-        ("k141_1", 0, 500, "region_1_likely", 250),
-        ("k141_1", 5000, 5500, "region_2_confident", 1000),
-        ("k141_3", 40, 540, "region_1_unsure", 0),
+    assert run.regions_bed.read_text().splitlines() == [
+        "k141_1\t0\t500\tregion_1_likely\t250\t.",
+        "k141_1\t5000\t5500\tregion_2_confident\t1000\t.",
+        "k141_3\t40\t540\tregion_1_unsure\t0\t.",
     ]
-    features = gff3_rows(run.regions_gff3)
-    places = list(table[["contig", "start", "end", "score"]].itertuples(index=False, name=None))
-    assert [row[:4] for row in features] == places
-    counted = {"chunks": "1", "dna_alone_chunks": "0"}
-    assert features[1][4] == {"ID": "k141_1.region_2", **counted, "mean_p": "0.750000", "tier": "confident"}
-    with gzip.open(run.regions_fasta, "rt") as file:
-        records = {record.description: str(record.seq) for record in SeqIO.parse(file, "fasta")}
-    assert records == {
-        "k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely": "ACGTTGCAAC" * 50,
-        "k141_1:5001-5500 score=250.00 mean_p=0.750000 tier=confident": "ACGTTGCAAC" * 50,
-        "k141_3:41-540 score=-1.00 mean_p=0.750000 tier=unsure": "GTTGCAAC" * 62 + "GTTG",
-    }
+    made_by, facts = "\tvirnuc\tviral_sequence\t", "chunks=1;mean_p=0.750000;tier="
+    assert run.regions_gff3.read_text().splitlines() == [
+        "##gff-version 3",
+        "##sequence-region k141_1 1 10000",
+        f"k141_1{made_by}1\t500\t25.00\t.\t.\tID=k141_1.region_1;{facts}likely;dna_alone_chunks=0",
+        f"k141_1{made_by}5001\t5500\t250.00\t.\t.\tID=k141_1.region_2;{facts}confident;dna_alone_chunks=0",
+        "##sequence-region k141_3 1 10000",
+        f"k141_3{made_by}41\t540\t-1.00\t.\t.\tID=k141_3.region_1;{facts}unsure;dna_alone_chunks=0",
+    ]
+    assert gzip.decompress(run.regions_fasta.read_bytes()).decode().replace("\n", "") == (
+        f">k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely{'ACGTTGCAAC' * 50}"
+        f">k141_1:5001-5500 score=250.00 mean_p=0.750000 tier=confident{'ACGTTGCAAC' * 50}"
+        f">k141_3:41-540 score=-1.00 mean_p=0.750000 tier=unsure{'GTTGCAAC' * 62}GTTG"
+    )
 
 
-ODD_NAMES = [
-    "#1",
-    "track",
-    "browser_x",
-    "trackless",
-    "gi|1|ref|NC_1.1|",
-    "a;b=c&d,e",
-    "50%",
-    "~",
-    ">x",
-    "ä/b",
-]
-
-
-@pytest.mark.parametrize("names", [ODD_NAMES, [plain_name(name) for name in HOSTILE_NAMES if name.split()]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["#1", "track", "browser_x", "trackless", "gi|1|ref|NC_1.1|", "a;b=c&d,e", "50%", "~", ">x", "ä/b"],
+        [plain_name(name) for name in HOSTILE_NAMES if name.split()],
+    ],
+    ids=["odd", "hostile"],
+)
 def test_odd_names_are_valid_in_every_format(tmp_path: Path, names: list[str]) -> None:
-    run = write(tmp_path, [region(contig, 100) for contig in range(len(names))], names)
-    with run.regions.open(encoding="utf-8", newline="") as file:
-        table = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    run = written(tmp_path, names, *((contig, 100, 25.0) for contig in range(len(names))))
+    table, bed, gff3 = (
+        [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        for path in (run.regions, run.regions_bed, run.regions_gff3)
+    )
     assert [row[0] for row in table[1:]] == names
-    assert [unquote(row[0]) for row in bed_rows(run.regions_bed)] == [unquote(name) for name in names]
-    assert [row[0] for row in gff3_rows(run.regions_gff3)] == names
+    assert [unquote(row[0]) for row in bed] == [unquote(name) for name in names]
+    assert all(len(row) == 6 and BED_NAME.fullmatch(row[0]) for row in bed)
+    features = [row for row in gff3 if not row[0].startswith("##")]
+    assert [unquote(row[0]) for row in features] == names
+    assert all(len(row) == 9 and GFF3_NAME.fullmatch(row[0]) for row in features)
+    assert len({row[8].split(";")[0] for row in features}) == len(names)

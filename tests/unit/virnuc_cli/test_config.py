@@ -21,15 +21,15 @@ def read(path: Path, text: str | bytes) -> object:
     [
         (
             "[predict]\nprecison = 'fp16'",
-            r"\[predict\]: precison is no setting of virnuc predict: did you mean precision",
+            r"\[predict\]: precison is no setting there: did you mean precision",
         ),
         ("[predct]\nprecision = 'fp16'", r"no command for the section \[predct\]: did you mean predict\?"),
         (
             "[defaults]\ndevice = 'cpu'",
-            r"\[defaults\]: device is no setting of any command: did you mean devices\?",
+            r"\[defaults\]: device is no setting there: did you mean devices\?",
         ),
         ("precision = 'fp16'", r"precision = 'fp16' stands in no section.*\[defaults\]"),
-        ("predict = 1", r"predict = 1 stands outside of any section, and predict is the name of a section"),
+        ("predict = 1", r"predict = 1 stands in no section"),
         (
             "[predict]\ntoken-budget = 'many'",
             r"\[predict\]: token-budget .* must be a whole number, not 'many'",
@@ -40,13 +40,16 @@ def read(path: Path, text: str | bytes) -> object:
         ("[predict]\nforce = 'yes'", "force .* must be true or false, not 'yes'"),
         ("[predict]\ndevices = 0", r"devices .* must be text in quotes, such as \"auto\", not 0"),
         ("[predict]\ndevices = ['0']", "devices .* must be text in quotes"),
-        ("[predict]\nprecision = 'fp12'", r"precision cannot be used: 'fp12' is not one of 'auto', 'fp32'"),
+        (
+            "[predict]\nprecision = 'fp12'",
+            r"precision cannot be used for virnuc predict: 'fp12' is not one of 'auto', 'fp32'",
+        ),
         (
             "[defaults]\nembeddings = 'none'",
             "embeddings cannot be used for virnuc embed: 'none' is not one of",
         ),
         ("[predict]\ntoken_budget = 1\ntoken-budget = 2", "token-budget is given twice"),
-        ("[predict]\njson = true", "json is no setting of virnuc predict"),
+        ("[predict]\njson = true", "json is no setting there"),
         ('[predict]\nhead = "a\\u0000b"', "NUL"),
         ("[environment]\nVIRNUC_HOM = '/a'", "VIRNUC_HOM is no variable of virnuc: did you mean VIRNUC_HOME"),
         ("[environment]\nLD_PRELOAD = '/a'", "LD_PRELOAD is no variable of virnuc"),

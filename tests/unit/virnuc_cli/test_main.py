@@ -2,14 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from virnuc_cli.config import iter_commands
 from virnuc_cli.main import PACKAGES, cli, main, require_one_folder
-from virnuc_cli.options import SpreadCommand
+from virnuc_cli.options import Command
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError
 
@@ -82,15 +81,10 @@ CASES = {
 
 @pytest.mark.parametrize("line", CASES)
 def test_files_after_a_flag_belong_to_it(line: str) -> None:
-    given: dict[str, Any] = {}
-
-    @click.command(cls=SpreadCommand)
-    @click.argument("labelled", nargs=-1)
-    @click.option("--viral", multiple=True)
-    @click.option("--other", multiple=True)
-    @click.option("--labels")
-    def command(**values: Any) -> None:
-        given.update(values)
-
-    command.main(args=line.split(), standalone_mode=False)
+    params = [
+        click.Argument(["labelled"], nargs=-1),
+        *(click.Option([flag], multiple=True) for flag in ("--viral", "--other")),
+        click.Option(["--labels"]),
+    ]
+    given = Command(lambda: [*params], name="train").make_context("train", line.split()).params
     assert (given["viral"], given["other"], given["labelled"]) == CASES[line]
