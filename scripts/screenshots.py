@@ -11,8 +11,9 @@ bacterial windows, two of them with a phage genome pasted in. Needs `playwright`
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
@@ -56,10 +57,11 @@ COLUMNS: Final = {
     "params.`chunk_length`": 110,
     "params.`mode`": 80,
 }
-WIDTH: Final = 1500
-HEIGHT: Final = 940
+SERVER_SIZE: Final = (1500, 940)
 TALL: Final = 2000
-SETTLE_MILLISECONDS: Final = 2500
+REPORT_SIZE: Final = (1280, 985)
+CLICK_MILLISECONDS: Final = 2500
+# Both servers' pages poll forever, so the network never becomes idle.
 LOAD_MILLISECONDS: Final = 7000
 # No background network requests; a container needs no sandbox inside.
 ARGUMENTS: Final = (
@@ -70,148 +72,124 @@ ARGUMENTS: Final = (
     "--disable-sync",
     "--no-first-run",
 )
-REPORT_SIZE: Final = (1280, 985)
-REPORT_MILLISECONDS: Final = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefectRun:
-    """A flow run, and the ids of its artifacts by key."""
+class Screenshot:
+    """A picture: its name, the page, and what is done there first; afterwards the page may need time to settle."""
 
-    id: str
-    artifacts: Mapping[str, str]
+    name: str
+    url: str
+    act: Callable[[Page], None] = lambda page: None
+    settle_milliseconds: int = LOAD_MILLISECONDS
+    size: tuple[int, int] = SERVER_SIZE
+    theme: Literal["light", "dark"] = "light"
+    local_storage: Mapping[str, Any] = field(default_factory=dict)
+
+    def take(self, browser: Browser, out: Path) -> None:
+        """Writes NAME.png."""
+        width, height = self.size
+        page = browser.new_page(
+            viewport={"width": width, "height": height},
+            timezone_id="UTC",
+            locale="en-GB",
+            color_scheme=self.theme,
+        )
+        for key, value in self.local_storage.items():
+            stored = json.dumps(json.dumps(value))
+            page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {stored});")
+        page.goto(self.url)
+        page.wait_for_timeout(self.settle_milliseconds)
+        self.act(page)
+        path = out / f"{self.name}.png"
+        page.screenshot(path=path)
+        print(path)
+        page.close()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MlflowRuns:
-    """The experiment, and its newest finished top-level runs, newest first."""
-
-    experiment_id: str
-    run_ids: tuple[str, ...]
-
-
-def find_prefect_run(server: str) -> PrefectRun:
-    """The newest finished top-level run of a pipeline.
+def prefect_screenshots(server: str) -> Iterator[Screenshot]:
+    """The newest finished run with its lanes, its artifacts, and two of these: the calls and the throughput.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: there is no finished run.
     """
-    wanted = {
+    newest = {
         "flows": {"name": {"any_": list(FLOWS)}},
         "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}, "parent_task_run_id": {"is_null_": True}},
         "sort": "END_TIME_DESC",
         "limit": 1,
     }
-    runs = _ask(f"{server}/api/flow_runs/filter", wanted)
+    runs = _ask(f"{server}/api/flow_runs/filter", newest)
     if not runs:
         raise SystemExit(f"{server} has no finished run of {' or '.join(FLOWS)}: run one first.")
     run_id = runs[0]["id"]
-    artifacts = _ask(
-        f"{server}/api/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
-    )
-    return PrefectRun(
-        id=run_id,
-        artifacts={artifact["key"]: artifact["id"] for artifact in artifacts},
-    )
+    own = {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
+    artifacts = {found["key"]: found["id"] for found in _ask(f"{server}/api/artifacts/filter", own)}
+
+    def scroll_to_artifacts(page: Page) -> None:
+        page.get_by_text("Artifacts", exact=True).last.click()
+        page.mouse.wheel(0, TALL)
+        page.wait_for_timeout(CLICK_MILLISECONDS)
+
+    run = f"{server}/runs/flow-run/{run_id}"
+    yield Screenshot(name="prefect-run", url=run)
+    yield Screenshot(name="prefect-artifacts", url=run, act=scroll_to_artifacts)
+    for key, name in (("virnuc-summary", "prefect-verdict"), ("virnuc-lanes", "prefect-throughput")):
+        if key in artifacts:
+            yield Screenshot(name=name, url=f"{server}/artifacts/artifact/{artifacts[key]}")
 
 
-def find_mlflow_runs(server: str) -> MlflowRuns:
-    """The experiment of virnuc and its finished runs.
+def mlflow_screenshots(server: str) -> Iterator[Screenshot]:
+    """The table of runs, the metrics of the newest over time, and a comparison of the newest two.
 
     Raises:
-        SystemExit: there are none.
+        SystemExit: there is no finished run.
     """
-    interface = f"{server}/api/2.0/mlflow"
-    named = _ask(f"{interface}/experiments/get-by-name?experiment_name={EXPERIMENT}")
+    api = f"{server}/api/2.0/mlflow"
+    named = _ask(f"{api}/experiments/get-by-name?experiment_name={EXPERIMENT}")
     experiment_id = named["experiment"]["experiment_id"]
-    found = _ask(
-        f"{interface}/runs/search",
-        {
-            "experiment_ids": [experiment_id],
-            "filter": "attributes.status = 'FINISHED'",
-            "order_by": ["attributes.start_time DESC"],
-        },
-    )
-    whole = [
+    newest = {
+        "experiment_ids": [experiment_id],
+        "filter": "attributes.status = 'FINISHED'",
+        "order_by": ["attributes.start_time DESC"],
+    }
+    run_ids = [
         run["info"]["run_id"]
-        for run in found.get("runs", [])
+        for run in _ask(f"{api}/runs/search", newest).get("runs", [])
         if "mlflow.parentRunId" not in {tag["key"] for tag in run["data"].get("tags", [])}
     ]
-    if not whole:
+    if not run_ids:
         raise SystemExit(f"{server} has no finished run in experiment {EXPERIMENT}: run one first.")
-    return MlflowRuns(experiment_id=experiment_id, run_ids=tuple(whole))
-
-
-def picture_prefect(page: Page, server: str, run: PrefectRun, out: Path) -> None:
-    """The run with its lanes, its artifacts, and two of these: the verdict and the throughput."""
-    _open(page, f"{server}/runs/flow-run/{run.id}")
-    _save(page, out, "prefect-run")
-    page.get_by_text("Artifacts", exact=True).last.click()
-    page.mouse.wheel(0, TALL)
-    page.wait_for_timeout(SETTLE_MILLISECONDS)
-    _save(page, out, "prefect-artifacts")
-    for key, name in (("virnuc-summary", "prefect-verdict"), ("virnuc-lanes", "prefect-throughput")):
-        if key in run.artifacts:
-            _open(page, f"{server}/artifacts/artifact/{run.artifacts[key]}")
-            _save(page, out, name)
-
-
-def picture_mlflow(page: Page, server: str, runs: MlflowRuns, out: Path) -> None:
-    """The table of runs, the metrics of one over time, and a comparison of two."""
-    _prepare_mlflow(page, runs)
-    experiment = f"{server}/#/experiments/{runs.experiment_id}"
-    _open(page, f"{experiment}/runs")
-    _save(page, out, "mlflow-runs")
-    _open(page, f"{experiment}/runs/{runs.run_ids[0]}/model-metrics")
-    _save(page, out, "mlflow-progress")
-    if len(runs.run_ids) > 1:
-        # Its parts scroll inside the page, so the page gets their height.
-        page.set_viewport_size({"width": WIDTH, "height": TALL})
-        chosen = quote(json.dumps(runs.run_ids[:2]))
-        experiments = quote(json.dumps([runs.experiment_id]))
-        _open(page, f"{server}/#/compare-runs?runs={chosen}&experiments={experiments}")
-        # Only the settings that differ.
-        page.get_by_text("Show diff only").first.click()
-        page.wait_for_timeout(SETTLE_MILLISECONDS)
-        _save(page, out, "mlflow-compare")
-
-
-def _prepare_mlflow(page: Page, runs: MlflowRuns) -> None:
-    """Configures the UI: model pages, no assistant, these columns, lanes unfolded."""
-    state = {
+    # Model pages, no assistant, these columns, lanes unfolded.
+    table = {
         "selectedColumns": list(COLUMNS),
         "columnOrder": list(COLUMNS),
         "columnWidths": COLUMNS,
-        "runsExpanded": dict.fromkeys(runs.run_ids[:2], True),
+        "runsExpanded": dict.fromkeys(run_ids[:2], True),
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
     }
-    settings = {
+    storage = {
         "mlflow.workflowType_v1": "machine_learning",
         "mlflow.assistant.panelOpen_v1": False,
         "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
-        f'MLflowLocalStorage-1.1-ExperimentPage-["{runs.experiment_id}"]-ReactComponentState': state,
+        f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment_id}"]-ReactComponentState': table,
     }
-    for key, value in settings.items():
-        page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(json.dumps(value))});")
 
+    def show_differences(page: Page) -> None:
+        page.get_by_text("Show diff only").first.click()
+        page.wait_for_timeout(CLICK_MILLISECONDS)
 
-def _open(page: Page, url: str) -> None:
-    page.goto(url)
-    # Both servers' pages poll forever, so the network never becomes idle.
-    page.wait_for_timeout(LOAD_MILLISECONDS)
-
-
-def _save(page: Page, out: Path, name: str) -> None:
-    path = out / f"{name}.png"
-    page.screenshot(path=path)
-    print(path)
-
-
-def _new_page(browser: Browser, width: int, height: int, theme: Literal["light", "dark"] = "light") -> Page:
-    return browser.new_page(
-        viewport={"width": width, "height": height}, timezone_id="UTC", locale="en-GB", color_scheme=theme
-    )
+    screenshot = partial(Screenshot, local_storage=storage)
+    runs = f"{server}/#/experiments/{experiment_id}/runs"
+    yield screenshot(name="mlflow-runs", url=runs)
+    yield screenshot(name="mlflow-progress", url=f"{runs}/{run_ids[0]}/model-metrics")
+    if len(run_ids) > 1:
+        chosen, experiments = quote(json.dumps(run_ids[:2])), quote(json.dumps([experiment_id]))
+        url = f"{server}/#/compare-runs?runs={chosen}&experiments={experiments}"
+        # Its parts scroll inside the page, so the page gets their height.
+        size = (SERVER_SIZE[0], TALL)
+        yield screenshot(name="mlflow-compare", url=url, act=show_differences, size=size)
 
 
 def _ask(url: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -236,37 +214,30 @@ def write_pasted(val: Path, out: Path) -> None:
             file.write(f">{contig}\n{sequence}\n")
 
 
-def picture_reports(browser: Browser, val: Path, out: Path) -> None:
-    """The verdict of a mixed sample, phages in bacterial contigs as islands, and the table with one contig expanded."""
-    with TemporaryDirectory(prefix="virnuc-") as scratch:
-        write_pasted(val, Path(scratch) / "bacteria.fa")
-        mixed = _report(EXAMPLES / "contigs.fa.gz", Path(scratch) / "examples")
-        bacteria = _report(Path(scratch) / "bacteria.fa", Path(scratch) / "bacteria")
-        _picture_report(_new_page(browser, *REPORT_SIZE), mixed, out, "report-mixed")
-        _picture_report(_new_page(browser, *REPORT_SIZE), bacteria, out, "report-prophage", "regions")
-        page = _new_page(browser, *REPORT_SIZE, theme="dark")
-        _picture_report(page, bacteria, out, "report-dark", "contigs")
+def report_screenshots(val: Path, scratch: Path) -> Iterator[Screenshot]:
+    """The calls of a mixed sample, phages in bacterial contigs, and the table with one contig expanded."""
+    write_pasted(val, scratch / "bacteria.fa")
+    inputs = {"mixed": EXAMPLES / "contigs.fa.gz", "bacteria": scratch / "bacteria.fa"}
+    for name, contigs in inputs.items():
+        command = ["predict", str(contigs), "--out", str(scratch / name), "--devices", "cpu", "--quiet"]
+        if code := virnuc(command):
+            sys.exit(code)
+    mixed, bacteria = ((scratch / name / "report.html").resolve().as_uri() for name in inputs)
 
+    def show(page: Page, section: str = "") -> None:
+        page.wait_for_selector("html[data-ready]", state="attached")
+        if section:
+            page.evaluate(f"document.getElementById('{section}').scrollIntoView({{ behavior: 'instant' }})")
+        if section == "contigs":
+            page.locator(".open").nth(1).click()
+            page.mouse.move(0, 0)
+            page.evaluate("document.activeElement.blur()")
+        page.wait_for_timeout(600)
 
-def _report(contigs: Path, out: Path) -> Path:
-    """Runs the bundled models; returns the report."""
-    if code := virnuc(["predict", str(contigs), "--out", str(out), "--devices", "cpu", "--quiet"]):
-        sys.exit(code)
-    return out / "report.html"
-
-
-def _picture_report(page: Page, report: Path, out: Path, name: str, section: str = "") -> None:
-    """The report from a section on, with one contig expanded."""
-    page.goto(report.resolve().as_uri())
-    page.wait_for_selector("html[data-ready]", state="attached")
-    if section:
-        page.evaluate(f"document.getElementById('{section}').scrollIntoView({{ behavior: 'instant' }})")
-    if section == "contigs":
-        page.locator(".open").nth(1).click()
-        page.mouse.move(0, 0)
-        page.evaluate("document.activeElement.blur()")
-    page.wait_for_timeout(REPORT_MILLISECONDS)
-    _save(page, out, name)
+    screenshot = partial(Screenshot, size=REPORT_SIZE, settle_milliseconds=0)
+    yield screenshot(name="report-mixed", url=mixed, act=show)
+    yield screenshot(name="report-prophage", url=bacteria, act=partial(show, section="regions"))
+    yield screenshot(name="report-dark", url=bacteria, act=partial(show, section="contigs"), theme="dark")
 
 
 def main() -> None:
@@ -280,17 +251,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
     parser.add_argument("--chromium", help="path of a Chromium; playwright's own by default")
     arguments = parser.parse_args()
-    out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=arguments.chromium, args=list(ARGUMENTS))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="virnuc-") as scratch:
         if arguments.val:
-            picture_reports(browser, arguments.val, out)
+            screenshots = [*report_screenshots(arguments.val, Path(scratch))]
         else:
-            run, runs = find_prefect_run(arguments.prefect), find_mlflow_runs(arguments.mlflow)
-            picture_prefect(_new_page(browser, WIDTH, HEIGHT), arguments.prefect, run, out)
-            picture_mlflow(_new_page(browser, WIDTH, HEIGHT), arguments.mlflow, runs, out)
-        browser.close()
+            screenshots = [*prefect_screenshots(arguments.prefect), *mlflow_screenshots(arguments.mlflow)]
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=arguments.chromium, args=list(ARGUMENTS))
+            for screenshot in screenshots:
+                screenshot.take(browser, arguments.out)
 
 
 if __name__ == "__main__":

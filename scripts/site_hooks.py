@@ -8,7 +8,6 @@ by name; mkdocs.yml names this file.
 import os
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from virnuc_cli.config import iter_commands
 from virnuc_cli.main import cli
 
 ROOT: Final = Path(__file__).parents[1]
@@ -44,10 +44,10 @@ _ELSEWHERE: Final = re.compile(r"[a-z]+:|#|//")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds generated pages, and those from elsewhere in the repository."""
-    for source, name in PAGES.items():
-        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
-    files.append(File.generated(config, COMMANDS, content=commands_page(cli)))
-    files.append(File.generated(config, API, content=api_page()))
+    contents = {name: (ROOT / source).read_text(encoding="utf-8") for source, name in PAGES.items()}
+    contents |= {COMMANDS: commands_page(cli), API: api_page()}
+    for name, content in contents.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
@@ -86,22 +86,15 @@ def commands_page(group: click.Group) -> str:
         "# All commands and flags\n\n"
         "Made from the command line of this version. [Command line](cli.md) explains what the flags do together.\n"
     )
-    return head + "".join(_command_text("virnuc", name, command) for name, command in _walk(group))
+    commands = sorted(iter_commands(group), key=lambda command: command[0])
+    return head + "".join(_command_text(" ".join(path), command) for path, command in commands)
 
 
-def _walk(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group and its subgroups, by name."""
-    for name, command in sorted(group.commands.items()):
-        if isinstance(command, click.Group):
-            yield from _walk(command, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", command
-
-
-def _command_text(program: str, name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=f"{program} {name}")
-    usage = " ".join([f"{program} {name}", *command.collect_usage_pieces(context)])
-    lines = ["", f"## {name}", "", f"    {usage}", "", _paragraphs(command.help or ""), ""]
+def _command_text(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=f"virnuc {name}")
+    usage = " ".join([f"virnuc {name}", *command.collect_usage_pieces(context)])
+    help_text = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    lines = ["", f"## {name}", "", f"    {usage}", "", help_text, ""]
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:
         lines += ["| flag | values | meaning |", "|---|---|---|", *map(_option_row, options), ""]
@@ -117,11 +110,7 @@ def _option_row(option: click.Option) -> str:
     return "| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |"
 
 
-def _paragraphs(text: str) -> str:
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
-
-
 def api_page() -> str:
     """The mkdocstrings directives for the public names."""
-    text = "# Python reference\n\nMade from the code of this version. [Python](python-api.md) shows the functions at work.\n"
-    return text + "".join(f"\n::: {name}\n" for name in API_NAMES)
+    head = "# Python reference\n\nMade from the code of this version. [Python](python-api.md) shows the functions at work.\n"
+    return head + "".join(f"\n::: {name}\n" for name in API_NAMES)

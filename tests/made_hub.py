@@ -16,7 +16,7 @@ class Hub(BaseHTTPRequestHandler):
     Attributes:
         repositories: files by name, by repository.
         revision: commit of all of them.
-        sent: replaces a file's content.
+        sent: other content, by repository and file, than the hub has hashes of.
     """
 
     protocol_version = "HTTP/1.1"
@@ -45,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
             if name.endswith(".safetensors"):
                 digest = hashlib.sha256(files[name]).hexdigest()
                 headers |= {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(files[name]))}
-            self.answer(self.sent.get(name, files[name]), headers)
+            self.answer(self.sent.get(f"{repo}/{name}", files[name]), headers)
         else:
             self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
 
@@ -69,9 +69,13 @@ def git_sha1(body: bytes) -> str:
 
 
 @contextmanager
-def running_hub(repositories: Mapping[str, Mapping[str, bytes]], revision: str = COMMIT) -> Iterator[str]:
+def running_hub(
+    repositories: Mapping[str, Mapping[str, bytes]],
+    revision: str = COMMIT,
+    sent: Mapping[str, bytes] | None = None,
+) -> Iterator[str]:
     """Yields the address."""
-    Hub.repositories, Hub.revision, Hub.sent = repositories, revision, {}
+    Hub.repositories, Hub.revision, Hub.sent = repositories, revision, sent or {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

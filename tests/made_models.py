@@ -44,6 +44,12 @@ class MadeModels:
         """A DNA-only head, in the same folder."""
         return self.head.with_name("dna_head.safetensors")
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """`virnuc predict` flags."""
+        models = ("--esm-model", str(self.esm2), "--dnabert-model", str(self.dnabert))
+        return (*models, "--head", str(self.head), "--devices", "cpu")
+
     def config(self, **changes: object) -> RunConfig:
         """A predict run with these models and 60-bp chunks."""
         settings = {

@@ -16,19 +16,19 @@ from scripts.render import performance, regions, reliability, scaling, settings,
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
 
 
-def _filled(tables: Mapping[str, MakeTable]) -> Callable[[str], str]:
-    return lambda page: fill(page, tables, load_results())
+def _page(name: str, tables: Mapping[str, MakeTable]) -> tuple[Path, Callable[[str], str]]:
+    return ROOT / "docs" / name, lambda page: fill(page, tables, load_results())
 
 
 # Functions from the current text of a file to the expected one.
 PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
-    "performance": (ROOT / "docs" / "performance.md", _filled(performance.TABLES)),
-    "scaling": (ROOT / "docs" / "scaling.md", _filled(scaling.TABLES)),
-    "reliability": (ROOT / "docs" / "reliability.md", _filled(reliability.TABLES)),
-    "regions": (ROOT / "docs" / "regions.md", _filled(regions.TABLES)),
-    "settings": (ROOT / "docs" / "configuration.md", _filled(settings.TABLES)),
+    "performance": _page("performance.md", performance.TABLES),
+    "scaling": _page("scaling.md", scaling.TABLES),
+    "reliability": _page("reliability.md", reliability.TABLES),
+    "regions": _page("regions.md", regions.TABLES),
+    "settings": _page("configuration.md", settings.TABLES),
     "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
-    "tutorial": (ROOT / "docs" / "tutorial.md", tutorial.render),
+    "tutorial": (tutorial.PAGE, tutorial.render),
 }
 
 

@@ -16,21 +16,16 @@ def bench_cases(results: Results) -> Iterator[Json]:
 def precision_rows(results: Results) -> Iterator[Json]:
     """Speed of each precision relative to fp16, and of mixed lengths to one length, within a run."""
     for case in bench_cases(results):
-        over_fp16, over_fixed = (
-            _over(case, change) for change in ({"precision": "fp16"}, {"lengths": "fixed:166"})
-        )
-        if over_fp16 or over_fixed:
-            yield {**case, "over_fp16": over_fp16, "over_fixed": over_fixed}
-
-
-def _over(case: Json, change: Json) -> float | None:
-    """Tokens/s relative to the case that differs only in `change`; None if there is none or it is the case itself."""
-    wanted = {key: case[key] for key in ("model", "precision", "lengths")}
-    if wanted == wanted | change:
-        return None
-    found = [other for other in case["others"] if (wanted | change).items() <= {**other}.items()]
-    speed = case["forward"]["tokens_per_second"]
-    return float(speed / found[0]["forward"]["tokens_per_second"]) if found else None
+        own = {key: case[key] for key in ("model", "precision", "lengths")}
+        over: Json = {"over_fp16": None, "over_fixed": None}
+        for name, change in (("over_fp16", {"precision": "fp16"}), ("over_fixed", {"lengths": "fixed:166"})):
+            wanted = own | change
+            for other in case["others"]:
+                if wanted != own and wanted == {key: other[key] for key in own}:
+                    speeds = (one["forward"]["tokens_per_second"] for one in (case, other))
+                    over[name] = next(speeds) / next(speeds)
+        if any(over.values()):
+            yield case | over
 
 
 def end_to_end_rows(results: Results) -> Iterator[Json]:
@@ -49,26 +44,24 @@ def peer_rows(results: Results) -> list[Json]:
                 "model": case["model"].rpartition(":")[2],
                 "lengths": case["lengths"],
                 "program": f"virnuc {case['precision']}",
-                "precision": case["precision"],
                 "rate": case["forward"]["letters_per_second"],
-                "ratios": "",
+                "ratios": None,
+                "why": None,
                 "file": name,
             }
             for case in result["cases"]
         ]
         for peer in result["peers"]:
-            row = {"model": peer["model"], "lengths": peer.get("lengths", ""), "program": peer["peer"]}
-            rate = peer.get("residues_per_second")
-            if rate is None:
-                rows.append(
-                    {**row, "rate": None, "why": peer.get("skipped", "no memory"), "ratios": "", "file": ""}
-                )
-                continue
-            same = [own for own in ours if (own["model"], own["lengths"]) == (row["model"], row["lengths"])]
-            ratios = ", ".join(f"{own['precision']} {own['rate'] / rate:.2f}" for own in same)
-            rows.append({**row, "rate": rate, "ratios": ratios, "file": name})
+            rate, lengths = peer.get("residues_per_second"), peer.get("lengths", "")
+            same = [own for own in ours if (own["model"], own["lengths"]) == (peer["model"], lengths)]
+            ratios = [
+                f"{own['program'].removeprefix('virnuc ')} {own['rate'] / rate:.2f}" for own in same if rate
+            ]
+            row = {"model": peer["model"], "lengths": lengths, "program": peer["peer"], "rate": rate}
+            why = None if rate else peer.get("skipped", "no memory")
+            rows.append({**row, "why": why, "ratios": ", ".join(ratios), "file": name if rate else None})
         rows += ours
-    return sorted(({"why": "", **row} for row in rows), key=lambda row: (row["model"], row["lengths"]))
+    return sorted(rows, key=lambda row: (row["model"], row["lengths"]))
 
 
 def attention_rows(results: Results) -> Iterator[Json]:
@@ -85,16 +78,11 @@ def attention_failures(results: Results) -> Iterator[Json]:
         cases: dict[tuple[str, str], list[str]] = {}
         for row in (*result["attention"], *result["forward"]):
             if "failed" in row:
-                cases.setdefault((row["candidate"], row["failed"]), []).append(
-                    f"{row['model']} {row['precision']}"
-                )
-        for (candidate, reason), named in cases.items():
-            yield {
-                "candidate": candidate,
-                "cases": ", ".join(dict.fromkeys(named)),
-                "why": reason,
-                "file": name,
-            }
+                named = cases.setdefault((row["candidate"], row["failed"]), [])
+                named.append(f"{row['model']} {row['precision']}")
+        for (candidate, why), named in cases.items():
+            shown = ", ".join(dict.fromkeys(named))
+            yield {"candidate": candidate, "cases": shown, "why": why, "file": name}
 
 
 def attention_forward_rows(results: Results) -> Iterator[Json]:
@@ -113,13 +101,9 @@ def accuracy_rows(results: Results) -> Iterator[Json]:
     for name, result in of_kind(results, "accuracy"):
         models = [result["models"][key].rpartition(":")[2] for key in ("esm_model", "dnabert_model")]
         for precision, found in result["against_fp32"].items():
-            agreement = {
-                unit: None if share is None else f"{100 * share:.3f} %"
-                for unit in ("frame", "chunk")
-                for share in [found.get(f"{unit}_calls_agree")]
-            }
+            shares = {"frame_calls_agree": None, "chunk_calls_agree": None}
             names = {"models": " and ".join(dict.fromkeys(models)), "precision": precision, "file": name}
-            yield {**names, "frames": result["frames"], **found, **agreement}
+            yield {**names, "frames": result["frames"], **shares, **found}
 
 
 def run_rows(results: Results) -> Iterator[Json]:
@@ -127,11 +111,9 @@ def run_rows(results: Results) -> Iterator[Json]:
     for name, result in results.items():
         if "kind" in result and "machine" in result:
             machine = result["machine"]
-            versions = ", ".join(
-                f"{key} {machine[key]}" for key in ("torch", "cuda", "triton") if machine[key]
-            )
+            versions = [f"{key} {machine[key]}" for key in ("torch", "cuda", "triton") if machine[key]]
             driver = f", driver {machine['driver_version']}" if "driver_version" in machine else ""
-            where = f"{machine['device']}{driver}; {versions}"
+            where = f"{machine['device']}{driver}; {', '.join(versions)}"
             yield {"file": name, "command": result["command"], "machine": where}
 
 
@@ -179,8 +161,8 @@ TABLES: Final[dict[str, MakeTable]] = {
     "accuracy": table(
         "models|precision|frames|worst cosine, protein|worst cosine, DNA|calls of frames agree|calls of chunks agree"
         "|file",
-        "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}|{frame}|{chunk}"
-        "|{file}",
+        "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}"
+        "|{frame_calls_agree:share}|{chunk_calls_agree:share}|{file}",
         accuracy_rows,
     ),
     "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),

@@ -39,14 +39,8 @@ def tier_rows(results: Results) -> Iterator[Json]:
     for name in ("regions", "regions_300"):
         for tier, regions in results[name]["by_tier"].items():
             contigs = results[name]["contig_tiers"][tier]
-            share = contigs["right"] / contigs["contigs"]
-            yield {
-                "length": results[name]["chunk_length"],
-                "tier": tier,
-                **contigs,
-                "share": share,
-                **regions,
-            }
+            share, length = contigs["right"] / contigs["contigs"], results[name]["chunk_length"]
+            yield {**contigs, **regions, "length": length, "tier": tier, "share": share}
 
 
 TABLES: Final[dict[str, MakeTable]] = {

@@ -16,14 +16,9 @@ _percent = FORMATS["percent"]
 def _cases(results: Results, **others: object) -> list[Json]:
     """Simulations with these values, in file order; by default a billion frames with failures as reported."""
     fast = results["lane_simulation"]["assumptions"]["fast_server_times"]
-    wanted = {
-        "frames": _BILLION,
-        "whole_rounds": False,
-        "server_times": fast,
-        "failures": "as reported",
-        **others,
-    }
-    return [case for case in results["lane_simulation"]["simulations"] if wanted.items() <= case.items()]
+    usual = {"frames": _BILLION, "whole_rounds": False, "server_times": fast, "failures": "as reported"}
+    wanted = (usual | others).items()
+    return [case for case in results["lane_simulation"]["simulations"] if wanted <= case.items()]
 
 
 def _by_gpus(cases: list[Json]) -> Iterator[tuple[int, list[Json]]]:
@@ -77,20 +72,15 @@ def server_rows(results: Results) -> Iterator[Json]:
 def traffic_table(results: Results) -> str:
     """Requests, rows and bytes of a lane, and of a billion frames."""
     rows = results["lane_overhead"]["pool"]["rows_per_lane"]
-    case, *_ = _cases(results, lane_minutes=_DEFAULT_MINUTES, failures="none")
+    lanes = _cases(results, lane_minutes=_DEFAULT_MINUTES, failures="none")[0]["lanes"]
     amounts = {
         "requests, besides polls": results["lane_simulation"]["lane"]["requests"],
         **{f"rows of `{name}`": n for name, n in rows.items() if name != "bytes"},
         "bytes of the database (SQLite)": rows["bytes"],
     }
     count = FORMATS["count"]
-    return markdown(
-        f"what|a lane|10^9 frames, {case['lanes']:,} lanes of {_DEFAULT_MINUTES} min",
-        [
-            (name, count(n) if n > 100 else f"{n:.1f}", count(n * case["lanes"]))
-            for name, n in amounts.items()
-        ],
-    )
+    cells = [(name, count(n) if n > 100 else f"{n:.1f}", count(n * lanes)) for name, n in amounts.items()]
+    return markdown(f"what|a lane|10^9 frames, {lanes:,} lanes of {_DEFAULT_MINUTES} min", cells)
 
 
 def work_rows(results: Results) -> Iterator[Json]:
@@ -114,12 +104,12 @@ def storage_rows(results: Results) -> Iterator[Json]:
 def preparing_rows(results: Results) -> Iterator[Json]:
     """Work of one process before the first lane."""
     found = results["lane_simulation"]["preparing"]
-    hours = _BILLION / found["frames_per_second"] / 3600
-    terabytes = FORMATS["TB"](_BILLION * found["frame_store_bytes_per_frame"])
-    gigabases = f"{found['bases_per_frame']:,.0f} billion"
-    yield {"what": "bases that give 10^9 frames in 500 bp chunks", "amount": gigabases}
-    yield {"what": "hours of indexing them, one core", "amount": f"{hours:.1f}"}
-    yield {"what": "frame store, TB", "amount": terabytes}
+    amounts = {
+        "bases that give 10^9 frames in 500 bp chunks": f"{found['bases_per_frame']:,.0f} billion",
+        "hours of indexing them, one core": f"{_BILLION / found['frames_per_second'] / 3600:.1f}",
+        "frame store, TB": FORMATS["TB"](_BILLION * found["frame_store_bytes_per_frame"]),
+    }
+    return ({"what": what, "amount": amount} for what, amount in amounts.items())
 
 
 def waste_table(results: Results, **server: float) -> str:
@@ -127,10 +117,8 @@ def waste_table(results: Results, **server: float) -> str:
     cases = _cases(results, **server)
     rows = []
     for gpus, group in _by_gpus(cases):
-        least = min(case["wasted"] for case in group)
-        shown = [
-            f"**{_percent(c['wasted'])}**" if c["wasted"] == least else _percent(c["wasted"]) for c in group
-        ]
+        wasted = [case["wasted"] for case in group]
+        shown = [f"**{_percent(w)}**" if w == min(wasted) else _percent(w) for w in wasted]
         rows.append((f"{gpus:,}", f"{group[0]['worker_poll_seconds']:.0f}", *shown))
     minutes = dict.fromkeys(case["lane_minutes"] for case in cases)
     return markdown("GPUs|poll, s|" + "|".join(f"{m} min" for m in minutes), rows)
@@ -164,13 +152,12 @@ def assumption_rows(results: Results) -> Iterator[Json]:
     """Assumptions of the simulation."""
     found = results["lane_simulation"]
     sources = {"load_seconds": "scaling_3B", "weights_seconds": "assumed", "start_seconds": "the three above"}
-    for name, value in found["lane"].items():
-        yield {"name": name, "value": value, "source": sources.get(name, "lane_overhead")}
-    for name, value in found["assumptions"].items():
-        yield {"name": name, "value": value, "source": "assumed"}
-    for name in ("gpu", "host"):
-        hours = found["failures"]["as reported"][f"{name}_mtbf"] // 3600
-        yield {"name": f"{name}_mtbf_hours", "value": hours, "source": "Llama 3"}
+    measured = [(name, value, sources.get(name, "lane_overhead")) for name, value in found["lane"].items()]
+    assumed = [(name, value, "assumed") for name, value in found["assumptions"].items()]
+    failures = found["failures"]["as reported"]
+    mtbf = [(f"{n}_mtbf_hours", failures[f"{n}_mtbf"] // 3600, "Llama 3") for n in ("gpu", "host")]
+    for row in (*measured, *assumed, *mtbf):
+        yield dict(zip(("name", "value", "source"), row, strict=True))
 
 
 def command_rows(results: Results) -> Iterator[Json]:

@@ -54,15 +54,10 @@ def variables_table(_: Results) -> str:
 
 def versions_table(_: Results) -> str:
     """The supported versions."""
-    rows = (
-        (
-            known.package + (" (optional)" if known.is_optional else ""),
-            known.range_text,
-            known.newer,
-            known.why,
-        )
-        for known in KNOWN_VERSIONS
-    )
+    rows = [
+        (f"{one.package}{' (optional)' * one.is_optional}", one.range_text, one.newer, one.why)
+        for one in KNOWN_VERSIONS
+    ]
     drivers = ", ".join(f"CUDA {cuda} from driver {driver} on" for cuda, driver in OLDEST_DRIVER.items())
     table = markdown("package|known to work|a newer one is a|what is known of others", rows)
     return f"{table}\n\nOn GPUs: {drivers}; triton is the one that the installed torch asks for."

@@ -20,43 +20,36 @@ def render(results: Results) -> str:
     """The content of speeds.json."""
     found: dict[tuple[str, ...], MeasuredSpeed] = {}
     for name, document in results.items():
-        for speed in (*_gpu_speeds(name, document), *_cpu_speeds(name, document)):
-            found.setdefault((speed.family, speed.name, speed.precision, speed.machine), speed)
+        for speed in _speeds(document):
+            # Three digits: the precision that a number from another machine deserves.
+            rate = speed["letters_per_second"]
+            speed["letters_per_second"] = int(round(rate, 3 - len(str(int(rate)))))
+            measured = MeasuredSpeed(**speed, result=name, command=document["command"])
+            found.setdefault((measured.family, measured.name, measured.precision, measured.machine), measured)
     return json.dumps([asdict(speed) for _, speed in sorted(found.items())], indent=1) + "\n"
 
 
-def _gpu_speeds(result: str, document: Json) -> Iterator[MeasuredSpeed]:
+def _speeds(document: Json) -> Iterator[Json]:
+    """The speeds in one result file, of virnuc's own benchmark or of `benchmarks.cpu_speed`."""
     for case in document["cases"] if document.get("kind") == "bench" else ():
         length = _LENGTHS[case["family"]]
         if case["lengths"] == f"fixed:{length}" and case["model"].startswith("random:"):
-            yield MeasuredSpeed(
-                family=case["family"],
-                name=case["model"].removeprefix("random:"),
-                precision=case["precision"],
-                machine=document["machine"]["device"],
-                letters_per_second=_three_digits(case["forward"]["letters_per_second"]),
-                letters=length,
-                result=result,
-                command=document["command"],
-            )
-
-
-def _cpu_speeds(result: str, document: Json) -> Iterator[MeasuredSpeed]:
+            yield {
+                "family": case["family"],
+                "name": case["model"].removeprefix("random:"),
+                "precision": case["precision"],
+                "machine": document["machine"]["device"],
+                "letters_per_second": case["forward"]["letters_per_second"],
+                "letters": length,
+            }
     model = re.fullmatch(r"ESM-2 (\w+), random weights", str(document.get("model")))
     speeds = document.get("residues_per_second", {})
     if model and "virnuc fp32, budget 2048" in speeds:
-        yield MeasuredSpeed(
-            family="esm2",
-            name=model[1],
-            precision="fp32",
-            machine=f"{document['cpu']}, {document['threads']} threads",
-            letters_per_second=_three_digits(speeds["virnuc fp32, budget 2048"]["median"]),
-            letters=document["length"],
-            result=result,
-            command=document["command"],
-        )
-
-
-def _three_digits(value: float) -> int:
-    """The precision that a number from another machine deserves."""
-    return int(round(value, 3 - len(str(int(value)))))
+        yield {
+            "family": "esm2",
+            "name": model[1],
+            "precision": "fp32",
+            "machine": f"{document['cpu']}, {document['threads']} threads",
+            "letters_per_second": speeds["virnuc fp32, budget 2048"]["median"],
+            "letters": document["length"],
+        }

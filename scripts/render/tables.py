@@ -30,6 +30,7 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "GB": lambda size: f"{size / 1e9:.1f}",
     "TB": lambda size: f"{size / 1e12:.2g}" if size < 1e12 else f"{size / 1e12:.1f}",
     "percent": lambda share: f"{100 * share:.1f} %",
+    "share": lambda share: f"{100 * share:.3f} %",
     # Rounded down: a cosine that is not 1 must not read as 1.
     "cosine": lambda value: f"{math.floor(value * 1e7) / 1e7:.7f}",
     "spread": lambda repeats: f"{100 * (max(repeats) - min(repeats)) / statistics.median(repeats):.1f} %",
@@ -63,15 +64,10 @@ def table(header: str, cells: str, rows: Callable[[Results], Rows]) -> MakeTable
     """A table of rows made from the results; columns are separated by `|`."""
 
     def make(results: Results) -> str:
-        made = [cell_row(cells, row) for row in rows(results)]
+        made = [[_CELLS.vformat(cell, (), row) for cell in cells.split("|")] for row in rows(results)]
         return markdown(header, made) if made else NOT_MEASURED
 
     return make
-
-
-def cell_row(cells: str, row: Mapping[str, Any]) -> list[str]:
-    """The cells of one row."""
-    return [_CELLS.vformat(cell, (), row) for cell in cells.split("|")]
 
 
 def markdown(header: str, rows: Iterable[Iterable[str]]) -> str:

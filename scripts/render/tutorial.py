@@ -6,14 +6,13 @@ Other blocks are not run. A test runs the same and compares.
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,18 +31,12 @@ _VOLATILE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A block that is run.
-
-    Attributes:
-        mark: "bash" or "python".
-        shown: expected output; None where the page has none.
-        place: position of the output in the page.
-    """
+    """A block that is run: "bash" or "python", and the expected output, if any, with its position in the page."""
 
     mark: str
     body: str
-    shown: str | None
-    place: tuple[int, int]
+    shown: str | None = None
+    place: tuple[int, int] = (0, 0)
 
 
 def steps(text: str) -> Iterator[Step]:
@@ -51,13 +44,10 @@ def steps(text: str) -> Iterator[Step]:
     blocks = list(_BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         if block["mark"] in ("bash", "python"):
-            is_shown = after is not None and after["mark"] == "text"
-            yield Step(
-                mark=block["mark"],
-                body=block["body"],
-                shown=after["body"] if after is not None and is_shown else None,
-                place=after.span("body") if after is not None and is_shown else (0, 0),
-            )
+            step = Step(mark=block["mark"], body=block["body"])
+            if after is not None and after["mark"] == "text":
+                step = replace(step, shown=after["body"], place=after.span("body"))
+            yield step
 
 
 def run(step: Step, names: dict[str, Any]) -> str:
@@ -85,15 +75,14 @@ def stable(text: str) -> str:
 
 def _commands(body: str) -> Iterator[str]:
     """The commands of a block: its lines, with here-documents in one piece."""
-    lines = iter(body.splitlines())
-    for line in lines:
-        command = [line]
-        if "<<END" in line:
-            for inner in lines:
-                command.append(inner)
-                if inner == "END":
-                    break
-        yield "\n".join(command)
+    command = ""
+    for line in body.splitlines():
+        command += line
+        if "<<END" in command and line != "END":
+            command += "\n"
+            continue
+        yield command
+        command = ""
 
 
 def _run_command(command: str) -> None:
@@ -112,14 +101,10 @@ def _run_command(command: str) -> None:
 @contextlib.contextmanager
 def in_folder_with_examples() -> Iterator[Path]:
     """Changes to a temporary folder with the files of a clone that the page uses."""
-    before = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="virnuc-tutorial-") as folder:
         shutil.copytree(ROOT / "examples", Path(folder, "examples"))
-        os.chdir(folder)
-        try:
+        with contextlib.chdir(folder):
             yield Path(folder)
-        finally:
-            os.chdir(before)
 
 
 def render(text: str) -> str:

@@ -9,7 +9,6 @@ are and vectors as a run computes them. With `--dna-alone` it is for chunks with
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scripts.train_bundled import dataset
-from scripts.train_bundled.evaluate import dna_features, evaluate, frame_features
+from scripts.train_bundled.data import Genomes, TokenizedFrames, tokenized_frames
+from scripts.train_bundled.export import dna_features, evaluate, frame_features
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
 from virnuc_core.models.hub import write_sums
@@ -57,59 +56,45 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Inputs of a fit: models, genomes, chunk length in bp, and the device for the vectors."""
+    """Inputs of a fit: models, genomes, chunk length in bp, the device for the vectors, and settings."""
 
     bundle: Path
-    train: dataset.Genomes
+    train: Genomes
     chunk_length: int
     device: str
-
-    @property
-    def tokenizer(self) -> DnabertTokenizer:
-        """Of the DNA model."""
-        return DnabertTokenizer(self.bundle / "dnabert_tiny" / "tokenizer.json")
+    settings: HeadSettings
 
     def draw(
-        self, frames: dataset.TokenizedFrames, size: int, group_power: float, seed: int
-    ) -> dataset.TokenizedFrames:
-        """Samples `size` frames, with related ones downweighted."""
+        self, shift: int, size: int, recoded: tuple[float, float] = (0.0, 0.0), *, closed: bool = False
+    ) -> TokenizedFrames:
+        """Samples `size` frames (with `closed`, chunks without one), with related ones downweighted."""
+        tokenizer = DnabertTokenizer(self.bundle / "dnabert_tiny" / "tokenizer.json")
+        frames = tokenized_frames(self.train, self.chunk_length, tokenizer, shift, recoded, closed=closed)
         is_viral, groups = self.train.is_viral[frames.record], self.train.groups[frames.record]
-        weights = sample_weights(is_viral, groups, group_power)
-        rng = np.random.default_rng(seed)
+        weights = sample_weights(is_viral, groups, self.settings.group_power)
+        rng = np.random.default_rng(shift)
         size = min(size, len(weights))
         return frames.take(np.sort(rng.choice(len(weights), size, replace=False, p=weights)))
 
-
-def drawn_vectors(
-    source: Source,
-    settings: HeadSettings,
-    tokenized: Callable[..., dataset.TokenizedFrames],
-    features_of: Callable[[Path, dataset.TokenizedFrames, str], npt.NDArray[np.float32]],
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Features (n, D) of all samples, and the record (n,) of each."""
-    features, records = [], []
-    for shift, size in settings.draws:
-        frames = tokenized(source.train, source.chunk_length, source.tokenizer, shift)
-        drawn = source.draw(frames, size, settings.group_power, shift)
-        features.append(features_of(source.bundle, drawn, source.device))
-        records.append(drawn.record)
-    return np.concatenate(features), np.concatenate(records)
+    def draw_vectors(self, *, closed: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Features (n, D) of all draws, and the record (n,) of each."""
+        drawn = [self.draw(shift, size, closed=closed) for shift, size in self.settings.draws]
+        features_of = dna_features if closed else frame_features
+        features = [features_of(self.bundle, frames, self.device) for frames in drawn]
+        return np.concatenate(features), np.concatenate([frames.record for frames in drawn])
 
 
-def fit_for_frames(source: Source, settings: HeadSettings) -> MLPClassifier:
+def fit_for_frames(source: Source) -> MLPClassifier:
     """A head for stop-free frames, not yet calibrated."""
-    features, records = drawn_vectors(source, settings, dataset.tokenized_frames, frame_features)
-    vectors = _drawn_by_weight(features, source.train.is_viral[records])
-    return train_head(vectors, None, settings.trainer).classifier
+    features, records = source.draw_vectors(closed=False)
+    vectors = _equally_weighted(features, source.train.is_viral[records])
+    return train_head(vectors, None, source.settings.trainer).classifier
 
 
-def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> float:
+def calibrate(head: MLPClassifier, source: Source) -> float:
     """Applies temperature scaling to a head for stop-free frames, and returns the temperature."""
-    shift, size, recoded, substituted = settings.relatives
-    frames = dataset.tokenized_frames(
-        source.train, source.chunk_length, source.tokenizer, shift, (recoded, substituted)
-    )
-    relatives = source.draw(frames, size, settings.group_power, shift)
+    shift, size, *recoded = source.settings.relatives
+    relatives = source.draw(shift, size, (recoded[0], recoded[1]))
     margins = margins_of(head, torch.from_numpy(frame_features(source.bundle, relatives, source.device)))
     is_viral = source.train.is_viral[relatives.record]
     temperature = fit_temperature(margins, is_viral, np.full(len(is_viral), 1 / len(is_viral)))
@@ -117,22 +102,22 @@ def calibrate(head: MLPClassifier, source: Source, settings: HeadSettings) -> fl
     return temperature
 
 
-def fit_for_dna_alone(source: Source, settings: HeadSettings) -> tuple[MLPClassifier, float]:
+def fit_for_dna_alone(source: Source) -> tuple[MLPClassifier, float]:
     """A head for chunks without a stop-free frame, and its temperature."""
-    groups = np.unique(source.train.groups)
+    train, settings = source.train, source.settings
+    groups = np.unique(train.groups)
     held = np.random.default_rng(0).choice(groups, round(settings.held_out * len(groups)), replace=False)
-    features, records = drawn_vectors(source, settings, dataset.tokenized_closed_chunks, dna_features)
-    is_viral, is_held = source.train.is_viral[records], np.isin(source.train.groups[records], held)
-    train, validation = (_drawn_by_weight(features[own], is_viral[own]) for own in (~is_held, is_held))
-    fitted = train_head(train, validation, settings.trainer)
+    features, records = source.draw_vectors(closed=True)
+    is_viral, is_held = train.is_viral[records], np.isin(train.groups[records], held)
+    parts = [_equally_weighted(features[own], is_viral[own]) for own in (~is_held, is_held)]
+    fitted = train_head(parts[0], parts[1], settings.trainer)
     return fitted.classifier, fitted.temperature
 
 
-def _drawn_by_weight(features: npt.NDArray[np.float32], is_viral: npt.NDArray[np.bool_]) -> LabelledVectors:
-    """Vectors already sampled by weight."""
-    return LabelledVectors(
-        features=features, is_viral=is_viral, weights=np.full(len(is_viral), 1 / len(is_viral))
-    )
+def _equally_weighted(features: npt.NDArray[np.float32], is_viral: npt.NDArray[np.bool_]) -> LabelledVectors:
+    """Vectors that were sampled by weight."""
+    weights = np.full(len(is_viral), 1 / len(is_viral))
+    return LabelledVectors(features=features, is_viral=is_viral, weights=weights)
 
 
 def main() -> None:
@@ -146,38 +131,37 @@ def main() -> None:
     parser.add_argument(
         "--dna-alone", action="store_true", help="a head for chunks without a stop-free frame"
     )
-    parser.add_argument("--calibrate", action="store_true", help="only calibrate the head that is there")
+    parser.add_argument("--calibrate", action="store_true", help="only calibrate the existing head")
     parser.add_argument(
         "--draws", nargs="+", metavar="SHIFT:FRAMES", help="other draws than those of HeadSettings"
     )
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    bundle, chunk_length, device = arguments.bundle, arguments.chunk_length, arguments.device
     settings = HeadSettings()
     if arguments.draws:
         pairs = [draw.split(":") for draw in arguments.draws]
         settings = replace(settings, draws=tuple((int(shift), int(frames)) for shift, frames in pairs))
-    train = dataset.load_genomes(arguments.train, arguments.table)
-    source = Source(arguments.bundle, train, arguments.chunk_length, arguments.device)
-    name = f"{arguments.chunk_length}{'_dna' if arguments.dna_alone else ''}"
-    path = arguments.bundle / "heads" / f"tiny_{name}.safetensors"
+    train = Genomes.load(arguments.train, arguments.table)
+    source = Source(bundle, train, chunk_length, device, settings)
+    name = f"{chunk_length}{'_dna' if arguments.dna_alone else ''}"
+    path = bundle / "heads" / f"tiny_{name}.safetensors"
     if arguments.dna_alone:
-        head, temperature = fit_for_dna_alone(source, settings)
+        head, temperature = fit_for_dna_alone(source)
     else:
-        head = load_classifier(path) if arguments.calibrate else fit_for_frames(source, settings)
-        temperature = calibrate(head, source, settings)
+        head = load_classifier(path) if arguments.calibrate else fit_for_frames(source)
+        temperature = calibrate(head, source)
     save_classifier(head, path)
     write_sums(path.parent, path.parent.glob("*.safetensors"))
-    record = arguments.bundle / "training.json"
+    record = bundle / "training.json"
     document = json.loads(record.read_text())
     heads = document.setdefault("heads", {})
-    heads[name] = (heads.get(name, {}) if arguments.calibrate else asdict(settings)) | {
-        "relatives": settings.relatives,
-        "temperature": temperature,
-    }
+    fitted = heads.get(name, {}) if arguments.calibrate else asdict(settings)
+    heads[name] = fitted | {"relatives": settings.relatives, "temperature": temperature}
     record.write_text(json.dumps(document, indent=1) + "\n")
     if not arguments.dna_alone:
-        val = dataset.load_genomes(arguments.val, arguments.table)
-        print(json.dumps(evaluate(arguments.bundle, arguments.chunk_length, val, arguments.device), indent=1))
+        val = Genomes.load(arguments.val, arguments.table)
+        print(json.dumps(evaluate(bundle, chunk_length, val, device), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""The two small models and their training-only parts.
+"""The two small models and their training-only parts: heads, masking and loss.
 
 Shape legend: B frames in a batch, T tokens, D width of a model, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scripts.train_bundled.data import DeviceTokens
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.dnabert_s import DnabertS
-from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.specs import ModelSpec
 
@@ -35,7 +38,6 @@ DNABERT_SPEC = ModelSpec(
     vocab_size=4096,
     layer_norm_eps=1e-12,
 )
-DNABERT_MASK_ID = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,35 @@ class Tokens:
     input_ids: Tensor
     layout: PackedLayout
     special: Tensor
+
+    @classmethod
+    def take(cls, tokens: DeviceTokens, rows: npt.NDArray[np.int64], model: Encoder) -> "Tokens":
+        """The batch of the given rows."""
+        input_ids, cu_seqlens = tokens.take(rows)
+        layout = model.build_layout(cu_seqlens, "sdpa")
+        special = torch.zeros_like(input_ids, dtype=torch.bool)
+        special[layout.cu_seqlens[:-1].long()] = True
+        special[layout.cu_seqlens[1:].long() - 1] = True
+        return cls(input_ids, layout, special)
+
+    def masked(self, mask_id: int, random_ids: tuple[int, int]) -> tuple["Tokens", Tensor]:
+        """Masks tokens of about three in four sequences, at a rate sampled for each one from 0.05..0.3.
+
+        One in ten of the chosen tokens becomes a random token of the range `random_ids` instead of the
+        mask, and one in ten stays.
+
+        Returns:
+            The corrupted batch, and bool (T,) marking the tokens to predict.
+        """
+        lengths, device = self.layout.cu_seqlens.diff(), self.input_ids.device
+        rate = torch.empty(len(lengths), device=device).uniform_(0.05, 0.3)
+        rate *= torch.rand(len(lengths), device=device) < 0.75
+        rate = torch.repeat_interleave(rate, lengths, output_size=len(self.input_ids))
+        chosen = (torch.rand_like(rate) < rate) & ~self.special
+        fate = torch.rand_like(rate)
+        noise = torch.randint(*random_ids, self.input_ids.shape, device=device, dtype=self.input_ids.dtype)
+        ids = self.input_ids.masked_fill(chosen & (fate < 0.8), mask_id)
+        return replace(self, input_ids=torch.where(chosen & (fate >= 0.9), noise, ids)), chosen
 
 
 class MaskedTokenHead(nn.Module):
@@ -85,52 +116,19 @@ class TinyPair(nn.Module):
         return torch.cat(pooled, 1), h_protein, h_dna
 
     def head(self, chunk_length: int) -> MLPClassifier:
-        """The classifier of one chunk length."""
+        """The classifier of one chunk length: its logits (B, 2) are before the softmax."""
         head = self.heads[str(chunk_length)]
         assert isinstance(head, MLPClassifier)
         return head
 
-    def logits(self, features: Tensor, chunk_length: int) -> Tensor:
-        """Classifier logits (B, 2) before the softmax."""
-        logits: Tensor = self.head(chunk_length)(features)
-        return logits
-
-
-def mask_tokens(tokens: Tokens, mask_id: int, random_ids: tuple[int, int]) -> tuple[Tokens, Tensor]:
-    """Masks tokens of about three in four sequences, at a rate sampled for each one from 0.05..0.3.
-
-    One in ten of the chosen tokens becomes a random token of the range `random_ids` instead of the
-    mask, and one in ten stays.
-
-    Returns:
-        The corrupted batch, and bool (T,) marking the tokens to predict.
-    """
-    lengths = tokens.layout.cu_seqlens.diff()
-    device = tokens.input_ids.device
-    rate = torch.empty(len(lengths), device=device).uniform_(0.05, 0.3)
-    rate *= torch.rand(len(lengths), device=device) < 0.75
-    rate = torch.repeat_interleave(rate, lengths, output_size=len(tokens.input_ids))
-    chosen = (torch.rand_like(rate) < rate) & ~tokens.special
-    fate = torch.rand_like(rate)
-    noise = torch.randint(*random_ids, tokens.input_ids.shape, device=device, dtype=tokens.input_ids.dtype)
-    ids = tokens.input_ids.masked_fill(chosen & (fate < 0.8), mask_id)
-    ids = torch.where(chosen & (fate >= 0.9), noise, ids)
-    return Tokens(ids, tokens.layout, tokens.special), chosen
-
-
-def masked_token_losses(
-    model: TinyPair,
-    clean: tuple[Tokens, Tokens],
-    hidden: tuple[Tensor, Tensor],
-    chosen: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Mean cross-entropy of the masked tokens, protein plus DNA."""
-    embeddings = (model.esm2.embed_tokens.weight, model.dnabert.word_embeddings.weight)
-    heads = (model.esm2_mlm, model.dnabert_mlm)
-    losses = [
-        F.cross_entropy(head(states[where], embedding).float(), tokens.input_ids[where].long())
-        for head, embedding, tokens, states, where in zip(
-            heads, embeddings, clean, hidden, chosen, strict=True
-        )
-    ]
-    return torch.stack(losses).sum()
+    def masked_token_loss(
+        self, clean: tuple[Tokens, Tokens], hidden: tuple[Tensor, Tensor], chosen: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Mean cross-entropy of the masked tokens, protein plus DNA."""
+        embeddings = (self.esm2.embed_tokens.weight, self.dnabert.word_embeddings.weight)
+        parts = zip((self.esm2_mlm, self.dnabert_mlm), embeddings, clean, hidden, chosen, strict=True)
+        losses = [
+            F.cross_entropy(head(states[where], embedding).float(), tokens.input_ids[where].long())
+            for head, embedding, tokens, states, where in parts
+        ]
+        return torch.stack(losses).sum()

@@ -5,7 +5,7 @@
 
 Masked tokens of both models, the taxonomic class and the two-way label of each stop-free frame are learnt together;
 an exponential average of the weights is kept. `--val` is measured and never trained on; the default settings were
-chosen with the help of its figures. `--holdout 0.1` trains without a tenth of the related groups and measures those
+chosen with the help of its metrics. `--holdout 0.1` trains without a tenth of the related groups and measures those
 as well.
 """
 
@@ -26,22 +26,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scripts.train_bundled import dataset
-from scripts.train_bundled.batches import FrameSet
-from scripts.train_bundled.evaluate import evaluate
-from scripts.train_bundled.export import export
-from scripts.train_bundled.network import (
-    DNABERT_MASK_ID,
-    DNABERT_SPEC,
-    TinyPair,
-    mask_tokens,
-    masked_token_losses,
-)
+from scripts.train_bundled.data import SPECIAL_TOKENS, FrameSet, Genomes, tokenized_frames, train_vocabulary
+from scripts.train_bundled.export import evaluate, export
+from scripts.train_bundled.network import DNABERT_SPEC, TinyPair, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 
 UNSEEN_CLASS = "invertebrate"
 AMINO_ACID_IDS = (4, 24)
-BPE_IDS = (len(dataset.SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
+BPE_MASK_ID = SPECIAL_TOKENS.index("[MASK]")
+BPE_IDS = (len(SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +65,18 @@ def loss_of(
     model: TinyPair, frames: FrameSet, rows: npt.NDArray[np.int64], progress: float, settings: Settings
 ) -> Tensor:
     """Weighted sum of the label, class and masked-token losses of one batch."""
-    clean = frames.batch(rows, model)
+    clean = (
+        Tokens.take(frames.protein, rows, model.esm2),
+        Tokens.take(frames.dna, rows, model.dnabert),
+    )
     on_device = torch.from_numpy(rows).to(frames.labels.device)
-    protein, hidden_residues = mask_tokens(clean[0], Esm2Tokenizer.mask_id, AMINO_ACID_IDS)
-    dna, hidden_pieces = mask_tokens(clean[1], DNABERT_MASK_ID, BPE_IDS)
+    protein, masked_residues = clean[0].masked(Esm2Tokenizer.mask_id, AMINO_ACID_IDS)
+    dna, masked_pieces = clean[1].masked(BPE_MASK_ID, BPE_IDS)
     features, *states = model.features(protein, dna)
-    logits = model.logits(features, frames.chunk_length).float()
+    logits = model.head(frames.chunk_length)(features).float()
     label = F.cross_entropy(logits, frames.labels[on_device], label_smoothing=settings.label_smoothing)
     taxon = F.cross_entropy(model.class_head(features).float(), frames.classes[on_device])
-    masked = masked_token_losses(model, clean, (states[0], states[1]), (hidden_residues, hidden_pieces))
+    masked = model.masked_token_loss(clean, (states[0], states[1]), (masked_residues, masked_pieces))
     supervised = min(1.0, progress / settings.label_warmup)
     return supervised * (label + settings.class_weight * taxon) + settings.mlm_weight * masked
 
@@ -116,14 +112,14 @@ def fit(model: TinyPair, sets: list[FrameSet], settings: Settings, rng: np.rando
     return average.eval()
 
 
-def split_groups(genomes: dataset.Genomes, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and held-out rows: `share` of the groups, and one whole class."""
+def split_groups(genomes: Genomes, share: float) -> tuple[Genomes, Genomes | None]:
+    """Training and held-out genomes: `share` of the groups, and one whole class."""
+    if not share:
+        return genomes, None
     groups = np.unique(genomes.groups)
-    held = np.random.default_rng(seed).choice(groups, round(share * len(groups)), replace=False)
-    out = np.isin(genomes.groups, held)
-    if share:
-        out |= genomes.classes == genomes.class_names.index(UNSEEN_CLASS)
-    return np.flatnonzero(~out), np.flatnonzero(out)
+    held = np.random.default_rng(0).choice(groups, round(share * len(groups)), replace=False)
+    is_held = np.isin(genomes.groups, held) | (genomes.classes == genomes.class_names.index(UNSEEN_CLASS))
+    return genomes.take(np.flatnonzero(~is_held)), genomes.take(np.flatnonzero(is_held))
 
 
 def main() -> None:
@@ -143,40 +139,31 @@ def main() -> None:
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
 
-    out: Path = arguments["out"]
+    out, device = arguments["out"], arguments["device"]
     (out / "dnabert_tiny").mkdir(parents=True, exist_ok=True)
-    genomes = dataset.load_genomes(arguments["train"], arguments["table"])
-    val = dataset.load_genomes(arguments["val"], arguments["table"])
-    kept, held = split_groups(genomes, arguments["holdout"], seed=0)
-    train = genomes.take(kept)
+    val = Genomes.load(arguments["val"], arguments["table"])
+    train, held = split_groups(Genomes.load(arguments["train"], arguments["table"]), arguments["holdout"])
     vocabulary = out / "dnabert_tiny" / "tokenizer.json"
-    dataset.train_vocabulary(train, DNABERT_SPEC.vocab_size, vocabulary, rng)
-    tokenizer = DnabertTokenizer(vocabulary)
-
-    def frame_set(
-        source: dataset.Genomes, chunk_length: int, shifts: list[int], recoded: list[tuple[float, float]]
-    ) -> FrameSet:
-        tokenize = partial(dataset.tokenized_frames, source, chunk_length, tokenizer)
-        with ProcessPoolExecutor(max_workers=len(shifts), mp_context=get_context("spawn")) as pool:
-            parts = list(pool.map(tokenize, shifts, recoded))
-        return FrameSet.build(source, parts, settings.group_power, torch.device(arguments["device"]))
-
+    train_vocabulary(train, DNABERT_SPEC.vocab_size, vocabulary, rng)
+    # Every fourth shift is of the real frames.
+    recoded = [
+        (settings.recoded, settings.substituted) if i % 4 else (0.0, 0.0) for i in range(settings.shifts)
+    ]
     sets = []
     for chunk_length in settings.chunk_lengths:
         shifts = [0, *rng.integers(1, chunk_length, settings.shifts - 1).tolist()]
-        anew = (settings.recoded, settings.substituted)
-        recoded = [anew if i % 4 else (0.0, 0.0) for i in range(settings.shifts)]
-        sets.append(frame_set(train, chunk_length, shifts, recoded))
+        tokenize = partial(tokenized_frames, train, chunk_length, DnabertTokenizer(vocabulary))
+        with ProcessPoolExecutor(max_workers=len(shifts), mp_context=get_context("spawn")) as pool:
+            parts = list(pool.map(tokenize, shifts, recoded))
+        sets.append(FrameSet.build(train, chunk_length, parts, settings.group_power, torch.device(device)))
         print(f"{chunk_length} bp: {len(sets[-1].labels)} frames to train on", flush=True)
-    measured = {"val": val} | ({"holdout": genomes.take(held)} if len(held) else {})
 
-    model = TinyPair(settings.chunk_lengths, len(genomes.class_names), settings.dropout)
-    model = model.to(arguments["device"])
-    average = fit(model, sets, settings, rng)
-    export(average, out)
+    model = TinyPair(settings.chunk_lengths, len(train.class_names), settings.dropout).to(device)
+    export(fit(model, sets, settings, rng), out)
+    measured = {"val": val} if held is None else {"val": val, "holdout": held}
     results = {
-        name: {str(k): evaluate(out, k, source, arguments["device"]) for k in settings.chunk_lengths}
-        for name, source in measured.items()
+        name: {str(k): evaluate(out, k, genomes, device) for k in settings.chunk_lengths}
+        for name, genomes in measured.items()
     }
     report = {"settings": asdict(settings), "holdout": arguments["holdout"], "measured": results}
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -9,28 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_models import MadeModels, MadeRun, make_models, plan_run, write_contigs
+from tests.made_models import MadeRun
 from virnuc_cli.main import main
 from virnuc_core.errors import LaneError, StorageError, storage_error
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import pending_shards
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def contigs(tmp_path: Path) -> Path:
-    return write_contigs(tmp_path / "contigs.fa")
-
-
-@pytest.fixture
-def run(tmp_path: Path, models: MadeModels, contigs: Path) -> MadeRun:
-    return plan_run(tmp_path / "run", contigs, models.config(), shard_seconds=0.02)
 
 
 @contextmanager
@@ -62,7 +47,7 @@ def test_a_command_on_a_full_disk_says_so(
     assert code == StorageError.exit_code == 6
     assert "virnuc: error: " in (said := capsys.readouterr().err)
     assert "Make room there" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["contigs.fa"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_vanishes(run: MadeRun) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, make_models, plan_run, write_contigs
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_head, plan_run, write_contigs
 from tests.made_moves import begin_move, content, write_results
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
@@ -17,8 +17,7 @@ from virnuc_core.run_folder import RunFolder
 MOVER = """
 import os, signal, sys
 from pathlib import Path
-from virnuc_core.results.run_opening import put_in_place
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.run_opening import open_run_folder, put_in_place
 from virnuc_core.run_folder import RunFolder
 
 def work(what, root):
@@ -54,12 +53,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun:
+def both(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun:
     """A finished run with a complete successor beside it; tests work on copies."""
     folder = tmp_path_factory.mktemp("run")
     contigs = write_contigs(folder / "in.fa", 16)
@@ -78,8 +72,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, models: MadeModels) -> MadeRun
     return made
 
 
-def copy_of(run: MadeRun, root: Path) -> RunFolder:
-    shutil.copytree(run.folder.root, root, symlinks=True)
+def copy_of(both: MadeRun, root: Path) -> RunFolder:
+    shutil.copytree(both.folder.root, root, symlinks=True)
     return RunFolder(root)
 
 
@@ -116,12 +110,12 @@ def mover() -> Iterator[Mover]:
     mover.stop()
 
 
-def test_at_every_step_the_next_command_goes_on(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
-    old, new = content(run.folder), content(run.folder.next)
+def test_at_every_step_the_next_command_goes_on(both: MadeRun, mover: Mover, tmp_path: Path) -> None:
+    old, new = content(both.folder), content(both.folder.next)
     assert old.keys() - {"run.json", "report.html"} == new.keys()
     steps = 0
     while True:
-        folder = copy_of(run, tmp_path / f"run_{steps}")
+        folder = copy_of(both, tmp_path / f"run_{steps}")
         if not mover.is_killed(folder, "move", steps):
             break
         if folder.next.root.exists():
@@ -138,21 +132,20 @@ def test_at_every_step_the_next_command_goes_on(run: MadeRun, mover: Mover, tmp_
     assert steps > len(new)
 
 
-def test_it_may_be_killed_again_and_again(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
-    new = content(run.folder.next)
-    folder = copy_of(run, tmp_path / "run")
+def test_killed_again_and_again_it_arrives_and_starting_over_throws_both_away(
+    both: MadeRun, mover: Mover, tmp_path: Path
+) -> None:
+    folder = copy_of(both, tmp_path / "run")
     assert mover.is_killed(folder, "move", 2)
     times = 0
     while mover.is_killed(folder, "open", 5):
         times += 1
         assert times < 50
     assert times > 3
-    assert content(folder) == new
+    assert content(folder) == content(both.folder.next)
 
-
-def test_starting_over_throws_both_away(run: MadeRun, mover: Mover, tmp_path: Path) -> None:
     for number, after in enumerate((0, 5)):
-        folder = copy_of(run, tmp_path / f"run_{number}")
+        folder = copy_of(both, tmp_path / f"run_{number}")
         assert mover.is_killed(folder, "move", after)
         (folder.root / "mine.txt").touch()
         with open_run_folder(folder.root, force=True):

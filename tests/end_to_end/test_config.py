@@ -1,6 +1,5 @@
 """Settings from flags, variables, files, presets and defaults."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,9 @@ preset = "virnucpro-300"
 token-budget = 4096
 attention = "sdpa"
 engine = "reference"
+[frames]
+chunk-length = 300
+out = "from_file.tsv"
 """
 
 
@@ -26,9 +28,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def shown(virnuc: CommandLine, *arguments: str) -> dict[str, tuple[object, str, str]]:
-    result = virnuc("config", "show", "--json", *arguments)
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
+    document = virnuc.done("config", "show", "--json", *arguments).document
     settings = [*document["commands"][arguments[0]], *document["environment"]]
     return {each["setting"]: (each["value"], each["source"], each["where"]) for each in settings}
 
@@ -49,75 +49,61 @@ def test_every_source_and_which_of_them_wins(virnuc: CommandLine, monkeypatch: p
     assert found["head"] == (None, "default", "")
 
 
-def test_a_value_of_a_file_wins_over_a_preset(virnuc: CommandLine) -> None:
+def test_settings_for_a_person(virnuc: CommandLine) -> None:
+    out = virnuc.done("config", "show").out
+    assert "settings files: none" in out
+    for heading in ("predict", "bench", "config show", "environment"):
+        assert f"\n{heading}\n" in out
     Path("other.toml").write_text("[predict]\nchunk-length = 400\n")
-    arguments = ("config", "show", "predict", "--preset", "virnucpro-300")
-    result = virnuc("--config", "other.toml", *arguments)
-    assert result.code == 0
-    lines = {line.split()[0]: line.split()[1:] for line in result.out.splitlines() if line.startswith("  ")}
-    assert lines["chunk-length"] == ["400", "other.toml", "[predict]"]
-    assert lines["esm-model"] == ["3B", "preset", "virnucpro-300"]
+    command = ("--config", "other.toml", "config", "show", "predict", "--preset", "virnucpro-300")
+    lines = [line.split() for line in virnuc.done(*command).out.splitlines() if line.startswith("  ")]
+    assert ["chunk-length", "400", "other.toml", "[predict]"] in lines
+    assert ["esm-model", "3B", "preset", "virnucpro-300"] in lines
 
 
 def test_variables_and_files_of_variables(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("mine.toml").write_text(
-        '[environment]\nVIRNUC_THREADS = 3\nMLFLOW_TRACKING_URI = "http://a:secret@host"\n'
-    )
+    mine = Path("mine.toml")
+    mine.write_text('[environment]\nVIRNUC_THREADS = 3\nMLFLOW_TRACKING_URI = "http://a:secret@host"\n')
     monkeypatch.setenv("VIRNUC_CONFIG", "mine.toml")
     found = shown(virnuc, "frames")
     assert found["VIRNUC_THREADS"] == ("3", "file", "mine.toml [environment]")
     assert found["MLFLOW_TRACKING_URI"][0] == "http://***@host"
     monkeypatch.setenv("VIRNUC_THREADS", "2")
     assert shown(virnuc, "frames")["VIRNUC_THREADS"] == ("2", "environment variable", "VIRNUC_THREADS")
-    Path("mine.toml").write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")
-    result = virnuc("config", "show")
-    assert result.code == 2
-    assert "mine.toml [environment]: environment variable VIRNUC_COMPILE_CACHE_GB is 'much'" in result.err
-
-
-def test_all_commands_are_shown(virnuc: CommandLine) -> None:
-    result = virnuc("config", "show")
-    assert result.code == 0
-    assert "settings files: none" in result.out
-    for heading in ("predict", "bench", "config show", "environment"):
-        assert f"\n{heading}\n" in result.out
+    mine.write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")
+    message = "mine.toml [environment]: environment variable VIRNUC_COMPILE_CACHE_GB is 'much'"
+    virnuc.refused(2, message, "config", "show")
+    monkeypatch.delenv("VIRNUC_CONFIG")
+    monkeypatch.setenv("VIRNUC_PREDICT_TOKEN_BUDGET", "many")
+    error = virnuc.refused(2, "'many' is not a valid integer", "predict", "a.fa", "--out", "out")
+    assert "environment variable VIRNUC_PREDICT_TOKEN_BUDGET: " in error
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("config", "show", "predct"), "predct is no command: give one of predict"),
-        (("config", "show", "config"), "config is a group: give one of show"),
-        (("config", "show", "predict", "--no-such"), "No such option"),
-        (("--config", "absent.toml", "config", "show"), "no settings file absent.toml"),
-        (("frames", "--config", "a.toml"), "--config stands before the command"),
+        ("config show predct", "predct is no command: give one of predict"),
+        ("config show config", "config is a group: give one of show"),
+        ("config show predict --no-such", "No such option"),
+        ("--config absent.toml config show", "no settings file absent.toml"),
+        ("frames --config a.toml", "--config stands before the command"),
     ],
 )
-def test_what_cannot_be_shown(arguments: tuple[str, ...], message: str, virnuc: CommandLine) -> None:
-    result = virnuc(*arguments)
-    assert result.code == 2
-    assert message in result.err
-
-
-def test_a_wrong_variable_is_named(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRNUC_PREDICT_TOKEN_BUDGET", "many")
-    result = virnuc("predict", "a.fa", "--out", "out")
-    assert result.code == 2
-    assert "environment variable VIRNUC_PREDICT_TOKEN_BUDGET: " in result.err
-    assert "'many' is not a valid integer" in result.err
+def test_what_cannot_be_shown(arguments: str, message: str, virnuc: CommandLine) -> None:
+    virnuc.refused(2, message, *arguments.split())
 
 
 def test_help_works_with_a_broken_file(virnuc: CommandLine) -> None:
     Path("virnuc.toml").write_text("[predict\n")
-    assert virnuc("predict", "--help").code == 0
+    virnuc.done("predict", "--help")
     result = virnuc("frames", "a.fa", "--chunk-length", "300", "--out", "b.tsv", "--json")
     assert result.code == 2
-    assert "virnuc.toml is not TOML" in json.loads(result.out)["error"]
+    assert "virnuc.toml is not TOML" in result.document["error"]
 
 
 def test_a_command_does_what_the_file_says(virnuc: CommandLine, contigs: Path) -> None:
-    Path("virnuc.toml").write_text('[frames]\nchunk-length = 300\nout = "from_file.tsv"\n')
-    assert virnuc("frames", contigs).code == 0
+    Path("virnuc.toml").write_text(FILE)
+    virnuc.done("frames", contigs)
     first = Path("from_file.tsv").read_text()
-    assert virnuc("frames", contigs, "--chunk-length", "600", "--out", "by_flag.tsv").code == 0
+    virnuc.done("frames", contigs, "--chunk-length", "600", "--out", "by_flag.tsv")
     assert Path("by_flag.tsv").read_text() != first

@@ -1,17 +1,27 @@
-"""`virnuc deploy`: the models of the nightly run are validated on deployment and then used."""
+"""`virnuc deploy`: registration at a server, and the models, schedule and folders of the nightly run."""
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Cancelling, Running
 
-from deployments.register import NIGHTLY
+from deployments.register import NIGHTLY, NightlyChoice, register
+from deployments.server import crash_orphaned_runs
 from flows.nightly import nightly
-from tests.end_to_end.conftest import Checkpoints, CommandLine
+from tests.end_to_end.conftest import CommandLine
+from tests.made_models import MadeModels
+from virnuc_core.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture
@@ -20,16 +30,27 @@ def client() -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def note_of_nightly(virnuc_flows: CommandLine, *flags: str) -> str:
-    result = virnuc_flows("deploy", *flags, "--json")
-    assert result.code == 0, result.err
-    [note] = [item["note"] for item in json.loads(result.out)["registered"] if item["name"] == NIGHTLY]
+def note_of_nightly(virnuc: CommandLine, *flags: object) -> str:
+    registered = virnuc.done("deploy", *flags, "--json").document["registered"]
+    [note] = [item["note"] for item in registered if item["name"] == NIGHTLY]
     return str(note)
 
 
+def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    before = {deployment.id for deployment in client.read_deployments()}
+    again = register(NightlyChoice())
+    assert len(again) == len(before) + 4
+    assert all(item.line.startswith("updated ") for item in again)
+    [batch] = [item for item in again if item.name == NIGHTLY]
+    assert "resting until --inbox and --out are given" in batch.note
+    assert {deployment.id for deployment in client.read_deployments()} == before
+    assert len(client.read_automations_by_name("virnuc: runs without a heartbeat have crashed")) == 1
+
+
 def test_the_nightly_batch_runs_the_models_that_were_deployed(
-    virnuc_flows: CommandLine,
-    checkpoints: Checkpoints,
+    virnuc: CommandLine,
+    models: MadeModels,
     contigs: Path,
     client: SyncPrefectClient,
     tmp_path: Path,
@@ -38,42 +59,85 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
     inbox, out = tmp_path / "inbox", tmp_path / "out"
     inbox.mkdir()
     (inbox / "sample.fa").write_bytes(contigs.read_bytes())
-    monkeypatch.chdir(checkpoints.head.parent)
-    models = ("--esm-model", checkpoints.esm.name, "--dnabert-model", str(checkpoints.dnabert))
-    folders = ("--inbox", str(inbox), "--out", str(out))
-    note = note_of_nightly(virnuc_flows, *folders, *models, "--head", checkpoints.head.name)
-    assert f"esm_model {checkpoints.esm}" in note
+    monkeypatch.chdir(models.head.parent)
+    relative = ("--esm-model", models.esm2.name, "--head", models.head.name)
+    folders = ("--inbox", inbox, "--out", out)
+    note = note_of_nightly(virnuc, *folders, *relative, "--dnabert-model", models.dnabert)
+    assert f"esm_model {models.esm2}" in note
 
     deployed = client.read_deployment_by_name(NIGHTLY).parameters
-    assert deployed["settings"] == {
-        "esm_model": str(checkpoints.esm),
-        "dnabert_model": str(checkpoints.dnabert),
-        "head": str(checkpoints.head),
-    }
+    paths = {"esm_model": models.esm2, "dnabert_model": models.dnabert, "head": models.head}
+    assert deployed["settings"] == {name: str(path) for name, path in paths.items()}
     nightly(**{**deployed, "mode": "local", "settle_seconds": 0})
     [report] = out.glob("sample*/run.json")
-    assert json.loads(report.read_text())["head"]["location"] == str(checkpoints.head)
+    assert json.loads(report.read_text())["head"]["location"] == str(models.head)
 
     # Models are set together: naming one resets the others, naming none keeps all.
-    assert note_of_nightly(virnuc_flows, "--cron", "0 3 * * *").startswith(
-        "pool virnuc-runs, 0 3 * * * UTC, esm_model"
-    )
-    assert note_of_nightly(virnuc_flows, "--preset", "tiny").endswith(", preset tiny")
-    assert client.read_deployment_by_name(NIGHTLY).parameters["settings"] == {"preset": "tiny"}
+    moved = note_of_nightly(virnuc, "--cron", "30 1 * * *", "--timezone", "Europe/Berlin")
+    assert moved.startswith("pool virnuc-runs, 30 1 * * * Europe/Berlin, esm_model")
+    assert note_of_nightly(virnuc, "--preset", "tiny").endswith(", preset tiny")
+
+    # What a person has set on the server stays, but for what is given.
+    deployment = client.read_deployment_by_name(NIGHTLY)
+    client.update_deployment_schedule(deployment.id, deployment.schedules[0].id, active=False)
+    for flags in ((), ("--chunk-length", "300")):
+        assert "30 1 * * * Europe/Berlin, paused, " in note_of_nightly(virnuc, *flags)
+    deployed = client.read_deployment_by_name(NIGHTLY).parameters
+    assert deployed["inbox"] == str(inbox)
+    assert deployed["settings"] == {"chunk_length": 300}
+    assert "paused" not in note_of_nightly(virnuc, "--cron", "0 4 * * *")
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (("--head", "absent.pth"), 4, "no classifier head absent.pth"),
-        (("--preset", "virnucpro-500"), 2, "no head is bundled for DNABERT-S and 3B"),
-        (("--esm-model", "4B"), 4, "there is no model 4B"),
-        (("--chunk-length", "2"), 2, "chunk_length"),
+        ("--head absent.pth", 4, "no classifier head absent.pth"),
+        ("--preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
+        ("--esm-model 4B", 4, "there is no model 4B"),
+        ("--chunk-length 2", 2, "chunk_length"),
+        ("--cron 0_25_*_*_*", 2, "this schedule cannot be used: --cron"),
+        ("--timezone Mars/Phobos", 2, "this schedule cannot be used: --timezone"),
     ],
 )
-def test_models_that_cannot_be_used_are_refused_when_deployed(
-    virnuc_flows: CommandLine, flags: tuple[str, ...], code: int, message: str
+def test_what_cannot_be_used_is_refused_when_it_is_deployed(
+    virnuc: CommandLine, flags: str, code: int, message: str
 ) -> None:
-    result = virnuc_flows("deploy", *flags)
-    assert result.code == code
-    assert message in result.err
+    virnuc.refused(code, message, "deploy", *(flag.replace("_", " ") for flag in flags.split()))
+
+
+def test_a_server_that_does_not_answer_or_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        with pytest.raises(UsageError, match=r"127\.0\.0\.1:9/api does not answer"):
+            register(NightlyChoice())
+        crash_orphaned_runs("host-gpu7")
+    assert "the server cannot be told" in caplog.text
+    with (
+        temporary_settings(restore_defaults={PREFECT_API_URL}),
+        pytest.raises(UsageError, match="no Prefect server is named"),
+    ):
+        register(NightlyChoice())
+
+
+def test_runs_that_ended_with_their_worker_are_reported(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    lane = client.read_deployment_by_name("embed-lane/gpu")
+
+    def begun(state: State[Any], worker: str, pid: int) -> UUID:
+        asked = {"folder": "/data/run", "shards": [0], "lane": 0}
+        run = client.create_flow_run_from_deployment(lane.id, parameters=asked, state=state)
+        client.update_flow_run(run.id, infrastructure_pid=str(pid))
+        client.update_flow_run_labels(run.id, {"prefect.worker.name": worker})
+        return run.id
+
+    runs = {
+        begun(Running(), "host-gpu7", process.pid): "Crashed",
+        begun(Cancelling(), "host-gpu7", process.pid): "Cancelled",
+        begun(Running(), "host-gpu7", os.getpid()): "Running",
+        begun(Running(), "host-gpu8", process.pid): "Running",
+    }
+    crash_orphaned_runs("host-gpu7")
+    assert {run_id: client.read_flow_run(run_id).state_name for run_id in runs} == runs
+    for run_id in runs:
+        client.set_flow_run_state(run_id, Cancelled(), force=True)

@@ -1,65 +1,55 @@
 """`virnuc embed`: one vector per sequence, for both model families."""
 
-import json
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from tests.end_to_end.conftest import Checkpoints, CommandLine
+from tests.end_to_end.conftest import CommandLine
+from tests.made_models import WIDTH, MadeModels
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
-def test_embeds_proteins_by_name_and_by_content(
-    virnuc_flows: CommandLine, checkpoints: Checkpoints, proteins: Path, tmp_path: Path
+def test_proteins_with_a_model_named_by_family_or_known_by_content(
+    virnuc: CommandLine, models: MadeModels, proteins: Path, contigs: Path, tmp_path: Path
 ) -> None:
     named, alone = tmp_path / "named.h5", tmp_path / "alone.h5"
-    result = virnuc_flows("embed", proteins, "--out", named, "--model", f"esm2:{checkpoints.esm}")
-    assert result.code == 0, result.err
+    result = virnuc.done("embed", proteins, "--out", named, "--model", f"esm2:{models.esm2}")
     assert "9 sequences embedded" in result.out
-    assert virnuc_flows("embed", proteins, "--out", alone, "--model", checkpoints.esm).code == 0
+    virnuc.done("embed", proteins, "--out", alone, "--model", models.esm2)
     with h5py.File(named) as file, h5py.File(alone) as other:
         assert [name.decode() for name in file["ids"]] == [f"protein_{i}" for i in range(9)]
         assert file["lengths"][()].tolist() == [30 + 7 * i for i in range(9)]
-        assert file["embeddings"].shape == (9, 32)
+        assert file["embeddings"].shape == (9, WIDTH)
         np.testing.assert_array_equal(file["embeddings"][()], other["embeddings"][()])
+    other = ("--out", tmp_path / "x.h5", "--model", f"dnabert:{models.esm2}")
+    virnuc.refused(4, "an ESM-2 model where a DNABERT-S model is needed", "embed", contigs, *other)
 
 
-def test_embeds_dna_in_half_precision_from_standard_input(
-    virnuc_flows: CommandLine,
-    checkpoints: Checkpoints,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_dna_from_standard_input_in_half_precision(
+    virnuc: CommandLine, models: MadeModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sequences = tmp_path / "piped.fa"
+    sequences, out = tmp_path / "piped.fa", tmp_path / "piped.h5"
     sequences.write_text(">a\nACGTACGTTTGACA\n>b\nGGGACACATTT\n")
-    flags = ("--model", f"dnabert:{checkpoints.dnabert}", "--embeddings", "float16", "--json")
+    flags = ("--model", f"dnabert:{models.dnabert}", "--embeddings", "float16", "--json")
     with sequences.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        result = virnuc_flows("embed", "-", "--out", tmp_path / "piped.h5", *flags)
-    assert result.code == 0, result.err
-    assert json.loads(result.out)["inputs"][0]["name"] == "stdin"
-    with h5py.File(tmp_path / "piped.h5") as file:
+        result = virnuc.done("embed", "-", "--out", out, *flags)
+    assert result.document["inputs"][0]["name"] == "stdin"
+    with h5py.File(out) as file:
         assert file["embeddings"].dtype == np.float16
         assert len(file["ids"]) == 2
 
 
 def test_force_removes_the_old_file_before_anything_else(
-    virnuc_flows: CommandLine, checkpoints: Checkpoints, tmp_path: Path
+    virnuc: CommandLine, models: MadeModels, tmp_path: Path
 ) -> None:
     out, empty = tmp_path / "x.h5", tmp_path / "empty.faa"
     empty.touch()
     for force, stays in (((), True), (("--force",), False)):
         out.touch()
-        result = virnuc_flows("embed", empty, "--out", out, "--model", f"esm2:{checkpoints.esm}", *force)
-        assert result.code == 3, result.err
+        model = f"esm2:{models.esm2}"
+        virnuc.refused(3, "no sequence", "embed", empty, "--out", out, "--model", model, *force)
         assert out.exists() == stays
-
-
-def test_model_of_the_other_family_is_refused(
-    virnuc_flows: CommandLine, checkpoints: Checkpoints, proteins: Path, tmp_path: Path
-) -> None:
-    result = virnuc_flows(
-        "embed", proteins, "--out", tmp_path / "x.h5", "--model", f"dnabert:{checkpoints.esm}"
-    )
-    assert result.code in (3, 4), result.err

@@ -1,148 +1,99 @@
-"""`virnuc models`: a local model hub, a folder copied to another machine, and runs on the results."""
+"""`virnuc models`: a local model hub, a folder copied to another machine, and what is refused."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from safetensors.torch import save
 
 from tests.end_to_end.conftest import CommandLine
-from tests.made_hub import Hub, running_hub
+from tests.made_hub import running_hub
+from tests.made_models import GOLDEN, write_model
 from virnuc_core.models.catalogue import HubCommit, find_entries
-from virnuc_core.models.checkpoint import TRANSFORMERS_ESM, random_state_dict
 
-[SMALLEST] = find_entries("8M", "esm2")
+[SMALLEST], [LARGER] = (find_entries(name, "esm2") for name in ("8M", "35M"))
 assert isinstance(SMALLEST.source, HubCommit)
-OTHER_REPO = "lab/mine"
+assert isinstance(LARGER.source, HubCommit)
 REPO, COMMIT = SMALLEST.source.repo, SMALLEST.source.revision
 
 
-def made_8m() -> dict[str, bytes]:
-    """A repository with the published architecture and random half-precision weights."""
-    spec = SMALLEST.spec
-    tensors = {}
-    for name, values in random_state_dict(spec, "cpu").items():
-        parts = TRANSFORMERS_ESM.sources(name)
-        for part, rows in zip(parts, values.half().chunk(len(parts)), strict=True):
-            tensors[part] = rows.contiguous()
-    config = {
-        "model_type": "esm",
-        "position_embedding_type": "rotary",
-        "token_dropout": True,
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.embedding_dim,
-        "num_attention_heads": spec.num_heads,
-        "intermediate_size": spec.ffn_dim,
-        "vocab_size": spec.vocab_size,
-        "layer_norm_eps": spec.layer_norm_eps,
-    }
-    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(tensors)}
-
-
-@pytest.fixture(scope="module")
-def repository() -> dict[str, bytes]:
-    return made_8m()
-
-
-@pytest.fixture
-def hub(repository: dict[str, bytes]) -> Iterator[str]:
-    with running_hub({REPO: repository, OTHER_REPO: repository}, COMMIT) as address:
-        yield address
-
-
-def models(
-    home: Path, endpoint: str, *commands: tuple[str | Path, ...]
-) -> list[tuple[int, dict[str, object]]]:
-    """In a separate process, because the hub client reads its settings once."""
+def models(home: Path, endpoint: str, *commands: tuple[object, ...]) -> list[tuple[int, dict[str, Any]]]:
+    """Exit codes and documents; in a separate process, because the hub client reads its settings once."""
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
     calls = [["models", *map(str, command), "--json"] for command in commands]
     program = (
         f"from virnuc_cli.main import main\nfor arguments in {calls}:\n    print(main(arguments), flush=True)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     return [(int(code), json.loads(answer)) for answer, code in zip(lines[::2], lines[1::2], strict=True)]
 
 
-def test_a_model_is_pulled_carried_and_used(
-    hub: str, tmp_path: Path, virnuc: CommandLine, repository: dict[str, bytes]
-) -> None:
-    commands = (("pull", "8M", "--to", tmp_path / "carried"), ("pull", f"esm2:{OTHER_REPO}"))
-    (code, document), (other_code, other) = models(tmp_path / "hf", hub, *commands)
-    assert (code, other_code) == (0, 0), (document, other)
-    assert other["pulled"][0]["fingerprint"] == document["pulled"][0]["fingerprint"]
-    assert other["pulled"][0]["revision"] == COMMIT
-    [pulled] = document["pulled"]
-    assert (pulled["revision"], pulled["hashes_from"]) == (COMMIT, "the model hub")
-    copy = Path(pulled["copy"])
-    assert copy == tmp_path / "carried" / "8M"
-    assert {path.name: path.is_symlink() for path in copy.iterdir()} == {
-        "SHA256SUMS": False,
-        "config.json": False,
-        "model.safetensors": False,
-    }
+def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path) -> None:
+    made = write_model(tmp_path / "8M", SMALLEST.spec)
+    repository = {path.name: path.read_bytes() for path in made.iterdir()}
+    weights = bytearray(repository["model.safetensors"])
+    weights[-2] ^= 1
+    home, carried = tmp_path / "hf", tmp_path / "carried"
+    repositories = dict.fromkeys((REPO, "lab/mine", "lab/damaged"), repository)
+    with running_hub(repositories, COMMIT, {"lab/damaged/model.safetensors": bytes(weights)}) as hub:
+        pulled, mine, damaged = models(
+            home,
+            hub,
+            ("pull", "8M", "--to", carried),
+            ("pull", "esm2:lab/mine"),
+            ("pull", "esm2:lab/damaged", "--to", tmp_path / "not_made"),
+        )
+    assert pulled[0] == mine[0] == 0, (pulled, mine)
+    [[model], [same]] = pulled[1]["pulled"], mine[1]["pulled"]
+    assert (model["revision"], model["hashes_from"]) == (COMMIT, "the model hub")
+    assert (same["revision"], same["fingerprint"]) == (COMMIT, model["fingerprint"])
+    copy = Path(model["copy"])
+    assert copy == carried / "8M"
+    names = {"SHA256SUMS", "config.json", "model.safetensors"}
+    assert {(path.name, path.is_symlink()) for path in copy.iterdir()} == {(name, False) for name in names}
+    assert damaged[0] == 4
+    assert "its content is not what the model hub says" in damaged[1]["error"]
+    assert f"Delete {home}/hub/models--lab--damaged and run" in damaged[1]["error"]
+    assert not (tmp_path / "not_made").exists()
+    with running_hub({LARGER.source.repo: repository}, LARGER.source.revision) as hub:
+        [(code, other)] = models(home, hub, ("pull", "35M"))
+    assert code == 4
+    assert "it has 6 layers where 35M has 12" in other["error"]
+
     nowhere = "http://127.0.0.1:9"
-    commands = (("list",), ("verify", "8M", copy), ("pull", "650M"))
-    (code, document), verified, failed = models(tmp_path / "hf", nowhere, *commands)
-    [listed] = [model for model in document["models"] if model["name"] == "8M"]
-    assert (listed["here"], listed["location"]) == ("hub cache", pulled["location"])
-    assert listed["disk_bytes"] == sum(map(len, repository.values()))
-    assert failed[0] == 4
-    assert "hf download facebook/esm2_t33_650M_UR50D" in str(failed[1]["error"])
-    code, document = verified
-    assert code == 0
-    assert [model["fingerprint"] for model in document["models"]] == [pulled["fingerprint"]] * 2
+    (_, listed), verified, absent = models(home, nowhere, ("list",), ("verify", "8M", copy), ("pull", "650M"))
+    [found] = [each for each in listed["models"] if each["name"] == "8M"]
+    assert (found["here"], found["location"]) == ("hub cache", model["location"])
+    assert found["disk_bytes"] == sum(map(len, repository.values()))
+    assert verified[0] == 0
+    assert [each["fingerprint"] for each in verified[1]["models"]] == [model["fingerprint"]] * 2
+    assert absent[0] == 4
+    assert "hf download facebook/esm2_t33_650M_UR50D" in absent[1]["error"]
+
     # The other machine has only the folder.
-    assert virnuc("models", "verify", copy).code == 0
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    virnuc.done("models", "verify", copy)
+    (copy / "model.safetensors").write_bytes(weights)
     result = virnuc("models", "verify", copy, "--json")
     assert result.code == 4
-    [found] = json.loads(result.out)["models"]
+    [found] = result.document["models"]
     assert "its SHA-256 is not that in" in found["problems"][0]
 
 
-def test_a_copy_is_made_once(tmp_path: Path, virnuc: CommandLine) -> None:
+def test_a_copy_is_made_once(virnuc: CommandLine, tmp_path: Path) -> None:
+    new = tmp_path / "new"
     for _ in range(2):
-        assert virnuc("models", "pull", "dnabert:tiny", "esm2:tiny", "--to", tmp_path / "new").code == 0
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"dnabert_tiny", "esm2_tiny"}
-    (tmp_path / "new" / "dnabert_tiny").rename(tmp_path / "there")
-    (tmp_path / "new" / "esm2_tiny").rename(tmp_path / "new" / "dnabert_tiny")
-    result = virnuc("models", "pull", "dnabert:tiny", "--to", tmp_path / "new")
-    assert result.code == 2
-    assert "is in the way and is not this model" in result.err
-
-
-def test_what_comes_damaged_from_the_hub_is_not_used(
-    hub: str, tmp_path: Path, repository: dict[str, bytes]
-) -> None:
-    weights = repository["model.safetensors"]
-    Hub.sent = {"model.safetensors": weights[:-2] + bytes((weights[-2] ^ 1, weights[-1]))}
-    [(code, document)] = models(tmp_path / "hf", hub, ("pull", "8M", "--to", tmp_path / "carried"))
-    assert code == 4
-    assert "its content is not what the model hub says" in str(document["error"])
-    assert f"Delete {tmp_path}/hf/hub/models--facebook--esm2_t6_8M_UR50D and run" in str(document["error"])
-    assert not (tmp_path / "carried").exists()
-
-
-def test_another_model_under_a_known_name_is_told(hub: str, tmp_path: Path, data_dir: Path) -> None:
-    golden = data_dir / "golden" / "dnabert_s"
-    files = {name: (golden / name).read_bytes() for name in ("config.json", "model.safetensors")}
-    Hub.repositories = {REPO: files}
-    [(code, document)] = models(tmp_path / "hf", hub, ("pull", "8M"))
-    assert code == 4
-    assert "holds a DNABERT-S model where an ESM-2 model is needed" in str(document["error"])
+        virnuc.done("models", "pull", "dnabert:tiny", "esm2:tiny", "--to", new)
+    assert {path.name for path in new.iterdir()} == {"dnabert_tiny", "esm2_tiny"}
+    (new / "dnabert_tiny").rename(tmp_path / "there")
+    (new / "esm2_tiny").rename(new / "dnabert_tiny")
+    virnuc.refused(2, "is in the way and is not this model", "models", "pull", "dnabert:tiny", "--to", new)
 
 
 @pytest.mark.parametrize(
@@ -154,55 +105,45 @@ def test_another_model_under_a_known_name_is_told(hub: str, tmp_path: Path, data
     ],
 )
 def test_what_cannot_be_pulled(name: str, code: int, message: str, virnuc: CommandLine) -> None:
-    result = virnuc("models", "pull", name)
-    assert result.code == code
-    assert message in result.err
+    virnuc.refused(code, message, "models", "pull", name)
 
 
 def test_the_catalogue_for_a_person(virnuc: CommandLine) -> None:
-    result = virnuc("models", "list")
-    assert result.code == 0
-    lines = {tuple(line.split()[:2]): line for line in result.out.splitlines() if line.strip()}
+    out = virnuc.done("models", "list").out
+    lines = {tuple(line.split()[:2]): line for line in out.splitlines() if line.strip()}
     assert "103,000 aa/s" in lines["3B", "protein"]
     assert lines["15B", "protein"].endswith("NA")
     assert f"{REPO}@{COMMIT}" in lines["esm2:8M", "no"]
     assert "bundled" in lines["head", "tiny-500"]
 
 
-def test_bundled_models_and_heads_are_verified(virnuc: CommandLine) -> None:
-    result = virnuc("models", "verify", "esm2:tiny", "dnabert:tiny", "tiny-300", "tiny-500")
-    assert result.code == 0
-    assert result.out.count(": whole") == 4
-    assert result.out.count("SHA256SUMS") == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_models_and_heads_are_verified(virnuc: CommandLine) -> None:
+    out = virnuc.done("models", "verify", "esm2:tiny", "dnabert:tiny", "tiny-300", "tiny-500").out
+    assert out.count(": whole") == out.count("SHA256SUMS") == 4
+    for name, message in (
         ("tiny", "give esm2:tiny or dnabert:tiny"),
         ("15B", "not on this machine: virnuc models pull 15B"),
         ("absent.pt", "there is no file or folder absent.pt"),
         ("README.md", "is neither a head nor a model"),
+    ):
+        result = virnuc("models", "verify", name)
+        assert result.code == 4
+        assert message in result.out
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "kind"),
+    [
+        ("esm2/esm2_t4_made.pt", "esm2", "model"),
+        ("classifier/pickled_module.pth", "head.safetensors", "head"),
     ],
 )
-def test_what_is_not_whole(name: str, message: str, virnuc: CommandLine) -> None:
-    result = virnuc("models", "verify", name)
-    assert result.code == 4
-    assert message in result.out
-
-
-def test_what_is_converted_is_whole(virnuc: CommandLine, data_dir: Path, tmp_path: Path) -> None:
-    golden = data_dir / "golden"
-    for source, out, kind in (
-        (golden / "esm2" / "esm2_t4_made.pt", tmp_path / "esm2", "model"),
-        (golden / "classifier" / "pickled_module.pth", tmp_path / "head.safetensors", "head"),
-    ):
-        result = virnuc("models", "convert", source, "--out", out, "--json")
-        assert result.code == 0, result.err
-        done = json.loads(result.out)
-        assert done["kind"] == kind
-        [found] = json.loads(virnuc("models", "verify", out, "--json").out)["models"]
-        assert (found["whole"], found["fingerprint"]) == (True, done["fingerprint"])
-    result = virnuc("models", "convert", golden / "esm2" / "esm2_t4_made.pt", "--out", tmp_path / "esm2")
-    assert result.code == 2
-    assert "exists already" in result.err
+def test_what_is_converted_is_whole(
+    source: str, out: str, kind: str, virnuc: CommandLine, tmp_path: Path
+) -> None:
+    command = ("models", "convert", GOLDEN / source, "--out", tmp_path / out)
+    document = virnuc.done(*command, "--json").document
+    assert document["kind"] == kind
+    [found] = virnuc.done("models", "verify", tmp_path / out, "--json").document["models"]
+    assert (found["whole"], found["fingerprint"]) == (True, document["fingerprint"])
+    virnuc.refused(2, "exists already", *command)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from prefect import flow
@@ -22,7 +21,8 @@ from flows import pool
 from flows.computed_run import choose_lanes
 from flows.lanes import LocalLanes, embed_lane, plan_run
 from flows.pool import PoolLanes
-from tests.end_to_end.conftest import Checkpoints, CommandLine
+from tests.end_to_end.conftest import CommandLine
+from tests.made_models import MadeModels
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, LaneError, MismatchError, UsageError
 from virnuc_core.inference import sharding
@@ -32,7 +32,7 @@ from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import RunConfig
 
-pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 SCHEDULED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
 A_SHARD_A_LANE = 1e-9  # minutes
@@ -51,10 +51,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config(checkpoints: Checkpoints) -> RunConfig:
-    return RunConfig(
-        esm_model=str(checkpoints.esm), dnabert_model=str(checkpoints.dnabert), head=str(checkpoints.head)
-    )
+def config(models: MadeModels) -> RunConfig:
+    return models.config(chunk_length=500, devices=("auto",))
 
 
 @pytest.fixture
@@ -78,9 +76,21 @@ def computed(root: str, mode: str) -> list[LaneReport]:
     return lanes.compute(RunFolder(Path(root)))
 
 
+@pytest.fixture
+def root(contigs: Path, config: RunConfig, tmp_path: Path) -> Path:
+    """The folder of a run that is planned here."""
+    planned(str(tmp_path / "run"), str(contigs), config, "local")
+    return tmp_path / "run"
+
+
 def work_on(run: FlowRun) -> None:
     """Stands in for a worker's process."""
     run_flow(plan_run if run.name.startswith("plan ") else embed_lane, flow_run=run, return_type="state")
+
+
+def crash(run: FlowRun) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Crashed(message="Process exited with -9"), force=True)
 
 
 class Worker(threading.Thread):
@@ -114,15 +124,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / "shards").iterdir())}
 
 
-def test_pool_gives_the_bytes_of_local_lanes(contigs: Path, config: RunConfig, tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    planned(str(here), str(contigs), config, "local")
-    computed(str(here), "local")
+def test_a_pool_gives_the_bytes_of_local_lanes(
+    root: Path, contigs: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    computed(str(root), "local")
     with Worker() as worker:
         planned(str(there), str(contigs), config, "pool")
         reports = computed(str(there), "pool")
-    assert contents(here) == contents(there)
-    assert (here / "plan.json").read_bytes() == (there / "plan.json").read_bytes()
+    assert contents(root) == contents(there)
+    assert (root / "plan.json").read_bytes() == (there / "plan.json").read_bytes()
     assert [report.lane for report in reports] == [0, 1]
     assert {run.name for run in worker.done} == {"plan there", "lane-0 1 shards", "lane-1 1 shards"}
     assert all(run.parent_task_run_id for run in worker.done)
@@ -156,62 +167,41 @@ def test_switches_are_those_of_who_asks_for_the_run(
 
 
 def test_errors_come_back_as_what_they_are(
-    contigs: Path, config: RunConfig, checkpoints: Checkpoints, tmp_path: Path, client: SyncPrefectClient
+    root: Path,
+    contigs: Path,
+    config: RunConfig,
+    models: MadeModels,
+    other_head: Path,
+    tmp_path: Path,
+    client: SyncPrefectClient,
 ) -> None:
-    root = tmp_path / "run"
     (tmp_path / "empty").mkdir()
-    bad = RunConfig(esm_model=str(tmp_path / "empty"), dnabert_model=config.dnabert_model, head=config.head)
+    bad = config.model_copy(update={"esm_model": str(tmp_path / "empty")})
     with Worker(), pytest.raises(CheckpointError, match="empty"):
-        planned(str(root), str(contigs), bad, "pool")
-    root.rename(tmp_path / "other")
-    planned(str(root), str(contigs), config, "local")
+        planned(str(tmp_path / "other"), str(contigs), bad, "pool")
     plan = root / "plan.json"
-    plan.write_text(plan.read_text().replace(str(checkpoints.head), str(checkpoints.other_head)))
+    plan.write_text(plan.read_text().replace(str(models.head), str(other_head)))
     with Worker() as worker, pytest.raises((CheckpointError, MismatchError), match="head"):
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     assert 1 <= len(worker.done) <= 2
 
 
-def test_lane_that_crashes_is_asked_for_again(
-    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
-) -> None:
-    root = tmp_path / "run"
-    planned(str(root), str(contigs), config, "local")
-    crashes: list[UUID] = []
-
-    def crash_twice(run: FlowRun) -> None:
-        if len(crashes) == 2:
-            work_on(run)
-        else:
-            crashes.append(run.id)
-            client.set_flow_run_state(run.id, Crashed(message="Process exited with -9"), force=True)
-
-    with Worker(crash_twice) as worker:
+def test_a_lane_that_crashes_is_asked_for_again(root: Path) -> None:
+    crashes = iter([crash, crash])
+    with Worker(lambda run: next(crashes, work_on)(run)) as worker:
         reports = computed(str(root), "pool")
     assert len(contents(root)) == len(reports) == 2
     assert len(worker.done) == 4
 
 
-def test_lane_that_always_crashes_ends_the_run(
-    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
-) -> None:
-    root = tmp_path / "run"
-    planned(str(root), str(contigs), config, "local")
-
-    def crash(run: FlowRun) -> None:
-        client.set_flow_run_state(run.id, Crashed(message="Process exited with -9"), force=True)
-
+def test_lane_that_always_crashes_ends_the_run(root: Path, client: SyncPrefectClient) -> None:
     with Worker(crash), pytest.raises(LaneError, match=r"lane \d ended in state Crashed \(Process exited"):
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
 
 
-def test_lanes_of_an_earlier_run_are_taken_over_or_stopped(
-    contigs: Path, config: RunConfig, tmp_path: Path, client: SyncPrefectClient
-) -> None:
-    root = tmp_path / "run"
-    planned(str(root), str(contigs), config, "local")
+def test_lanes_of_an_earlier_run_are_taken_over_or_stopped(root: Path, client: SyncPrefectClient) -> None:
     folder = RunFolder(root)
     tags = [pool._run_tag(folder), pool._plan_tag(read_plan(folder.plan))]
     deployment = client.read_deployment_by_name(pool.LANE_DEPLOYMENT)
@@ -231,24 +221,16 @@ def test_lanes_of_an_earlier_run_are_taken_over_or_stopped(
     with Worker() as worker:
         reports = computed(str(root), "pool")
     elsewhere.join()
-    state = client.read_flow_run(waiting.id).state
-    assert state is not None
-    assert state.is_cancelled()
+    assert client.read_flow_run(waiting.id).state_name == "Cancelled"
     assert [run.parameters["shards"] for run in worker.done] == [[1]]
     assert [[shard.shard for shard in report.shards] for report in reports] == [[0], [1]]
 
 
 def test_waiting_for_nobody_is_said(
-    contigs: Path,
-    config: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool, "_SECONDS_TO_FIRST_NOTICE", 0.0)
     monkeypatch.setattr(pool, "_SECONDS_BETWEEN_NOTICES", 0.5)
-    root = tmp_path / "run"
-    planned(str(root), str(contigs), config, "local")
 
     def late(run: FlowRun) -> None:
         while "no worker is online in the work pool virnuc-gpu: start `virnuc worker`" not in caplog.text:
@@ -268,8 +250,7 @@ def test_what_the_pool_needs_is_asked_for_first(
     monkeypatch.setattr(pool, "LANE_DEPLOYMENT", "embed-lane/absent")
     with pytest.raises(UsageError, match=r"has no deployment embed-lane/absent: run `virnuc deploy`"):
         choose_lanes("pool", ("auto",), 10.0)
+    message = "mode pool needs a Prefect server that outlives this run"
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        result = virnuc("predict", contigs, "--out", tmp_path / "run", "--mode", "pool")
-    assert result.code == 2
-    assert "mode pool needs a Prefect server that outlives this run" in result.err
+        virnuc.refused(2, message, "predict", contigs, "--out", tmp_path / "run", "--mode", "pool")
     assert not (tmp_path / "run").exists()

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.made_reports import MadeContig, island, many_contigs, write_run
 from virnuc_core.results.report.page import write_report_page
@@ -39,30 +38,11 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A page, with its console errors and requests."""
-
-    page: Page
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def rows(self) -> list[str]:
-        """Names in the rows in the document, from the top."""
-        names: list[str] = self.page.eval_on_selector_all(".open", "all => all.map(one => one.textContent)")
-        return names
-
-    def has_status(self, text: str) -> None:
-        expect(self.page.locator("#shown")).to_have_text(text)
-
-    def row(self, name: str) -> Any:
-        return self.page.get_by_role("button", name=name, exact=True)
-
-
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
-    """Opens the report of a run made of contigs."""
-    opened: list[Opened] = []
+    """Opens the report of a run made of contigs; the page must neither complain nor fetch anything."""
+    complaints: list[str] = []
+    requests: list[str] = []
 
     def open_report(
         contigs: Sequence[MadeContig],
@@ -70,95 +50,106 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
         labels: dict[str, str] | None = None,
         notes: Sequence[str] = (),
         **made: Any,
-    ) -> Opened:
+    ) -> Page:
         folder, document = write_run(tmp_path, contigs, **made)
         document["notes"] = [*document["notes"], *notes]
         write_report_page(folder, document, labels)
-        shown = Opened(browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light"))
-        shown.page.set_default_timeout(20_000)
-        shown.page.on("console", lambda message: shown.complaints.append(message.text))
-        shown.page.on("pageerror", lambda error: shown.complaints.append(str(error)))
-        shown.page.on("request", lambda request: shown.requests.append(request.url))
-        shown.page.goto(folder.page.as_uri())
-        shown.page.wait_for_selector("html[data-ready]", state="attached")
-        opened.append(shown)
-        return shown
+        page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(folder.page.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
 
     yield open_report
-    for one in opened:
-        assert one.complaints == []
-        assert one.requests == [(tmp_path / "report.html").as_uri()]
-        one.page.close()
+    assert complaints == []
+    assert requests == [(tmp_path / "report.html").as_uri()]
+    for context in browser.contexts:
+        context.close()
+
+
+def rows(page: Page) -> list[str]:
+    """Names in the rows in the document, from the top."""
+    names: list[str] = page.eval_on_selector_all(".open", "all => all.map(one => one.textContent)")
+    return names
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def column(page: Page, name: str) -> Locator:
+    return page.get_by_role("columnheader", name=name)
+
+
+def has_status(page: Page, text: str) -> None:
+    expect(page.locator("#shown")).to_have_text(text)
 
 
 def test_says_what_was_found_with_what(show: Any) -> None:
     rejected = [("4", "bad", "in.fa", "0", "empty sequence")]
     links = {"mlflow_run_url": "https://mlflow.example/1", "other": "javascript:alert(1)"}
     notes = ["The head was calibrated on made chunks.", "The models are small."]
-    shown = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
-    text = shown.page.inner_text("body")
-    assert shown.page.inner_text("h1").endswith("1 other has a viral region; 1 has no score.")
+    page = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
+    text = page.inner_text("body")
+    assert page.inner_text("h1").endswith("1 other has a viral region; 1 has no score.")
     facts = "in.fa", "tiny-500", "1 record was not used", "empty sequence", "NVIDIA Made", "2 January 2026"
     for part in facts:
         assert part in text, part
-    assert "calibrated on made chunks" in shown.page.inner_text("#confidence")
-    assert "The models are small." in shown.page.inner_text("#found")
-    assert shown.page.get_by_role("columnheader", name="DNA only").count() == 0
-    assert "--dna-head" in shown.page.inner_text("#unscored")
-    assert shown.page.eval_on_selector_all(
+    assert "calibrated on made chunks" in page.inner_text("#confidence")
+    assert "The models are small." in page.inner_text("#found")
+    assert column(page, "DNA only").count() == 0
+    assert "--dna-head" in page.inner_text("#unscored")
+    assert page.eval_on_selector_all(
         "a[href]", "all => all.map(a => a.href).filter(a => a.startsWith('http') || a.startsWith('java'))"
     ) == ["https://mlflow.example/1"]
 
 
 def test_sorts_by_each_column_with_what_is_unknown_last(show: Any) -> None:
     made = many_contigs(40)
-    shown = show(made)
-    for heading, key in (("Length", lambda c: -c.bases), ("Contig", lambda c: int(c.name[7:]))):
-        button = shown.page.get_by_role("columnheader", name=heading).get_by_role("button")
-        button.click()
-        assert shown.rows()[:5] == [contig.name for contig in sorted(made, key=key)][:5]
-        button.click()
-        assert shown.rows()[:5] == [contig.name for contig in sorted(made, key=key, reverse=True)][:5]
-    heading = shown.page.get_by_role("columnheader", name="Mean p_virus")
+    page = show(made)
+    for name, key in (("Length", lambda c: -c.bases), ("Contig", lambda c: int(c.name[7:]))):
+        for is_reversed in (False, True):
+            column(page, name).get_by_role("button").click()
+            expected = [contig.name for contig in sorted(made, key=key, reverse=is_reversed)]
+            assert rows(page)[:5] == expected[:5]
     for direction in ("descending", "ascending"):
-        heading.get_by_role("button").click()
-        assert heading.get_attribute("aria-sort") == direction
-        assert sorted(shown.rows()[-6:]) == sorted(c.name for c in made if not c.scored)
+        column(page, "Mean p_virus").get_by_role("button").click()
+        assert column(page, "Mean p_virus").get_attribute("aria-sort") == direction
+        assert sorted(rows(page)[-6:]) == sorted(c.name for c in made if not c.scored)
 
 
 def test_filters_by_name_call_tier_and_length(show: Any) -> None:
     made = [*many_contigs(60), island("prophage")]
-    shown = show(made, labels={"contig_3": "phage"})
-    page = shown.page
+    page = show(made, labels={"contig_3": "phage"})
 
     def leaves(is_left: Callable[[MadeContig], bool]) -> None:
         left = {contig.name for contig in made if is_left(contig)}
-        shown.has_status(f"{len(left)} of 61 contigs")
-        assert set() < set(shown.rows()) <= left
-
-    def reset() -> None:
-        page.click("text=Reset")
-        shown.has_status("61 contigs")
+        has_status(page, f"{len(left)} of 61 contigs")
+        assert set() < set(rows(page)) <= left
 
     page.fill("[name=text]", "CONTIG_1")
     leaves(lambda c: c.name.startswith("contig_1"))
     page.fill("[name=text]", "phage")
     leaves(lambda c: c.name in ("prophage", "contig_3"))
-    reset()
+    page.click("text=Reset")
+    has_status(page, "61 contigs")
     page.uncheck("[name=call][value=other]")
     page.uncheck("[name=call][value=unscored]")
     leaves(lambda c: c.call == "virus")
     page.select_option("[name=tier]", label="confident")
     leaves(lambda c: c.call == "virus" and c.tier == "confident")
-    reset()
+    page.click("text=Reset")
     page.fill("[name=min]", "2490")
     page.fill("[name=max]", "10000")
     leaves(lambda c: 2490 <= c.bases <= 10_000)
-    reset()
+    page.click("text=Reset")
     page.select_option("[name=part]", label="viral in part")
     leaves(lambda c: c.name == "prophage")
     page.select_option("[name=class]", label="phage")
-    shown.has_status("0 of 61 contigs")
+    has_status(page, "0 of 61 contigs")
     expect(page.locator(".nothing")).to_be_visible()
 
 
@@ -166,10 +157,9 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     prophage = MadeContig(
         name="odd", p_virus=(0.9, None, 0.2, 0.81, *island("x").p_virus), regions=((1, 2000),), length=61_777
     )
-    shown = show([prophage, *many_contigs(2)])
-    page = shown.page
-    shown.row("odd").click()
-    assert shown.row("odd").get_attribute("aria-expanded") == "true"
+    page = show([prophage, *many_contigs(2)])
+    row(page, "odd").click()
+    assert row(page, "odd").get_attribute("aria-expanded") == "true"
     track = page.locator(".detail .track")
     assert track.locator("svg .shade").count() == 1
     assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
@@ -186,21 +176,20 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
     assert not track.locator(".readout").inner_text().endswith("61,777 bp")
     track.get_by_role("button", name="Show the whole contig").click()
     assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
-    shown.row("odd").click()
+    row(page, "odd").click()
     assert page.locator(".detail").count() == 0
 
 
 def test_a_run_without_regions_or_tiers_has_a_report(show: Any) -> None:
-    shown = show([MadeContig(name="short", p_virus=(None,))])
-    assert shown.page.locator("#regions").count() == 0
-    assert shown.page.get_by_role("columnheader", name="Tier").count() == 0
-    shown.row("short").click()
-    assert "No chunk of this contig has a score" in shown.page.locator(".detail").inner_text()
+    page = show([MadeContig(name="short", p_virus=(None,))])
+    assert page.locator("#regions").count() == 0
+    assert column(page, "Tier").count() == 0
+    row(page, "short").click()
+    assert "No chunk of this contig has a score" in page.locator(".detail").inner_text()
 
 
-def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
-    shown = show([island(f"host_{i}", 40 - i, 60) for i in range(15)])
-    page = shown.page
+def test_islands_are_drawn_when_they_come_into_sight_in_light_and_dark(show: Any) -> None:
+    page = show([island(f"host_{i}", 40 - i, 60) for i in range(15)])
     assert page.locator(".card").count() == 12
     drawn = page.locator(".card svg").count()
     assert drawn < 12
@@ -208,13 +197,9 @@ def test_islands_are_drawn_when_they_come_into_sight(show: Any) -> None:
     page.wait_for_selector(".card:last-child svg")
     assert page.locator(".card svg").count() > drawn
 
-
-def test_light_and_dark(show: Any) -> None:
-    page = show([island("one")]).page
     colour = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(colour)
-    button = page.get_by_role("button", name="Switch to the dark theme")
-    button.click()
+    page.get_by_role("button", name="Switch to the dark theme").click()
     dark = page.evaluate(colour)
     assert dark != light
     page.get_by_role("button", name="Switch to the light theme").click()
@@ -228,9 +213,8 @@ def test_hostile_names_are_text(show: Any) -> None:
     made = [MadeContig(name=name, p_virus=(0.9,) * 5, regions=((1, 2500),)) for name in HOSTILE]
     labels = {name: f"class {name}" for name in HOSTILE}
     rejected = [("9", name, name, "0", name) for name in HOSTILE]
-    shown = show(made, labels=labels, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
-    page = shown.page
-    assert sorted(shown.rows()) == sorted(HOSTILE)
+    page = show(made, labels=labels, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
+    assert sorted(rows(page)) == sorted(HOSTILE)
     page.locator(".open").first.click()
     assert page.evaluate("window.hacked === undefined")
     assert page.evaluate("document.querySelectorAll('script, img, iframe, body b b').length") == 2
@@ -240,40 +224,39 @@ def test_hostile_names_are_text(show: Any) -> None:
 
 def test_dna_only_scores_are_told_apart(show: Any) -> None:
     made = MadeContig(name="mixed", p_virus=(0.9, 0.2, 0.8), dna_alone=2)
-    shown = show([made, MadeContig(name="open", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))])
-    text = shown.page.inner_text("#unscored")
+    page = show([made, MadeContig(name="open", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))])
+    text = page.inner_text("#unscored")
     assert "2 of 8 chunks (25\u2009%) have no stop-free frame" in text
     assert "tiny-500-dna" in text
-    cells = shown.page.locator(".contigs td.c-dna_alone").all_inner_texts()
-    assert dict(zip(shown.rows(), cells, strict=True)) == {"mixed": "2", "open": "0"}
-    shown.row("mixed").click()
-    assert "this one has 3" in shown.page.locator(".detail").inner_text()
+    cells = page.locator(".contigs td.c-dna_alone").all_inner_texts()
+    assert dict(zip(rows(page), cells, strict=True)) == {"mixed": "2", "open": "0"}
+    row(page, "mixed").click()
+    assert "this one has 3" in page.locator(".detail").inner_text()
 
 
 def test_of_ten_thousand_contigs_the_first_rows_are_shown_and_keys_go_through_them(show: Any) -> None:
     made = [*many_contigs(10_000, chunks=4), island("prophage")]
-    shown = show(made)
-    page = shown.page
-    shown.has_status("10,001 contigs")
+    page = show(made)
+    has_status(page, "10,001 contigs")
     scored = sorted((c for c in made if c.scored), key=lambda c: -sum(c.scored) / len(c.scored))
-    rows = shown.rows()
-    assert rows == [contig.name for contig in scored[:250]]
+    names = rows(page)
+    assert names == [contig.name for contig in scored[:250]]
     rest = page.locator(".rest")
     assert rest.inner_text().startswith("The first 250 of 10,001 rows.")
     assert rest.locator("a").get_attribute("href") == "contigs.tsv"
-    shown.row(rows[0]).focus()
+    row(page, names[0]).focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.ariaExpanded") == "true"
     for key, position in (("PageDown", 13), ("ArrowUp", 12), ("End", -1), ("Home", 0)):
         page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.textContent") == rows[position]
-    heading = page.get_by_role("columnheader", name="Contig").get_by_role("button")
+        assert page.evaluate("document.activeElement.textContent") == names[position]
+    heading = column(page, "Contig").get_by_role("button")
     heading.click()
-    assert shown.rows()[:3] == ["contig_0", "contig_1", "contig_2"]
+    assert rows(page)[:3] == ["contig_0", "contig_1", "contig_2"]
     heading.click()
-    assert shown.rows()[:2] == ["prophage", "contig_9999"]
+    assert rows(page)[:2] == ["prophage", "contig_9999"]
     page.fill("[name=text]", "prophage")
-    shown.has_status("1 of 10,001 contigs")
-    assert shown.rows() == ["prophage"]
+    has_status(page, "1 of 10,001 contigs")
+    assert rows(page) == ["prophage"]
     expect(rest).to_be_empty()

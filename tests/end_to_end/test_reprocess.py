@@ -1,49 +1,35 @@
 """`virnuc reprocess`: a run with other models, heads and settings, interrupted and resumed."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tests.end_to_end.conftest import Checkpoints, CommandLine
-from tests.end_to_end.test_predict import RESULTS, is_empty_group, visible_names, wait_until
-from tests.made_models import make_esm2, make_head
-from virnuc_core.inference import sharding
+from tests.end_to_end.conftest import CommandLine, virnuc_process, wait_until
+from tests.end_to_end.test_predict import RESULTS, visible_names
+from tests.made_models import WIDTH, MadeModels, make_esm2, make_head
 
-pytestmark = pytest.mark.usefixtures("fast_lanes")
+pytestmark = pytest.mark.usefixtures("prefect_server", "small_shards")
 
-
-@pytest.fixture(autouse=True)
-def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seventeen frames in a few shards, with the same bounds for every model."""
-    monkeypatch.setattr(sharding, "MAX_SHARD_ROWS", 4)
+Flags = tuple[str, ...]
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory, checkpoints: Checkpoints) -> dict[str, tuple[str, ...]]:
+def changes(
+    tmp_path_factory: pytest.TempPathFactory, models: MadeModels, other_head: Path
+) -> dict[str, Flags]:
     """Flags of other settings."""
     folder = tmp_path_factory.mktemp("others")
     large = make_esm2(folder / "esm2_large", num_layers=3, width=64)
-    wide_head = make_head(folder / "wide_head.safetensors", 64 + 24, seed=4)
+    wide_head = make_head(folder / "wide_head.safetensors", 64 + WIDTH, seed=4)
     return {
-        "head": ("--head", str(checkpoints.other_head)),
-        "larger ESM-2": ("--esm-model", str(large), "--head", str(wide_head)),
+        "head": ("--head", str(other_head), "--devices", "cpu"),
+        "larger ESM-2": ("--esm-model", str(large), "--head", str(wide_head), "--devices", "cpu"),
     }
-
-
-def predict_flags(checkpoints: Checkpoints, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """`predict` flags of the equivalent new run."""
-    flags = dict(zip(checkpoints.flags[::2], checkpoints.flags[1::2], strict=True))
-    flags |= dict(zip(changes[::2], changes[1::2], strict=True))
-    return tuple(part for pair in flags.items() for part in pair)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -54,103 +40,81 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for path, name in names.items() if not name.startswith(left_out)}
 
 
-def vectors(run: Path) -> npt.NDArray[np.generic]:
-    """Of the DNA model, which no test changes."""
+def dna_vectors(run: Path) -> Any:
     with h5py.File(run / "embeddings.h5") as file:
-        return file["dna"][()]
+        return file["dna"][()].tolist()
 
 
 @pytest.mark.parametrize("what", ["head", pytest.param("larger ESM-2", marks=pytest.mark.slow)])
 def test_the_result_is_that_of_a_new_run(
     what: str,
-    others: dict[str, tuple[str, ...]],
-    virnuc_flows: CommandLine,
-    checkpoints: Checkpoints,
+    changes: dict[str, Flags],
+    virnuc: CommandLine,
+    models: MadeModels,
     contigs: Path,
+    run: Path,
     tmp_path: Path,
 ) -> None:
-    moved, fresh = tmp_path / "moved", tmp_path / "fresh"
-    assert virnuc_flows("predict", contigs, "--out", moved, *checkpoints.flags).code == 0
-    before, dna = content(moved), vectors(moved)
-    nothing = virnuc_flows("reprocess", moved, "--devices", "cpu", "--json")
-    assert json.loads(nothing.out)["shards"]["computed"] == 0
-    assert content(moved) == before
-    changes = others[what]
+    before, dna = content(run), dna_vectors(run)
+    nothing = virnuc.done("reprocess", run, "--devices", "cpu", "--json")
+    assert nothing.document["shards"]["computed"] == 0
+    assert content(run) == before
 
-    refused = virnuc_flows("predict", contigs, "--out", moved, *predict_flags(checkpoints, changes))
-    assert refused.code == 4
-    assert f"`virnuc reprocess {moved}`" in refused.err
-
-    result = virnuc_flows("reprocess", moved, *changes, "--devices", "cpu", "--json")
-    assert result.code == 0, result.err
-    flags = predict_flags(checkpoints, changes)
-    assert virnuc_flows("predict", contigs, "--out", fresh, *flags).code == 0
-    assert visible_names(moved) == RESULTS
-    assert content(moved) == content(fresh)
-    document = json.loads(result.out)
-    assert document["plan_fingerprint"] == json.loads((moved / "plan.json").read_text())["fingerprint"]
-    assert document["shards"]["computed"] == document["shards"]["total"] > 1
-    np.testing.assert_array_equal(vectors(moved), dna)
-    again = virnuc_flows("predict", contigs, "--out", moved, *flags, "--json")
-    assert json.loads(again.out)["shards"]["computed"] == 0
+    new_run = ("predict", contigs, *models.flags, *changes[what])  # the last of two equal flags wins
+    virnuc.refused(4, f"`virnuc reprocess {run}`", *new_run, "--out", run)
+    document = virnuc.done("reprocess", run, *changes[what], "--json").document
+    fresh = tmp_path / "fresh"
+    assert (
+        virnuc.done(*new_run, "--out", fresh, "--json").document["plan_fingerprint"]
+        == (document["plan_fingerprint"])
+    )
+    assert visible_names(run) == RESULTS
+    assert content(run) == content(fresh)
+    assert document["shards"] == {"total": 5, "computed": 5}
+    assert dna_vectors(run) == dna
+    assert virnuc.done(*new_run, "--out", run, "--json").document["shards"]["computed"] == 0
 
 
 @pytest.mark.slow
 def test_killed_while_it_computes_it_goes_on(
-    others: dict[str, tuple[str, ...]],
-    virnuc_flows: CommandLine,
-    checkpoints: Checkpoints,
+    changes: dict[str, Flags],
+    virnuc: CommandLine,
+    models: MadeModels,
     contigs: Path,
+    run: Path,
     tmp_path: Path,
 ) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    changes = (*others["larger ESM-2"], "--devices", "cpu")
-    assert virnuc_flows("predict", contigs, "--out", run, *checkpoints.flags).code == 0
-    shutil.copytree(run, whole)
-    assert virnuc_flows("reprocess", whole, *changes).code == 0
+    whole = shutil.copytree(run, tmp_path / "whole", symlinks=True)
+    old, larger = content(run), changes["larger ESM-2"]
+    virnuc.done("reprocess", whole, *larger)
 
-    old = content(run)
-    command = [sys.executable, "-m", "virnuc_cli", "reprocess", str(run), *changes]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        wait_until(lambda: any((run / "next").glob("shards/*.h5")), seconds=120)
+    with virnuc_process("reprocess", run, *larger) as process:
+        wait_until(lambda: any((run / "next").glob("shards/*.h5")))
         os.killpg(process.pid, signal.SIGKILL)
-    wait_until(lambda: is_empty_group(process.pid), seconds=10)
     left = content(run)
     assert {name: left[name] for name in old} == old, "the old run is whole until the new one is"
 
-    untouched = virnuc_flows("predict", contigs, "--out", run, "--json", *checkpoints.flags)
-    assert json.loads(untouched.out)["shards"]["computed"] == 0
-    other = virnuc_flows("reprocess", run, *others["head"], "--devices", "cpu")
-    assert other.code == 4
-    assert "throw away what was begun" in other.err
-    assert virnuc_flows("reprocess", run, *changes).code == 0
+    untouched = virnuc.done("predict", contigs, "--out", run, "--json", *models.flags)
+    assert untouched.document["shards"]["computed"] == 0
+    virnuc.refused(4, "throw away what was begun", "reprocess", run, *changes["head"])
+    virnuc.done("reprocess", run, *larger)
     assert content(run) == content(whole)
     assert visible_names(run) == RESULTS
 
 
-def test_what_cannot_be_moved(
-    virnuc_flows: CommandLine, checkpoints: Checkpoints, contigs: Path, proteins: Path, tmp_path: Path
+def test_what_cannot_be_reprocessed(
+    virnuc: CommandLine, models: MadeModels, proteins: Path, run: Path, tmp_path: Path
 ) -> None:
-    assert virnuc_flows("reprocess", tmp_path).code == 3
-    vectors = tmp_path / "vectors.h5"
-    model = ("--model", f"esm2:{checkpoints.esm}", "--devices", "cpu")
-    assert virnuc_flows("embed", proteins, "--out", vectors, *model).code == 0
-    embedded = virnuc_flows("reprocess", f"{vectors}.run", "--repr-layer", "1", "--devices", "cpu")
-    assert embedded.code == 2
-    assert "embed run" in embedded.err
+    virnuc.refused(3, "no folder of a run", "reprocess", tmp_path)
+    vectors, cpu = tmp_path / "vectors.h5", ("--devices", "cpu")
+    virnuc.done("embed", proteins, "--out", vectors, "--model", f"esm2:{models.esm2}", *cpu)
+    virnuc.refused(2, "embed run", "reprocess", f"{vectors}.run", "--repr-layer", "1", *cpu)
 
-    run = tmp_path / "run"
-    assert virnuc_flows("predict", contigs, "--out", run, *checkpoints.flags).code == 0
     before = content(run)
-    without_head = virnuc_flows("reprocess", run, "--esm-model", checkpoints.esm, "--devices", "cpu")
-    assert without_head.code == 2
-    assert "--head" in without_head.err
-    narrow = virnuc_flows("reprocess", run, "--repr-layer", "9", "--devices", "cpu")
-    assert narrow.code == 2
+    virnuc.refused(2, "--head", "reprocess", run, "--esm-model", models.esm2, *cpu)
+    virnuc.refused(2, "layer 9", "reprocess", run, "--repr-layer", "9", *cpu)
     (run / "next" / "frames").unlink()
     (run / "next" / "mine.txt").touch()
-    in_the_way = virnuc_flows("reprocess", run, "--repr-layer", "1", "--devices", "cpu")
-    assert in_the_way.code == 2
-    assert "in the way" in in_the_way.err
+    virnuc.refused(2, "in the way", "reprocess", run, "--repr-layer", "1", *cpu)
     (run / "next" / "mine.txt").unlink()
     assert content(run) == before

@@ -5,8 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,17 +17,17 @@ import pytest
 import torch
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun
 
-from tests.end_to_end.conftest import random_dna
-from virnuc_core.inference.events import LaneStarted, ShardDone
-from virnuc_core.inference.lane_journal import JournalEntry, JournalTail
+from tests.end_to_end.conftest import random_dna, wait_until
+from virnuc_core.inference.events import LaneEvent, LaneStarted, ShardDone
+from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.run_folder import RunFolder
 
 # A dozen shards for two lanes.
 # Two GPUs have a worker each, and the small models run slowly to leave time for kills.
 ON_GPUS = torch.cuda.device_count() > 1
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "devices": ["auto" if ON_GPUS else "cpu"],
     "engine": "reference" if ON_GPUS else "packed",
     "shard_seconds": 0.4 if ON_GPUS else 1.0,
@@ -38,16 +38,7 @@ NUM_GENOMES = 120 if ON_GPUS else 30
 WORKERS = ("--devices", "0,1") if ON_GPUS else ("--devices", "cpu", "--workers", "2")
 RESULTS = ("predictions.tsv", "contigs.tsv", "embeddings.h5")
 
-Value = TypeVar("Value")
-
-
-def wait_until(find: Callable[[], Value], what: str, seconds: float = 60.0) -> Value:
-    """Polls until `find` returns a true value, and returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := find()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)
-    return found
+Event = TypeVar("Event", bound=LaneEvent)
 
 
 def free_port() -> int:
@@ -86,13 +77,10 @@ class Stack:
     def state(self, run_id: UUID) -> str:
         return self.client.read_flow_run(run_id).state_name or ""
 
-    def states(self, run_id: UUID) -> list[State[Any]]:
-        return self.client.read_flow_run_states(run_id)
-
     def wait_for(self, run_id: UUID, state: str, seconds: float = 200.0) -> FlowRun:
         """Fails if the run ends in another state."""
         ended = {"Completed", "Failed", "Crashed", "Cancelled", state}
-        wait_until(lambda: self.state(run_id) in ended, f"{run_id} is {state}", seconds)
+        wait_until(lambda: self.state(run_id) in ended, seconds)
         run = self.client.read_flow_run(run_id)
         assert run.state_name == state, run.state
         return run
@@ -112,10 +100,12 @@ class Stack:
 
     def processes(self) -> list[psutil.Process]:
         """All processes with this stack's home folder, except the tests themselves."""
-        all_processes = [process for process in psutil.process_iter() if process.pid != os.getpid()]
-        return [
-            process for process in all_processes if _environment(process).get("VIRNUC_HOME") == str(self.home)
-        ]
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get("VIRNUC_HOME") == str(self.home):
+                    found.append(process)
+        return found
 
 
 def same_results(one: Path, other: Path) -> bool:
@@ -127,28 +117,17 @@ def same_results(one: Path, other: Path) -> bool:
     )
 
 
-def _environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return dict(process.environ())
-    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return {}
-
-
-def lane_entries(out: Path) -> list[JournalEntry]:
-    """Journal entries of all lanes, by time."""
+def lane_events(out: Path, kind: type[Event]) -> list[Event]:
+    """Events of a kind in the journals of all lanes, by time."""
     journals = RunFolder(out).lanes.glob("lane-*.jsonl")
-    return sorted(
-        (entry for path in journals for entry in JournalTail(path).read_new()), key=lambda entry: entry.time
-    )
+    entries = [entry for path in journals for entry in JournalTail(path).read_new()]
+    entries.sort(key=lambda entry: entry.time)
+    return [entry.event for entry in entries if isinstance(entry.event, kind)]
 
 
 def shards_done(out: Path) -> list[int]:
     """Computed shards, with repetitions."""
-    return [entry.event.shard for entry in lane_entries(out) if isinstance(entry.event, ShardDone)]
-
-
-def lanes_started(out: Path) -> list[LaneStarted]:
-    return [entry.event for entry in lane_entries(out) if isinstance(entry.event, LaneStarted)]
+    return [event.shard for event in lane_events(out, ShardDone)]
 
 
 def wait_for_mid_run(out: Path) -> LaneStarted:
@@ -156,12 +135,12 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
 
     def find() -> LaneStarted | None:
         done = set(shards_done(out))
-        for lane in lanes_started(out):
+        for lane in lane_events(out, LaneStarted):
             if 0 < len(done & set(lane.shards)) < len(lane.shards):
                 return lane
         return None
 
-    return wait_until(find, f"a lane in {out} is in mid-run", 180)
+    return wait_until(find, 180)
 
 
 @pytest.fixture(scope="session")
@@ -181,18 +160,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         )
         stack = Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
         try:
-            wait_until(
-                lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text(),
-                "up is up",
-                120,
-            )
+            wait_until(lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text())
             assert process.poll() is None, (home / "up.log").read_text()
             yield stack
         finally:
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
         assert code == 0, (home / "up.log").read_text()
-        wait_until(lambda: stack.processes() == [], "nothing is left of it", 10)
+        wait_until(lambda: stack.processes() == [], 10)
 
 
 @pytest.fixture(scope="session")
@@ -207,9 +182,8 @@ def genomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def local_run(stack: Stack, genomes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, undisturbed in local mode."""
     out = tmp_path_factory.mktemp("local") / "run"
-    flags = {name.replace("_", "-"): value for name, value in SETTINGS.items() if name != "devices"}
-    settings = [f"--{name}={value}" for name, value in flags.items()]
-    devices = "auto" if ON_GPUS else "cpu"
-    done = stack.shell("virnuc_cli", "predict", genomes, "--out", out, *settings, "--devices", devices)
+    values = {**SETTINGS, "devices": SETTINGS["devices"][0]}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    done = stack.shell("virnuc_cli", "predict", genomes, "--out", out, *flags)
     assert done.returncode == 0, done.stderr
     return out

@@ -11,16 +11,17 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 
-from tests.end_to_end.test_train import write_class
+from tests.end_to_end.conftest import write_class
 from tests.production.conftest import (
     LANE_MINUTES,
     ON_GPUS,
     SETTINGS,
     Stack,
-    lanes_started,
+    lane_events,
     same_results,
     shards_done,
 )
+from virnuc_core.inference.events import LaneStarted
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
 
@@ -52,7 +53,7 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     run = run_in_shell(stack, "predict/on-demand", "out", **values)
     assert same_results(local_run, out)
     assert sorted(shards_done(out)) == list(range(len(read_plan(RunFolder(out).plan).shards)))
-    lanes = lanes_started(out)
+    lanes = lane_events(out, LaneStarted)
     assert sorted(lane.lane for lane in lanes) == [0, 1]
     assert {lane.device for lane in lanes} == ({"cuda:0", "cuda:1"} if ON_GPUS else {"cpu"})
 
@@ -119,33 +120,26 @@ def artifacts(stack: Stack, run_id: object) -> set[str]:
     return {artifact.key or "" for artifact in stack.client.read_artifacts(artifact_filter=of_run)}
 
 
-def test_wrong_parameter_is_refused_in_the_shell(stack: Stack, genomes: Path, tmp_path: Path) -> None:
-    before = num_runs(stack)
-    params = [f'--param=inputs=["{genomes}"]', f"--param=out={tmp_path}/run", "--param=mode=pol"]
-    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params)
-    assert asked.returncode == 1
-    assert "'mode'" in asked.stdout + asked.stderr
-    assert num_runs(stack) == before
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"lane_minutes": -1}, "lane_minutes"),
-        ({"inputs": 7}, "inputs"),
-        ({"settings": {"precision": "fp17"}}, "settings.precision"),
-        ({"settings": {"no_such": 1}}, "settings"),
-        ({"no_such": 1}, "no_such"),
-    ],
-    ids=str,
-)
-def test_wrong_parameter_is_refused_by_the_server(
-    stack: Stack, genomes: Path, tmp_path: Path, wrong: dict[str, Any], field: str
+def test_wrong_parameters_are_refused_before_there_is_a_run(
+    stack: Stack, genomes: Path, tmp_path: Path
 ) -> None:
     before = num_runs(stack)
-    with pytest.raises(PrefectHTTPStatusError) as caught:
-        stack.ask(**{"inputs": [str(genomes)], "out": str(tmp_path / "run"), **wrong})
-    assert field in caught.value.response.text
+    right = {"inputs": [str(genomes)], "out": str(tmp_path / "run")}
+    wrong: dict[str, dict[str, Any]] = {
+        "lane_minutes": {"lane_minutes": -1},
+        "inputs": {"inputs": 7},
+        "settings.precision": {"settings": {"precision": "fp17"}},
+        "settings": {"settings": {"no_such": 1}},
+        "no_such": {"no_such": 1},
+    }
+    for field, parameters in wrong.items():
+        with pytest.raises(PrefectHTTPStatusError) as caught:
+            stack.ask(**{**right, **parameters})
+        assert field in caught.value.response.text
+    params = [f"--param={name}={json.dumps(value)}" for name, value in right.items()]
+    asked = stack.shell("prefect", "deployment", "run", "predict/on-demand", *params, "--param=mode=pol")
+    assert asked.returncode == 1
+    assert "'mode'" in asked.stdout + asked.stderr
     assert num_runs(stack) == before
 
 

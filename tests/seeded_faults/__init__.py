@@ -8,19 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FAULTS_FILE = Path(__file__).with_name("faults.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A replacement in one file.
-
-    Attributes:
-        what: the resulting error, in one sentence.
-        file: relative to the root of the repository.
-        old: text that is in the file exactly once.
-        tests: pytest node ids that must fail.
-    """
+    """A replacement in one file: `old` is in it exactly once, and the pytest nodes `tests` must fail."""
 
     id: str
     what: str
@@ -40,7 +32,7 @@ class Fault:
         return source.replace(self.old, self.new)
 
 
-def read_faults(path: Path = FAULTS_FILE) -> tuple[Fault, ...]:
+def read_faults() -> tuple[Fault, ...]:
     """All faults, in file order."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
-    return tuple(Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries)
+    text = Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")
+    return tuple(Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in tomllib.loads(text)["fault"])

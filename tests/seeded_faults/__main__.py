@@ -10,23 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from tests.seeded_faults import ROOT, Fault, read_faults
 
-Verdict = Literal["found", "NOT FOUND", "does not apply", "no test result"]
 
-_TESTS_FAILED = 1  # exit code of pytest
-
-
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Tests each fault on a copy of the tree; returns 0 when all are detected."""
-    options = _options(arguments)
-    faults = read_faults()
-    if unknown := set(options.ids) - {fault.id for fault in faults}:
-        print(f"no such fault: {', '.join(sorted(unknown))}", file=sys.stderr)
-        return 2
-    chosen = [fault for fault in faults if not options.ids or fault.id in options.ids]
+    faults = {fault.id: fault for fault in read_faults()}
+    parser = argparse.ArgumentParser(prog="python -m tests.seeded_faults", description=__doc__)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="faults to seed; all when none is given")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    parser.add_argument("--minutes", type=float, default=3.0, help="most for the tests of one fault")
+    options = parser.parse_args()
+    if unknown := set(options.ids) - faults.keys():
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}")
+    chosen = [faults[name] for name in options.ids or faults]
     tests = tuple(dict.fromkeys(test for fault in chosen for test in fault.tests))
     with TemporaryDirectory(prefix="virnuc-unchanged-") as folder:
         _copy_tree(Path(folder))
@@ -37,25 +35,16 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(tests)} selections of tests pass on the unchanged tree", flush=True)
     num_found = 0
     with ThreadPoolExecutor(options.jobs) as threads:
-        for fault, (verdict, detail) in zip(
-            chosen, threads.map(partial(_try, minutes=options.minutes), chosen), strict=True
-        ):
+        verdicts = threads.map(partial(_try, minutes=options.minutes), chosen)
+        for fault, (verdict, detail) in zip(chosen, verdicts, strict=True):
             print(f"{verdict:<14}  {fault.id:<28}  {detail}", flush=True)
             num_found += verdict == "found"
     print(f"{num_found} of {len(chosen)} faults found")
     return 0 if num_found == len(chosen) else 1
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.seeded_faults", description=__doc__)
-    parser.add_argument("ids", nargs="*", metavar="ID", help="faults to seed; all when none is given")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--minutes", type=float, default=3.0, help="most for the tests of one fault")
-    return parser.parse_args(arguments)
-
-
-def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
-    """The verdict, and the failing tests or the reason."""
+def _try(fault: Fault, minutes: float) -> tuple[str, str]:
+    """The verdict, and the failing test or the reason."""
     with TemporaryDirectory(prefix="virnuc-fault-") as folder:
         _copy_tree(Path(folder))
         path = Path(folder) / fault.file
@@ -67,14 +56,14 @@ def _try(fault: Fault, minutes: float) -> tuple[Verdict, str]:
             result = _run_tests(Path(folder), fault.tests, minutes)
         except subprocess.TimeoutExpired:
             return "no test result", f"after {minutes:g} minutes"
-    lines = [
+    failed = [
         line for line in result.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))
     ]
-    if result.returncode == _TESTS_FAILED:
-        return "found", lines[0].split()[1] if lines else ""
+    if result.returncode == 1:  # tests failed
+        return "found", failed[0].split()[1] if failed else ""
     if result.returncode == 0:
         return "NOT FOUND", fault.what
-    return "no test result", f"exit code {result.returncode} of pytest: {' '.join(lines)}"
+    return "no test result", f"exit code {result.returncode} of pytest: {' '.join(failed)}"
 
 
 def _copy_tree(folder: Path) -> None:
@@ -101,4 +90,4 @@ def _run_tests(folder: Path, tests: Sequence[str], minutes: float) -> subprocess
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -96,17 +96,6 @@ def test_the_home_is_one_that_can_be_written(
     assert not (tmp_path / "not").exists()
 
 
-def test_caches_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRNUC_HOME", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    reload()
-    folder = tmp_path / "compiled" / "inductor"
-    (folder / "a").mkdir(parents=True)
-    (folder / "a" / "code").write_bytes(b"0" * 3_000_000)
-    findings = {finding.name: finding.found for finding in checks.cache_findings()}
-    assert findings["code compiled by torch"] == f"0.003 GB in {folder}"
-
-
 @pytest.mark.parametrize(
     ("change", "score_change", "state"),
     [(np.nan, 0, "problem"), (50.0, 0, "problem"), (0, 0.02, "problem"), (0, 0.001, "ok")],

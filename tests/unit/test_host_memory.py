@@ -5,12 +5,11 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from virnuc_core.errors import InputError
 from virnuc_core.host_memory import free_memory, memory_limit
-from virnuc_core.sequences.reader import iter_records
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 UNLIMITED = 0x7FFF_FFFF_FFFF_F000  # in cgroup v1
@@ -26,9 +25,9 @@ def proc(tmp_path: Path) -> Path:
 
 
 def process_in(
-    proc: Path, group: str, mounted: str = "/", version: int = 2, **files: dict[str, object]
+    proc: Path, groups: dict[str, dict[str, object]], group: str, mounted: str = "/", version: int = 2
 ) -> None:
-    """Puts the process into a control group; `files` are the memory files of groups, by folder below the mount."""
+    """Puts the process into a control group; `groups` are the memory files of groups, by folder below the mount."""
     mount = proc.parent / "mount"
     controllers = "0:" if version == 2 else "4:cpu,memory"
     kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpu,memory"
@@ -36,7 +35,7 @@ def process_in(
     (proc / "self" / "mountinfo").write_text(
         f"30 1 0:27 / / rw - ext4 /dev/sda rw\n32 31 0:29 {mounted} {mount} rw,relatime shared:9 - {kind}\n"
     )
-    for folder, contents in files.items():
+    for folder, contents in groups.items():
         (mount / folder).mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (mount / folder / f"memory.{name}").write_text(f"{content}\n")
@@ -83,9 +82,9 @@ OWN_ROOT = {"": {"max": 900_000, "current": 100_000}}
     ],
 )
 def test_control_groups(
-    proc: Path, place: tuple[str, ...], groups: dict[str, dict[str, object]], limit: int, free: int
+    proc: Path, place: tuple[Any, ...], groups: dict[str, dict[str, object]], limit: int, free: int
 ) -> None:
-    process_in(proc, *place, **groups)  # type: ignore[arg-type]
+    process_in(proc, groups, *place)
     assert (memory_limit(proc), free_memory(proc)) == (limit, free)
 
 
@@ -99,16 +98,3 @@ def test_the_limit_of_the_process_counts() -> None:
         check=True,
     )
     assert int(done.stdout) == min(allowed, memory_limit())
-
-
-def test_a_record_is_measured_against_the_limit_of_the_job(
-    proc: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    process_in(proc, "/job", job={"max": 100_000, "current": 0})
-    monkeypatch.setattr("virnuc_core.sequences.reader.memory_limit", lambda: memory_limit(proc))
-    fasta = tmp_path / "in.fa"
-    fasta.write_text(">short\nACGT\n")
-    assert len(list(iter_records([fasta], "dna"))) == 1
-    fasta.write_text(">long\n" + "A" * 10_000 + "\n")
-    with pytest.raises(InputError, match="does not fit into the memory"):
-        list(iter_records([fasta], "dna"))

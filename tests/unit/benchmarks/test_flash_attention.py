@@ -2,12 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks import flash_attention
-from benchmarks.flash_attention import SHAPES, attention_rows, forward_rows
+from benchmarks.flash_attention import SHAPES, attention_rows, bounds_of, forward_rows
 
 SMALL = replace(SHAPES[0], heads=2, head_dim=8)
+
+
+def test_batches_are_full_and_have_the_lengths_asked_for() -> None:
+    for shape, lengths in zip(SHAPES, ({168}, None, {168}, None, {106}), strict=True):
+        bounds = bounds_of(shape, 20_000)
+        assert 20_000 - 1024 < bounds[-1] <= 20_000
+        assert lengths is None or set(np.diff(bounds)) == lengths
 
 
 def test_what_a_candidate_cannot_do_is_recorded_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from benchmarks.lane_scaling import (
     PROCESS_RETRY_DELAYS,
     Scenario,
     Simulation,
+    failures_of,
     scenario_of,
+    work,
 )
 from virnuc_core.inference.sharding import MAX_SHARD_ROWS, SHARD_SECONDS
 
@@ -130,6 +132,16 @@ def test_a_run_is_cut_as_the_planning_does_it_and_workers_poll_within_their_shar
     assert quick.num_shards == math.ceil(10**6 / MAX_SHARD_ROWS)
     assert 1000 / quick.worker_poll == pytest.approx(15 * ASSUMPTIONS["server_share_of_polls"])
     assert scenario_of(10**6, 2000.0, 1, COSTS, 1).worker_poll == 2
+
+
+def test_inputs_are_those_measured_and_reported() -> None:
+    fp16, fp8, *_ = work()
+    assert 0.9 * 620 < fp16["frames_per_second"] < 620  # the sum of the times of both models
+    assert 1.5 < fp8["frames_per_second"] / fp16["frames_per_second"] < 1.8
+    assert fp16["bytes_per_frame"] == {"float32": 4 * 3328 + 8, "float16": 2 * 3328 + 8, "none": 8}
+    once, often = failures_of(1), failures_of(30)
+    assert once["process_mtbf"] == pytest.approx(30 * often["process_mtbf"])
+    assert (once["gpu_mtbf"] / 3600, once["host_mtbf"] / 3600) == pytest.approx((82_944, 16_283), rel=1e-3)
 
 
 def test_requests_and_rows_of_a_server_are_counted(tmp_path: Path) -> None:

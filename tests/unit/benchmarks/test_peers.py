@@ -14,6 +14,7 @@ from benchmarks.peers import (
     fair_esm,
     hugging_face,
     measure_peer,
+    residues_per_second,
 )
 from virnuc_core.models.hub import open_checkpoint
 
@@ -31,6 +32,12 @@ def test_batches_hold_every_sequence_once_and_keep_to_the_budget(sequences: list
     assert sorted(sequence for batch in batches for sequence in batch) == sorted(sequences)
     assert all(len(batch) * (max(map(len, batch)) + 2) <= 256 for batch in batches)
     assert len(batches) > 5
+
+
+def test_only_residues_after_the_warm_up_are_counted(sequences: list[str]) -> None:
+    seen: list[list[str]] = []
+    rate = residues_per_second(seen.append, batches_of(sequences, 256), 0.01)
+    assert rate <= sum(len(sequence) for batch in seen[2:] for sequence in batch) / 0.01
 
 
 @pytest.mark.parametrize("load", [fair_esm, hugging_face])

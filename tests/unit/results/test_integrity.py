@@ -82,8 +82,25 @@ def test_an_intact_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-def test_each_kind_is_recognised(folder: RunFolder, made_models: MadeModels, thorough: bool) -> None:
-    kinds = {
+def test_files_and_folders_are_called_by_their_name(
+    folder: RunFolder, made_models: MadeModels, tmp_path: Path, thorough: bool
+) -> None:
+    contents = {
+        "letter.txt": b"Dear Sir or Madam,",
+        "in.fa": b">a\nACGT\n",
+        "empty": b"",
+        "plan.json": folder.plan.read_bytes(),
+        "cut.pt": ESM2.read_bytes()[:1000],
+        "without_suffix": b"\x80\x02}",
+        "cut.h5": folder.embeddings.read_bytes()[:-1],
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["dna"] = np.zeros(3)
+    whole = {
         folder.root: "run folder",
         folder.frames: "frame store",
         folder.shard(0): "shard",
@@ -92,12 +109,24 @@ def test_each_kind_is_recognised(folder: RunFolder, made_models: MadeModels, tho
         made_models.dnabert: "checkpoint",
         made_models.head: "head",
     }
-    for path, kind in kinds.items():
+    not_whole = {
+        **dict.fromkeys(["letter.txt", "in.fa", "empty", "plan.json", "arrays.npz"], "unknown file"),
+        **dict.fromkeys(["cut.pt", "without_suffix", "folder"], "checkpoint"),
+        "foreign.h5": "HDF5 file that virnuc did not write",
+        "cut.h5": "damaged HDF5 file",
+    }
+    for path, kind in whole.items():
         found = inspect_path(path, thorough=thorough)
         assert (found.kind, found.is_complete, found.problems) == (kind, True, ())
         assert found.summary.startswith(f"{path}: {kind}, whole\n")
-        if not thorough:
-            assert found.document["facts"] == dict(found.facts) != {}
+        assert thorough or found.document["facts"] == dict(found.facts) != {}
+    for name, kind in not_whole.items():
+        found = inspect_path(tmp_path / name, thorough=thorough)
+        assert (found.kind, found.is_complete, len(found.problems)) == (kind, False, 1)
+        advice = "is no shard, embeddings file, model checkpoint or classifier head"
+        assert (advice in found.problems[0]) == (kind == "unknown file")
+    with pytest.raises(InputError, match="nothing at"):
+        inspect_path(tmp_path / "nowhere", thorough=thorough)
 
 
 @pytest.mark.parametrize("name", ["plan.json", "frames/protein.bin", "shards/shard_00001.h5", *RESULTS])
@@ -242,40 +271,6 @@ def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) ->
     change_dataset(out, "embeddings", lambda values: values[5].fill(0))
     assert states(run.folder.root)[out] == "damaged"
     assert not bad(out), "alone, it cannot be told"
-
-
-@pytest.mark.parametrize("thorough", [False, True])
-def test_other_and_damaged_files_are_called_by_their_name(
-    folder: RunFolder, tmp_path: Path, thorough: bool
-) -> None:
-    checkpoint, unknown = "checkpoint", "unknown file"
-    contents = {
-        "letter.txt": (b"Dear Sir or Madam,", unknown),
-        "in.fa": (b">a\nACGT\n", unknown),
-        "empty": (b"", unknown),
-        "plan.json": (folder.plan.read_bytes(), unknown),
-        "cut.pt": (ESM2.read_bytes()[:1000], checkpoint),
-        "without_suffix": (b"\x80\x02}", checkpoint),
-        "cut.h5": (folder.embeddings.read_bytes()[:-1], "damaged HDF5 file"),
-    }
-    for name, (content, _) in contents.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "folder").mkdir()
-    np.savez(tmp_path / "arrays.npz", a=np.zeros(3))
-    with h5py.File(tmp_path / "foreign.h5", "w") as file:
-        file["dna"] = np.zeros(3)
-    kinds = {name: kind for name, (_, kind) in contents.items()} | {
-        "folder": checkpoint,
-        "arrays.npz": unknown,
-        "foreign.h5": "HDF5 file that virnuc did not write",
-    }
-    for name, kind in kinds.items():
-        found = inspect_path(tmp_path / name, thorough=thorough)
-        assert (found.kind, found.is_complete, len(found.problems)) == (kind, False, 1)
-        if kind == unknown:
-            assert "is no shard, embeddings file, model checkpoint or classifier head" in found.problems[0]
-    with pytest.raises(InputError, match="nothing at"):
-        inspect_path(tmp_path / "nowhere", thorough=thorough)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "not JSON", '{"files": [{"name": "contigs.tsv"}]}'])

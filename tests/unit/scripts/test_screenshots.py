@@ -11,13 +11,17 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from scripts.screenshots import PASTED, find_mlflow_runs, find_prefect_run, write_pasted
+from scripts.screenshots import PASTED, mlflow_screenshots, prefect_screenshots, write_pasted
 
 
 class Server(ThreadingHTTPServer):
     """Canned responses by path."""
 
     answers: Mapping[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -48,36 +52,35 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def address(server: Server) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
-
-
-def mlflow_run(run_id: str, *tags: str) -> dict[str, Any]:
-    return {"info": {"run_id": run_id}, "data": {"tags": [{"key": tag, "value": "x"} for tag in tags]}}
-
-
 def test_newest_run_and_its_artifacts(server: Server) -> None:
     server.answers = {
         "/api/flow_runs/filter": [{"id": "run"}],
         "/api/artifacts/filter": [{"key": "virnuc-summary", "id": "page"}],
     }
-    run = find_prefect_run(address(server))
-    assert (run.id, run.artifacts) == ("run", {"virnuc-summary": "page"})
+    pages = {shot.name: shot.url.removeprefix(server.address) for shot in prefect_screenshots(server.address)}
+    run = "/runs/flow-run/run"
+    assert pages == {
+        "prefect-run": run,
+        "prefect-artifacts": run,
+        "prefect-verdict": "/artifacts/artifact/page",
+    }
 
 
 def test_lanes_are_not_compared_with_runs(server: Server) -> None:
+    tags = {"lane": ["mlflow.parentRunId"], "new": ["virnuc.out"], "old": []}
     server.answers = {
         "/api/2.0/mlflow/experiments/get-by-name": {"experiment": {"experiment_id": "3"}},
         "/api/2.0/mlflow/runs/search": {
             "runs": [
-                mlflow_run("lane", "mlflow.parentRunId"),
-                mlflow_run("new", "virnuc.out"),
-                mlflow_run("old"),
+                {"info": {"run_id": run}, "data": {"tags": [{"key": key, "value": "x"} for key in keys]}}
+                for run, keys in tags.items()
             ]
         },
     }
-    runs = find_mlflow_runs(address(server))
-    assert (runs.experiment_id, runs.run_ids) == ("3", ("new", "old"))
+    runs, metrics, comparison = mlflow_screenshots(server.address)
+    assert runs.url.endswith("/#/experiments/3/runs")
+    assert metrics.url.endswith("/runs/new/model-metrics")
+    assert "runs=%5B%22new%22%2C%20%22old%22%5D&experiments=%5B%223%22%5D" in comparison.url
 
 
 def test_without_a_run_there_is_nothing_to_show(server: Server) -> None:
@@ -86,34 +89,21 @@ def test_without_a_run_there_is_nothing_to_show(server: Server) -> None:
         "/api/2.0/mlflow/experiments/get-by-name": {"experiment": {"experiment_id": "3"}},
         "/api/2.0/mlflow/runs/search": {},
     }
-    with pytest.raises(SystemExit, match="no finished run"):
-        find_prefect_run(address(server))
-    with pytest.raises(SystemExit, match="no finished run"):
-        find_mlflow_runs(address(server))
+    for screenshots in (prefect_screenshots, mlflow_screenshots):
+        with pytest.raises(SystemExit, match="no finished run"):
+            next(screenshots(server.address))
 
 
-def write_records(path: Path, names: set[str]) -> None:
-    path.write_text(
-        "".join(
-            f">{name} made\n{letter * 70_000}\n"
-            for name, letter in zip(sorted(names), "ACGT" * 9, strict=False)
-        )
-    )
-
-
-def test_parts_follow_one_another(tmp_path: Path) -> None:
-    names = {name for parts in PASTED.values() for name, _, _ in parts}
-    write_records(tmp_path / "val.fa", names)
+def test_pasted_contigs_hold_their_parts(tmp_path: Path) -> None:
+    names = sorted({name for parts in PASTED.values() for name, _, _ in parts})
+    records = [f">{name} x\n{base * 70_000}\n" for name, base in zip(names, "ACGT" * 9, strict=False)]
+    (tmp_path / "val.fa").write_text("".join(records))
     write_pasted(tmp_path / "val.fa", tmp_path / "out.fa")
     lines = (tmp_path / "out.fa").read_text().splitlines()
     made = dict(zip((line[1:] for line in lines[::2]), lines[1::2], strict=True))
     assert list(made) == list(PASTED)
-    assert len(made["A_johnsonii_with_crAss-like_phage"]) == 65_000
     for contig, parts in PASTED.items():
         assert len(made[contig]) == sum(last - first + 1 for _, first, last in parts)
-
-
-def test_a_missing_record_is_named(tmp_path: Path) -> None:
-    write_records(tmp_path / "val.fa", {"k149_60461"})
+    (tmp_path / "val.fa").write_text(">k149_60461\nACGT\n")
     with pytest.raises(SystemExit, match=r"has no record .*k149_27590"):
         write_pasted(tmp_path / "val.fa", tmp_path / "out.fa")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_inputs import HardInput, fasta, hard_inputs
+from tests.made_inputs import HardInput, hard_inputs
 from tests.slow_frames import slow_chunks, slow_frames
 from virnuc_cli.main import main
 from virnuc_core.sequences.frame_store import write_frames_tsv
@@ -65,12 +65,3 @@ def test_what_cannot_be_used_is_one_clear_error(
     assert str(made.error) in error
     assert name in error
     assert not out.exists()
-
-
-def test_protein_input_takes_proteins(tmp_path: Path) -> None:
-    path = tmp_path / "proteins.fa"
-    path.write_bytes(INPUTS["proteins.fa"].content)
-    store = build_frame_store([path], tmp_path / "frames", None, "protein")
-    assert store.protein is not None
-    records = zip(store.record_names(0, 3), store.protein.to_strings(), strict=True)
-    assert fasta(list(records)) == path.read_bytes()
