@@ -16,7 +16,7 @@ from virnuc_core.settings import RunConfig
 def copy_of(run: MadeRun, root: Path) -> MadeRun:
     """A run that a test may change."""
     folder = RunFolder(shutil.copytree(run.folder.root, root))
-    return MadeRun(folder, FrameStore.open(folder.frames), run.plan)
+    return MadeRun(folder, FrameStore.open(folder.frames), run.plan, run.device)
 
 
 def begin_move(run: MadeRun, config: RunConfig) -> MadeRun:

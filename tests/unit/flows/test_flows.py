@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows import computed_run, lanes, pool, reprocess
+from flows import pool
+from flows.computed_run import labelled_name, run_name
+from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
 from flows.outputs import require_absolute, require_run
 from flows.pool import lanes_for
+from flows.reprocess import reprocess_name
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.inference.events import LaneFailed
 from virnuc_core.settings import PredictSettings
@@ -26,24 +29,24 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
     ("make_name", "flow", "parameters", "expected"),
     [
         (
-            computed_run.run_name,
+            run_name,
             "predict",
             {"inputs": ["contigs.fa", "absent.fa"], "settings": PredictSettings()},
             "predict contigs.fa and 1 more tiny 1.26 MB",
         ),
         (
-            computed_run.run_name,
+            run_name,
             "embed",
             {"inputs": ["contigs.fa"], "model": "esm2:8M", "settings": None},
             "embed contigs.fa esm2:8M 1.26 MB",
         ),
-        (lanes.lane_name, "embed-lane", {**LANE, "device": "cuda:1"}, "lane-3-cuda:1"),
-        (lanes.lane_name, "embed-lane", {**LANE, "device": "auto"}, "lane-3 2 shards"),
-        (lanes.plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
-        (reprocess.reprocess_name, "reprocess", {"run": "/data/results"}, "reprocess results"),
-        (computed_run.labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
+        (lane_name, "embed-lane", {**LANE, "device": "cuda:1"}, "lane-3-cuda:1"),
+        (lane_name, "embed-lane", {**LANE, "device": "auto"}, "lane-3 2 shards"),
+        (plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
+        (reprocess_name, "reprocess", {"run": "/data/results"}, "reprocess results"),
+        (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
         (
-            computed_run.labelled_name,
+            labelled_name,
             "train",
             {"files": LabelledFiles(**FILES)},
             "train contigs.fa and 1 more 1.26 MB",
@@ -66,8 +69,8 @@ def test_names_of_runs(
 
 
 def test_names_of_journals() -> None:
-    assert lanes.lane_journal_name(3, "0123abcd-4567") == "lane-0003-0123abcd"
-    assert lanes.plan_journal_name("0123abcd-4567") == "plan-0123abcd"
+    assert lane_journal_name(3, "0123abcd-4567") == "lane-0003-0123abcd"
+    assert plan_journal_name("0123abcd-4567") == "plan-0123abcd"
 
 
 def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
