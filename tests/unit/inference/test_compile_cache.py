@@ -38,7 +38,7 @@ def entries(cache: Path) -> list[str]:
 
 
 def test_it_lies_in_the_home_folder_unless_another_is_named(tmp_path: Path, set_env: SetEnv) -> None:
-    set_env(VIRNUC_HOME=tmp_path)
+    set_env(VIRNUC_HOME=tmp_path, TORCHINDUCTOR_CACHE_DIR="", TRITON_CACHE_DIR="")
     folders = compile_cache_environment()
     assert folders.pop("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED") == "1"
     assert {Path(folder).parent for folder in folders.values()} == {tmp_path / "compiled"}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.made_models import WIDTH, MadeModels, MadeRun, make_models, plan_run, write_contigs
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
-from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError
+from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.plan import PlannedModel, Shard
@@ -171,6 +171,21 @@ def test_a_device_that_is_full_before_the_work_begins_may_be_tried_again(finishe
     with pytest.raises(DeviceMemoryError, match="no memory left for even a small batch") as caught:
         runner.warm_up()
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("head.safetensors", r"head head\.safetensors .* has changed"),
+        ("dnabert/model.safetensors", r"model dnabert .* changed since the run was planned"),
+    ],
+)
+def test_a_changed_model_or_head_is_noticed(tmp_path: Path, file: str, message: str) -> None:
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 4), make_models(tmp_path).config())
+    tensors = load_file(tmp_path / file)
+    save_file({name: tensor + 1e-4 for name, tensor in tensors.items()}, tmp_path / file)
+    with pytest.raises(MismatchError, match=message):
+        InferenceRunner.load(run.plan, Streams("cpu"))
 
 
 def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_is_dropped(
