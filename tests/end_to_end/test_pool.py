@@ -195,8 +195,18 @@ def test_a_lane_that_crashes_is_asked_for_again(root: Path) -> None:
     assert len(worker.done) == 4
 
 
-def test_lane_that_always_crashes_ends_the_run(root: Path, client: SyncPrefectClient) -> None:
-    with Worker(crash), pytest.raises(LaneError, match=r"lane \d ended in state Crashed \(Process exited"):
+def test_a_lane_that_always_crashes_ends_the_run_and_those_that_wait(
+    root: Path, client: SyncPrefectClient
+) -> None:
+    def crash_the_first(run: FlowRun) -> None:
+        if run.name.startswith("lane-0 "):
+            crash(run)
+        else:
+            later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
+            client.set_flow_run_state(run.id, later, force=True)
+
+    message = r"lane 0 ended in state Crashed \(Process exited"
+    with Worker(crash_the_first), pytest.raises(LaneError, match=message):
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
 
