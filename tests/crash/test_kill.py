@@ -81,6 +81,7 @@ def test_kill_the_lane(run: MadeRun, expected: dict[str, bytes], shards_before: 
     assert kept == set(done)
     times = {index: run.folder.shard(index).stat().st_mtime_ns for index in kept}
     # What a kill in the middle of writing leaves.
+    run.folder.shards.mkdir(exist_ok=True)
     finals = (run.folder.embeddings, run.folder.contigs, run.folder.predictions)
     for path in (run.folder.shard(shards_before), *finals):
         temporary_name(path).write_bytes(b"half a file")

@@ -99,7 +99,10 @@ class Embeddings:
             else:
                 self.kind = "embed" if EMBED_VECTORS in self._datasets else "predict"
             own_ids = [IDS[self.kind]] if is_own else IDS.values()
-            self._ids = next(name for name in own_ids if name in self._datasets)
+            names = [name for name in own_ids if name in self._datasets]
+            if not names:
+                raise ValueError(f"it has no {' or '.join(own_ids)}")
+            self._ids = names[0]
             self._num_rows = len(self._datasets[self._ids])
             for name, values in self._datasets.items():
                 _require_form(name, values, self._num_rows)

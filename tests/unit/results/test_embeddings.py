@@ -352,6 +352,14 @@ def test_datasets_of_another_form_are_damage(
         Embeddings(file)
 
 
+def test_a_file_without_names_is_damaged(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file.h5"
+    file.write_bytes(edited(path, lambda file: file.__delitem__("frame_ids")))
+    for own in (True, False):
+        with pytest.raises(DamagedFileError, match="has no frame_ids"):
+            Embeddings(file, own=own)
+
+
 def test_an_exported_npz_has_all_of_it_and_comes_back(path: Path, opened: Embeddings, tmp_path: Path) -> None:
     exported, again = tmp_path / "vectors.npz", tmp_path / "again.npz"
     assert export_embeddings(path, exported) == len(opened)
