@@ -204,6 +204,8 @@ def virnuc_process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             return True
         return False
 
+    # A shell disables Ctrl-C for what it starts in the background, tests among them, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "virnuc_cli", *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
