@@ -1,6 +1,5 @@
 """Fixtures of all tests: a clean environment, a separate home folder, deterministic properties."""
 
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.forked_lanes import ForkedContext
+from tests.forked_lanes import fork_lanes
 from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core import env_config
 
@@ -75,13 +74,7 @@ def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def fast_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks lanes from this process; tests/unit, tests/crash and tests/production test spawned ones."""
-    get_context = multiprocessing.get_context
-    monkeypatch.setattr(
-        multiprocessing,
-        "get_context",
-        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
-    )
+    fork_lanes(monkeypatch)
 
 
 @pytest.fixture(scope="session")

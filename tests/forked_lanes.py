@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Final
 
+import pytest
+
 from virnuc_core import env_config
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
@@ -24,6 +26,16 @@ class ForkedContext:
     def Process(self, target: Callable[..., None], args: tuple[Any, ...], **rest: Any) -> ForkServerProcess:
         """Inherits the variables of this process, as a spawned one does."""
         return _CONTEXT.Process(target=_run, args=(dict(os.environ), target, args), **rest)
+
+
+def fork_lanes(patch: pytest.MonkeyPatch) -> None:
+    """Forks lanes from here on; tests/crash, tests/production and tests/unit/inference test spawned ones."""
+    get_context = multiprocessing.get_context
+    patch.setattr(
+        multiprocessing,
+        "get_context",
+        lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
+    )
 
 
 class KilledContext(ForkedContext):

@@ -1,7 +1,6 @@
 """Small models, inputs, a finished run, the command line, and one Prefect server for all flow tests."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tasks.tracking import TrackedRun
-from tests.forked_lanes import ForkedContext
+from tests.forked_lanes import fork_lanes
 from tests.made_models import WIDTH, MadeModels, make_esm2, make_head, make_models
 from virnuc_cli.main import main
 from virnuc_core.inference import sharding
@@ -81,20 +80,15 @@ def write_class(path: Path, gc: float, count: int, seed: int) -> Path:
 @contextmanager
 def fast_runs() -> Iterator[None]:
     """Forks lanes from this process, and draws no plots, which take half the time of a small run."""
-    get_context = multiprocessing.get_context
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            multiprocessing,
-            "get_context",
-            lambda method=None: ForkedContext() if method == "spawn" else get_context(method),
-        )
+        fork_lanes(patch)
         patch.setattr(TrackedRun, "log_figure", lambda *_: None)
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _fast_runs() -> Iterator[None]:
-    """Overridden where plots are tested; tests/unit, tests/crash and tests/production test spawned lanes."""
+    """Overridden where plots are tested."""
     with fast_runs():
         yield
 
