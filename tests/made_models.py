@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.reliability.samples import make_tokenizer
+from benchmarks.reliability.samples import make_tokenizer, random_weights
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, parameter_shapes
+from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -124,14 +124,7 @@ def make_spec(family: Family, **changes: object) -> ModelSpec:
 
 def published_config(spec: ModelSpec) -> dict[str, object]:
     """The content of config.json."""
-    config = {
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.embedding_dim,
-        "num_attention_heads": spec.num_heads,
-        "intermediate_size": spec.ffn_dim,
-        "vocab_size": spec.vocab_size,
-        "layer_norm_eps": spec.layer_norm_eps,
-    }
+    config = config_sizes(spec)
     if spec.family == "dnabert_s":
         return config | {"model_type": "bert"}
     return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
@@ -140,15 +133,10 @@ def published_config(spec: ModelSpec) -> dict[str, object]:
 def write_model(folder: Path, spec: ModelSpec, seed: int = 0) -> Path:
     """Random weights in the layout of a published folder."""
     layout = TRANSFORMERS_ESM if spec.family == "esm2" else DNABERT
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in parameter_shapes(spec).items():
-        parts = layout.sources(name)
-        rows = (2, *shape) if name == TOKEN_TYPE else (shape[0] // len(parts), *shape[1:])
-        for part in parts:
-            tensors[part] = torch.randn(rows, generator=generator) * 0.2
     folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        random_weights(spec, layout, 0.2, seed), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     (folder / "config.json").write_text(json.dumps(published_config(spec)))
     if spec.family == "dnabert_s":
         make_tokenizer(folder / "tokenizer.json")

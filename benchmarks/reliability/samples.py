@@ -18,7 +18,15 @@ from backports import zstd
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from virnuc_core.models.checkpoint import DNABERT, FAIR_ESM, TRANSFORMERS_ESM, KeyLayout, parameter_shapes
+from virnuc_core.models.checkpoint import (
+    DNABERT,
+    FAIR_ESM,
+    TOKEN_TYPE,
+    TRANSFORMERS_ESM,
+    KeyLayout,
+    config_sizes,
+    parameter_shapes,
+)
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.specs import ModelSpec
 
@@ -118,27 +126,24 @@ def make_tokenizer(path: Path) -> None:
     made.save(str(path))
 
 
-def _state_dict(spec: ModelSpec, layout: KeyLayout) -> dict[str, torch.Tensor]:
+def random_weights(
+    spec: ModelSpec, layout: KeyLayout, std: float = 0.1, seed: int = 0
+) -> dict[str, torch.Tensor]:
     """Random weights under published names."""
-    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     state: dict[str, torch.Tensor] = {}
     for name, shape in parameter_shapes(spec).items():
         sources = layout.sources(name)
+        rows = (2, *shape) if name == TOKEN_TYPE else (shape[0] // len(sources), *shape[1:])
         for source in sources:
-            rows = (shape[0] // len(sources), *shape[1:]) if name != "token_type_embedding" else (2, *shape)
-            state[source] = torch.randn(rows) * 0.1
+            state[source] = torch.randn(rows, generator=generator) * std
     return state
 
 
 def _model_folder(folder: Path, spec: ModelSpec) -> Path:
     folder.mkdir()
     config = {
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.embedding_dim,
-        "num_attention_heads": spec.num_heads,
-        "intermediate_size": spec.ffn_dim,
-        "vocab_size": spec.vocab_size,
-        "layer_norm_eps": spec.layer_norm_eps,
+        **config_sizes(spec),
         "position_embedding_type": "rotary",
         "token_dropout": spec.token_dropout,
         "emb_layer_norm_before": False,
@@ -152,13 +157,13 @@ def make_models(folder: Path) -> None:
     arguments = argparse.Namespace(
         encoder_layers=2, encoder_embed_dim=_WIDTH, encoder_attention_heads=2, token_dropout=True, arch="esm2"
     )
-    model = {f"encoder.sentence_encoder.{n}": t for n, t in _state_dict(_ESM2, FAIR_ESM).items()}
+    model = {f"encoder.sentence_encoder.{n}": t for n, t in random_weights(_ESM2, FAIR_ESM).items()}
     torch.save({"cfg": {"model": arguments}, "model": model}, folder / "esm2_fair.pt")
-    state = _state_dict(_ESM2, TRANSFORMERS_ESM)
+    state = random_weights(_ESM2, TRANSFORMERS_ESM)
     torch.save(state, _model_folder(folder / "esm2", _ESM2) / "pytorch_model.bin")
 
     dnabert = _model_folder(folder / "dnabert", _DNABERT)
-    save_file(_state_dict(_DNABERT, DNABERT), dnabert / "model.safetensors")
+    save_file(random_weights(_DNABERT, DNABERT), dnabert / "model.safetensors")
     make_tokenizer(dnabert / "tokenizer.json")
 
     sharded = _model_folder(folder / "sharded", _ESM2)

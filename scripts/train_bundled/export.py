@@ -14,7 +14,14 @@ from scripts.train_bundled.network import TinyPair
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import DnabertTokenizer, TokenColumn
 from virnuc_core.inference.device import default_token_budget
-from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, KeyLayout, load_model
+from virnuc_core.models.checkpoint import (
+    DNABERT,
+    TOKEN_TYPE,
+    TRANSFORMERS_ESM,
+    KeyLayout,
+    config_sizes,
+    load_model,
+)
 from virnuc_core.models.classifier import load_classifier, save_classifier
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.hub import SUMS_NAME, open_checkpoint, write_sums
@@ -65,22 +72,11 @@ def unpair_rows(qkv: Tensor, num_heads: int) -> Tensor:
     return torch.cat((halves, values))
 
 
-def _sizes(spec: ModelSpec) -> dict[str, object]:
-    return {
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.embedding_dim,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "intermediate_size": spec.ffn_dim,
-        "layer_norm_eps": spec.layer_norm_eps,
-    }
-
-
 def _esm2_config(spec: ModelSpec) -> dict[str, object]:
     return {
         "architectures": ["EsmModel"],
         "model_type": "esm",
-        **_sizes(spec),
+        **config_sizes(spec),
         "position_embedding_type": "rotary",
         "token_dropout": spec.token_dropout,
         "emb_layer_norm_before": False,
@@ -92,7 +88,7 @@ def _esm2_config(spec: ModelSpec) -> dict[str, object]:
 
 def _dnabert_config(spec: ModelSpec) -> dict[str, object]:
     names = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
-    return {**names, **_sizes(spec), "type_vocab_size": 2, "pad_token_id": 3, "torch_dtype": "float16"}
+    return {**names, **config_sizes(spec), "type_vocab_size": 2, "pad_token_id": 3, "torch_dtype": "float16"}
 
 
 def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:

@@ -62,6 +62,12 @@ _RANDOM_STD: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
+def config_sizes(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes of an architecture as config.json names them."""
+    names = ("vocab_size", "embedding_dim", "num_layers", "num_heads", "ffn_dim", "layer_norm_eps")
+    return {_CONFIG_NAMES[name]: getattr(spec, name) for name in names}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyLayout:
     """One naming scheme of published checkpoints.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.files import atomic_path
-from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, Checkpoint
+from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, Checkpoint, config_sizes
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.hub import new_folder, open_weights
 
@@ -97,12 +97,7 @@ def _esm2_config(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "architectures": ["EsmModel"],
         "model_type": "esm",
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.embedding_dim,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "intermediate_size": spec.ffn_dim,
-        "layer_norm_eps": spec.layer_norm_eps,
+        **config_sizes(spec),
         "position_embedding_type": "rotary",
         "token_dropout": spec.token_dropout,
         "emb_layer_norm_before": False,
