@@ -89,6 +89,12 @@ class EnvConfig(BaseModel):
         description="where Prefect keeps its settings and database [`prefect/` in `VIRNUC_HOME`]",
     )
 
+    outcome: Path | None = Field(
+        None,
+        alias="VIRNUC_OUTCOME",
+        description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
+    )
+
     @property
     def switches(self) -> tuple[str, ...]:
         """Variables of the active switches."""
