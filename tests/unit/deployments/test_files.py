@@ -18,7 +18,7 @@ from prefect.flows import load_flow_from_entrypoint
 
 import deployments
 from deployments.register import AUTOMATIONS_FILE, NIGHTLY, PREFECT_FILE
-from deployments.server import GPU_POOL, POOLS, RUNS_POOL
+from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
 from flows.pool import LANE_DEPLOYMENT, PLAN_DEPLOYMENT, WORK_POOL
 from virnuc_cli.main import cli
 
@@ -53,8 +53,9 @@ def test_the_deployments_and_their_pools() -> None:
         NIGHTLY: RUNS_POOL,
         LANE_DEPLOYMENT: GPU_POOL,
         PLAN_DEPLOYMENT: GPU_POOL,
+        "embed-lane/cpu": CPU_POOL,
+        "plan-run/cpu": CPU_POOL,
     }
-    assert set(POOLS) == {GPU_POOL, RUNS_POOL}
     assert WORK_POOL == GPU_POOL
 
 
@@ -62,10 +63,13 @@ def test_the_deployments_and_their_pools() -> None:
 def test_parameters_and_environment(item: dict[str, Any]) -> None:
     parameters = item.get("parameters", {})
     known = load_flow_from_entrypoint(item["entrypoint"]).parameters.properties
+    pool = item["work_pool"]
+    assert pool["work_queue_name"] == ("plans" if "plan" in item["tags"] else "normal")
+    assert pool["work_queue_name"] in POOLS[pool["name"]].queues
     assert set(parameters) <= set(known)
     assert parameters.get("mode") == ("pool" if "mode" in known else None)
     assert "virnuc" in item["tags"]
-    environment = item["work_pool"]["job_variables"]["env"]
+    environment = pool["job_variables"]["env"]
     assert all(isinstance(value, str) for value in environment.values())
     # Three heartbeats may be missed.
     [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
