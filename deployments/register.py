@@ -26,7 +26,8 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from deployments.server import GPU_POOL, PLAN_QUEUE, POOLS, server_failure, server_url
+from deployments.server import POOLS, server_failure, server_url
+from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
@@ -85,7 +86,7 @@ def register(nightly: NightlyChoice, wait_timeout: float = 0.0) -> list[Register
         try:
             return [
                 *(_register_pool(client, name) for name in POOLS),
-                _register_plan_queue(client),
+                *(_register_queue(client, name, queue) for name in POOLS for queue in POOLS[name].queues),
                 *(_register_deployment(client, item, nightly) for item in deployments),
                 *(_register_automation(client, item) for item in automations),
             ]
@@ -108,13 +109,12 @@ def _register_pool(client: SyncPrefectClient, name: str) -> Registered:
     try:
         pool, is_new = client.read_work_pool(name), False
     except ObjectNotFound:
-        description, limit = POOLS[name]
         wanted = WorkPoolCreate(
             name=name,
             type="process",
-            description=description,
+            description=POOLS[name].description,
             base_job_template=ProcessWorker.get_default_base_job_template(),
-            concurrency_limit=limit,
+            concurrency_limit=POOLS[name].limit,
         )
         pool, is_new = client.create_work_pool(wanted), True
     if pool.type != "process":
@@ -125,14 +125,15 @@ def _register_pool(client: SyncPrefectClient, name: str) -> Registered:
     return Registered(kind="work pool", name=name, is_new=is_new)
 
 
-def _register_plan_queue(client: SyncPrefectClient) -> Registered:
+def _register_queue(client: SyncPrefectClient, pool: str, name: str) -> Registered:
+    """Before those of lower priority, and the pool's default queue."""
     try:
-        client.read_work_queue_by_name(PLAN_QUEUE, work_pool_name=GPU_POOL)
+        client.read_work_queue_by_name(name, work_pool_name=pool)
         is_new = False
     except ObjectNotFound:
-        client.create_work_queue(PLAN_QUEUE, work_pool_name=GPU_POOL, priority=1)
+        client.create_work_queue(name, work_pool_name=pool, priority=POOLS[pool].queues.index(name) + 1)
         is_new = True
-    return Registered(kind="work queue", name=f"{GPU_POOL}/{PLAN_QUEUE}", is_new=is_new)
+    return Registered(kind="work queue", name=f"{pool}/{name}", is_new=is_new)
 
 
 def _register_deployment(
@@ -165,6 +166,7 @@ def _register_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=item["name"],
         entrypoint=item["entrypoint"],
+        version=__version__,
         pull_steps=[],
         parameters=parameters,
         # Without additionalProperties, an unknown parameter would be refused only by the run.
@@ -175,7 +177,7 @@ def _register_deployment(
         tags=item["tags"],
         description=item["description"],
         work_pool_name=item["work_pool"]["name"],
-        work_queue_name=item["work_pool"].get("work_queue_name"),
+        work_queue_name=item["work_pool"]["work_queue_name"],
         job_variables=item["work_pool"]["job_variables"],
     )
     return Registered(kind="deployment", name=name, is_new=existing is None, note=note)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -13,15 +14,30 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 GPU_POOL: Final = "virnuc-gpu"
+CPU_POOL: Final = "virnuc-cpu"
 RUNS_POOL: Final = "virnuc-runs"
-# Planning goes before lanes in the GPU pool, so that a new run does not wait for the lanes of others.
-PLAN_QUEUE: Final = "plans"
 
-# Description and concurrency limit over all hosts. A GPU worker takes one lane at a time, so their pool needs no
-# limit; a run holds its slot while its lanes wait for a GPU.
-POOLS: Final[Mapping[str, tuple[str, int | None]]] = {
-    GPU_POOL: ("Lanes and plans: one worker for each GPU, one run at a time", None),
-    RUNS_POOL: ("Whole runs, which wait for their lanes and put the results together", 16),
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """A work pool, its queues by falling priority, and the most runs at once over all hosts."""
+
+    description: str
+    queues: tuple[str, ...]
+    limit: int | None = None
+
+
+# Planning takes seconds and goes first, so that a new run does not wait for the lanes of others.
+_LANE_QUEUES: Final = ("plans", "urgent", "normal", "bulk")
+# A device takes one lane at a time, so their pools need no limit; a run holds its slot while its lanes wait.
+POOLS: Final[Mapping[str, Pool]] = {
+    GPU_POOL: Pool(description="Lanes and plans on GPUs, one at a time on each", queues=_LANE_QUEUES),
+    CPU_POOL: Pool(description="Lanes and plans on CPUs", queues=_LANE_QUEUES),
+    RUNS_POOL: Pool(
+        description="Whole runs, which wait for their lanes and put the results together",
+        queues=("urgent", "normal", "bulk"),
+        limit=16,
+    ),
 }
 _PAGE_SIZE: Final = 200  # the server's maximum
 

@@ -12,7 +12,15 @@ from virnuc_core.pipeline import EMBED, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import EMBED_DEFAULTS, EmbedSettings, LaneMode, LaneSettings, PositiveTime, Priority, embed_config
+from virnuc_core.settings import (
+    EMBED_DEFAULTS,
+    EmbedSettings,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    Priority,
+    embed_config,
+)
 
 
 @flow(name="embed", flow_run_name=run_name, persist_result=False)

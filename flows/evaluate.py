@@ -16,7 +16,14 @@ from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import head_of
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, Priority, predict_config
+from virnuc_core.settings import (
+    PREDICT_DEFAULTS,
+    LaneMode,
+    PositiveTime,
+    PredictSettings,
+    Priority,
+    predict_config,
+)
 from virnuc_core.training.heads import label_records
 from virnuc_core.training.labels import LabelledFiles
 

@@ -10,7 +10,15 @@ from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import PREDICT, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, LaneSettings, PositiveTime, Priority, PredictSettings, predict_config
+from virnuc_core.settings import (
+    PREDICT_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    PredictSettings,
+    Priority,
+    predict_config,
+)
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)

@@ -11,7 +11,14 @@ from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import REPROCESS, Move
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import REPROCESS_DEFAULTS, LaneMode, LaneSettings, PositiveTime, Priority, ReprocessSettings
+from virnuc_core.settings import (
+    REPROCESS_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    Priority,
+    ReprocessSettings,
+)
 
 
 def reprocess_name() -> str:

@@ -13,7 +13,15 @@ from tasks.tracking import TrackedRun
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import TRAIN_DEFAULTS, LaneMode, LaneSettings, PositiveTime, Priority, TrainSettings, train_config
+from virnuc_core.settings import (
+    TRAIN_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    Priority,
+    TrainSettings,
+    train_config,
+)
 from virnuc_core.training.heads import HeadSettings
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tests.made_models import make_spec
+from virnuc_core import __version__
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.specs import Family, InputFile
 
@@ -35,5 +36,5 @@ PLAN = RunPlan(
     dna_head=None,
     embeddings="float32",
     shards=(Shard(index=0, begin=0, end=7, cost=1.5), Shard(index=1, begin=7, end=9, cost=0.5)),
-    virnuc_version="1.0",
+    virnuc_version=__version__,
 )

@@ -86,12 +86,6 @@ class EnvConfig(BaseModel):
         description="seconds without a finished shard after which a lane is taken to hang, and is ended "
         "[20 times a shard's estimated work, at least 1800]",
     )
-    outcome: Path | None = Field(
-        None,
-        alias="VIRNUC_OUTCOME",
-        description="where a lane or a planning run says how it ended; set by `virnuc worker` for each job "
-        "[nowhere]",
-    )
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
     )
@@ -99,6 +93,12 @@ class EnvConfig(BaseModel):
         None,
         alias="PREFECT_HOME",
         description="where Prefect keeps its settings and database [`prefect/` in `VIRNUC_HOME`]",
+    )
+
+    outcome: Path | None = Field(
+        None,
+        alias="VIRNUC_OUTCOME",
+        description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
     )
 
     @property

@@ -10,6 +10,7 @@
     │   ├── DeviceMemoryError        exit 5   device or host out of memory (retryable)
     │   └── DeviceLostError          exit 5   device failed or disappeared (retryable)
     ├── LaneError                    exit 5   lane process died (retryable)
+    ├── HostError                    exit 5   host not fit for the job, another one may be (retryable)
     └── StorageError                 exit 6   file or folder of virnuc's own unreadable or unwritable
         └── StorageLostError         exit 6   disk or network file system failed (retryable)
 
@@ -108,6 +109,13 @@ class DeviceLostError(DeviceError):
 
 class LaneError(VirnucError):
     """A lane's process ended before its shards were finished."""
+
+    exit_code = 5
+    retryable = True
+
+
+class HostError(VirnucError):
+    """This host is not fit for the job: no shared folder, another version or a full disk; another host may succeed."""
 
     exit_code = 5
     retryable = True

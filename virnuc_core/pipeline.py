@@ -163,11 +163,13 @@ def divide(run: Training) -> None:
 def plan(run: Run) -> None:
     """Writes the plan, or verifies the existing one."""
     run.plan = run.lanes.plan(run.folder, run.config, run.kind)
+    run.plan.require_own_series()
 
 
 def plan_move(run: Move) -> None:
     """Plans the new run beside the old one; if nothing changes, the old one is resumed."""
     run.plan = run.lanes.plan(run.next, run.config, run.kind)
+    run.plan.require_own_series()
     if run.plan.fingerprint == run.old.fingerprint:
         drop_next(run.current)
     else:

@@ -34,7 +34,9 @@ class RunFolder:
     frames = _Inside("frames")  # the frame store
     shards = _Inside("shards")  # folder of finished shards
     lanes = _Inside("lanes")  # folder of journals
-    token = _Inside("lanes/token")  # made by the run, by which its lanes recognise that they see the same folder
+    token = _Inside(
+        "lanes/token"
+    )  # made by the run, by which its lanes recognise that they see the same folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")

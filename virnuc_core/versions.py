@@ -14,6 +14,11 @@ State = Literal["ok", "warning", "problem"]
 _log = logging.getLogger(__name__)
 
 
+def series(version: str) -> str:
+    """The release series of a virnuc version, "0.1" for "0.1.7": all its releases give the same results."""
+    return ".".join(version.split(".")[:2])
+
+
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
     """Versions of one package known to work: from `since`, and before `before`, the first that fails or is untested.

@@ -15,10 +15,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Running
 
 from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import crash_orphaned_runs
+from deployments.server import POOLS, crash_orphaned_runs
 from flows.nightly import nightly
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
+from virnuc_core import __version__
 from virnuc_core.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -40,11 +41,17 @@ def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
     register(NightlyChoice())
     before = {deployment.id for deployment in client.read_deployments()}
     again = register(NightlyChoice())
-    assert len(again) == len(before) + 4
+    queues = [queue for pool in POOLS.values() for queue in pool.queues]
+    assert len(again) == len(before) + len(POOLS) + len(queues) + 1
     assert all(item.line.startswith("updated ") for item in again)
     [batch] = [item for item in again if item.name == NIGHTLY]
     assert "resting until --inbox and --out are given" in batch.note
-    assert {deployment.id for deployment in client.read_deployments()} == before
+    deployments = client.read_deployments()
+    assert {deployment.id for deployment in deployments} == before
+    assert {deployment.version for deployment in deployments} == {__version__}
+    for name, pool in POOLS.items():
+        found = sorted(client.read_work_queues(work_pool_name=name), key=lambda queue: queue.priority)
+        assert [queue.name for queue in found] == [*pool.queues, "default"]
     assert len(client.read_automations_by_name("virnuc: runs without a heartbeat have crashed")) == 1
 
 

@@ -10,8 +10,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.register import NIGHTLY
-from deployments.server import GPU_POOL, missing_pools, workers_since
-from flows.pool import PLAN_DEPLOYMENT
+from deployments.server import missing_pools, workers_since
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import Stack
 
@@ -23,11 +22,9 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
         assert missing_pools() == []
         assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 3
     names = {deployment.name for deployment in stack.client.read_deployments()}
-    assert names == {"on-demand", "nightly", "gpu"}
+    assert names == {"on-demand", "nightly", "gpu", "cpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
-    queues = stack.client.read_work_queues(work_pool_name=GPU_POOL)
-    assert [queue.name for queue in sorted(queues, key=lambda queue: queue.priority)] == ["plans", "default"]
-    assert stack.client.read_deployment_by_name(PLAN_DEPLOYMENT).work_queue_name == "plans"
+    assert stack.client.read_deployment_by_name("plan-run/gpu").work_queue_name == "plans"
     [automation] = stack.client.read_automations_by_name(AUTOMATION)
     assert automation.enabled
 

@@ -92,13 +92,13 @@ def reporting_outcome(journal: LaneJournal) -> Iterator[None]:
         ended = error
         raise
     finally:
-        if env().outcome is not None:
+        if (path := env().outcome) is not None:
             outcome = {
                 "error": type(ended).__name__ if ended else None,
                 "message": str(ended or ""),
                 "shards": journal.shards_done,
             }
-            write_text(env().outcome, json.dumps(outcome))
+            write_text(path, json.dumps(outcome))
 
 
 class JournalTail:

@@ -6,13 +6,15 @@ they are computed. After its creation, only `Continuation`s and the threshold ch
 
 import hashlib
 import json
+import socket
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core import __version__
+from virnuc_core.errors import DamagedFileError, HostError, MismatchError
 from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import (
@@ -26,8 +28,9 @@ from virnuc_core.specs import (
     ResolvedPrecision,
     Rows,
 )
+from virnuc_core.versions import series
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
@@ -129,6 +132,7 @@ class RunPlan:
         warnings: reasons why the run is slower than possible.
         switches: emergency switches set when the plan was made.
         continued: shards whose arithmetic differs from `models`.
+        virnuc_version: of the planner; other releases of its series give the same results.
         threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
     """
 
@@ -163,6 +167,14 @@ class RunPlan:
     def model(self, family: Family) -> PlannedModel | None:
         """The model of a family; None if the run has none."""
         return next((model for model in self.models if model.family == family), None)
+
+    def require_own_series(self) -> None:
+        """Raises HostError if this installation is of another release series, whose results may differ."""
+        if series(self.virnuc_version) != series(__version__):
+            raise HostError(
+                f"this run was planned by virnuc {self.virnuc_version}, and {socket.gethostname()} has {__version__}, "
+                "whose results may differ: install the same version on every host."
+            )
 
     @cached_property
     def uniform(self) -> "RunPlan":
@@ -211,6 +223,8 @@ class RunPlan:
                 values |= {"continued": parts} if parts else {}
             elif field.name == "min_length":
                 values |= {"min_length": value} if value else {}
+            elif field.name == "virnuc_version":
+                values[field.name] = series(value)
             elif field.name not in _NOT_IN_FINGERPRINT:
                 values[field.name] = value
         return values

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core import __version__
 from virnuc_core.checked_hdf5 import (
     HDF5_ERRORS,
     SCHEMA_VERSION,
@@ -39,6 +40,9 @@ _MODEL_FIELDS: Final = (
     "precision",
     "token_budget",
 )
+
+# The fingerprint has its release series.
+_NOT_COMPARED: Final = frozenset({"models", "virnuc_version"})
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +133,6 @@ def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:
         "models": [{name: model[name] for name in _MODEL_FIELDS} for model in models],
         "head_fingerprint": plan.head.fingerprint if plan.head else "",
         "embeddings": plan.embeddings,
-        "virnuc_version": plan.virnuc_version,
     }
 
 
@@ -138,10 +141,10 @@ def write_shard(
 ) -> None:
     """Commits a shard, which is complete and on disk on return.
 
-    The bytes depend on `result` and `identity` only, so recomputed shards are byte-identical, even when two processes write
-    one concurrently. `before_commit` runs just before the rename; if it raises, no file is left.
+    The bytes depend on `result`, `identity` and the version of virnuc only, so recomputed shards are byte-identical, even
+    when two processes write one concurrently. `before_commit` runs just before the rename; if it raises, no file is left.
     """
-    attributes = {"schema_version": SCHEMA_VERSION} | identity
+    attributes: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "virnuc_version": __version__, **identity}
     attributes["models"] = json.dumps(identity["models"])
     attributes["counters"] = json.dumps(asdict(result.counters))
     with atomic_path(path, shared=True) as temporary:
@@ -188,7 +191,7 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """The identity stored in a shard, see `shard_identity`.
+    """The identity stored in a shard, see `shard_identity`, and `virnuc_version`, which computed it.
 
     Raises:
         DamagedFileError: it is missing, not a shard, or its attributes are altered.
@@ -228,7 +231,7 @@ def _require_identity(path: Path, found: dict[str, Any], expected: dict[str, Any
 def _flat(identity: dict[str, Any]) -> dict[str, Any]:
     """An identity as scalars, with model fields prefixed by family."""
     models = {f"{model['family']}.{name}": model[name] for model in identity["models"] for name in model}
-    return {name: value for name, value in identity.items() if name != "models"} | models
+    return {name: value for name, value in identity.items() if name not in _NOT_COMPARED} | models
 
 
 def quarantine_file(path: Path) -> Path:

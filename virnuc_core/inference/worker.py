@@ -40,10 +40,13 @@ def run_shards(
 
     Raises:
         MismatchError: the run was started over meanwhile.
+        HostError: the plan is of another release series.
         VirnucError: any failure in any of the threads; committed shards stay.
         OSError: a shard cannot be written.
     """
-    for plan, shards in read_plan(folder.plan).grouped(indices):
+    planned = read_plan(folder.plan)
+    planned.require_own_series()
+    for plan, shards in planned.grouped(indices):
         _run_alike(folder, plan, shards, device, lane, emit)
 
 

@@ -18,8 +18,8 @@ from prefect.flows import load_flow_from_entrypoint
 
 import deployments
 from deployments.register import AUTOMATIONS_FILE, NIGHTLY, PREFECT_FILE
-from deployments.server import GPU_POOL, POOLS, RUNS_POOL
-from flows.pool import LANE_DEPLOYMENT, PLAN_DEPLOYMENT, WORK_POOL
+from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
+from flows.pool import WORK_POOLS
 from virnuc_cli.main import cli
 
 with warnings.catch_warnings():  # of MLflow's own code
@@ -51,21 +51,25 @@ def test_the_deployments_and_their_pools() -> None:
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
         NIGHTLY: RUNS_POOL,
-        LANE_DEPLOYMENT: GPU_POOL,
-        PLAN_DEPLOYMENT: GPU_POOL,
+        "embed-lane/gpu": GPU_POOL,
+        "plan-run/gpu": GPU_POOL,
+        "embed-lane/cpu": CPU_POOL,
+        "plan-run/cpu": CPU_POOL,
     }
-    assert set(POOLS) == {GPU_POOL, RUNS_POOL}
-    assert WORK_POOL == GPU_POOL
+    assert WORK_POOLS == {"cuda": GPU_POOL, "cpu": CPU_POOL}
 
 
 @pytest.mark.parametrize("item", DEPLOYMENTS, ids=lambda item: item["entrypoint"])
 def test_parameters_and_environment(item: dict[str, Any]) -> None:
     parameters = item.get("parameters", {})
     known = load_flow_from_entrypoint(item["entrypoint"]).parameters.properties
+    pool = item["work_pool"]
+    assert pool["work_queue_name"] == ("plans" if "plan" in item["tags"] else "normal")
+    assert pool["work_queue_name"] in POOLS[pool["name"]].queues
     assert set(parameters) <= set(known)
     assert parameters.get("mode") == ("pool" if "mode" in known else None)
     assert "virnuc" in item["tags"]
-    environment = item["work_pool"]["job_variables"]["env"]
+    environment = pool["job_variables"]["env"]
     assert all(isinstance(value, str) for value in environment.values())
     # Three heartbeats may be missed.
     [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]

@@ -1,6 +1,7 @@
 """The plan of a run: written once, read back, compared, and what can be reused of one for another."""
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from benchmarks.reliability.hostile import hostile_json
 from tests.made_plans import PLAN, model
-from virnuc_core.errors import DamagedFileError, MismatchError
+from virnuc_core import __version__
+from virnuc_core.errors import DamagedFileError, HostError, MismatchError
 from virnuc_core.inference.plan import (
     PlannedHead,
     RunPlan,
@@ -20,6 +22,7 @@ from virnuc_core.inference.plan import (
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
+from virnuc_core.versions import series
 
 FOLDER = RunFolder(Path("out/run"))
 BOTH = {"dnabert_s", "esm2"}
@@ -91,7 +94,7 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
         (replace(PLAN, input_digest="f" * 64), r"input was in\.fa \(c{12}\), now in\.fa \(ffff", set()),
         (replace(PLAN, chunk_length=300), r"chunk_length \(--chunk-length\) was 500, now 300", set()),
         (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards \(--shard-seconds\), now 1", set()),
-        (replace(PLAN, virnuc_version="2.0"), r"virnuc_version was 1\.0, now 2\.0", set()),
+        (replace(PLAN, virnuc_version="99.0.1"), r"virnuc_version was \d+\.\d+, now 99\.0", set()),
         (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none", BOTH),
         (replace(PLAN, head=OTHER_HEAD), r"head \(--head\) was tiny-500 \(d{12}\), now mine \(0{12}\)", BOTH),
         (replace(PLAN, models=PLAN.models[:1]), r"esm2 model was tiny \(a{12}\), now none", {"dnabert_s"}),
@@ -116,6 +119,19 @@ def test_everything_that_decides_the_numbers_counts(other: RunPlan, message: str
     assert ("`virnuc reprocess out/run`" in str(caught.value)) is can_be_moved
     assert ("but not to other input, chunks or shards" in str(caught.value)) is not can_be_moved
     assert reused_families(PLAN, other) == families
+
+
+def test_a_patch_release_continues_a_run_and_another_series_is_refused() -> None:
+    patched = replace(PLAN, virnuc_version=f"{series(__version__)}.99")
+    assert patched.fingerprint == PLAN.fingerprint
+    assert reused_families(PLAN, patched) == BOTH
+    require_same_plan(PLAN, patched, FOLDER)
+    patched.require_own_series()
+    message = (
+        rf"planned by virnuc 99\.0, and {socket.gethostname()} has {__version__}, .*the same version on every"
+    )
+    with pytest.raises(HostError, match=message):
+        replace(PLAN, virnuc_version="99.0").require_own_series()
 
 
 def test_rounded_vectors_are_not_reused() -> None:

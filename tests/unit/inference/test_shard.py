@@ -11,6 +11,7 @@ import pytest
 from tests.made_models import MadeRun
 from tests.made_moves import copy_of
 from tests.made_plans import PLAN, model
+from virnuc_core import __version__
 from virnuc_core.errors import DamagedFileError, MismatchError
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import (
@@ -68,7 +69,7 @@ def test_it_reads_back_equal(tmp_path: Path, changes: dict[str, np.ndarray | Non
     result = replace(RESULT, **changes)
     write_shard(tmp_path / "shard.h5", result, IDENTITY)
     assert_equal(read_shard(tmp_path / "shard.h5", IDENTITY), result)
-    assert read_identity(tmp_path / "shard.h5") == IDENTITY
+    assert read_identity(tmp_path / "shard.h5") == {**IDENTITY, "virnuc_version": __version__}
 
 
 def test_the_same_shard_is_the_same_file(shard: Path, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def with_shard(**changes: int) -> RunPlan:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (replace(PLAN, virnuc_version="2.0"), "virnuc_version is 1.0 in the file and 2.0 in the plan"),
+        (replace(PLAN, virnuc_version="99.0"), f"plan_fingerprint is {PLAN.fingerprint} in the file"),
         (
             replace(PLAN, models=(model("dnabert_s"), model("esm2", precision="fp16"))),
             "esm2.precision is fp32 in the file and fp16 in the plan",
