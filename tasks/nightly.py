@@ -199,6 +199,18 @@ ComputeFiles = Callable[[Iterator[NewFile]], Iterator[tuple[NewFile, Computed]]]
 """Runs predict over files, which are hashed as it takes them; yields each when its run has ended."""
 
 
+def make_writable(folder: Path) -> Path:
+    """Creates a folder unless it exists; raises UsageError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK_NAME).touch()
+    except OSError as error:
+        raise UsageError(
+            f"out {folder} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
+    return folder
+
+
 @contextmanager
 def claim_results(folder: Path, *, wait: bool = False) -> Iterator[bool]:
     """Creates a results folder and claims it among nightly runs; yields False when another one works there.
@@ -208,12 +220,7 @@ def claim_results(folder: Path, *, wait: bool = False) -> Iterator[bool]:
     Raises:
         UsageError: the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_NAME).open("w")
-    except OSError as error:
-        raise UsageError(f"out {folder} cannot be written: {error.strerror}. Choose another folder.") from error
-    with lock:
+    with (make_writable(folder) / LOCK_NAME).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -251,11 +258,7 @@ class FileOutcome:
 
 
 class NightlyBatch:
-    """The files of one nightly run; results are in folders inside `out`, a file waits `settle_seconds` after a change.
-
-    Raises:
-        UsageError: `out` cannot be written.
-    """
+    """The files of one nightly run; results are in folders inside `out`, a file waits `settle_seconds` after a change."""
 
     def __init__(
         self, out: Path, digests: DigestCache, compute_files: ComputeFiles, settle_seconds: float
@@ -279,9 +282,7 @@ class NightlyBatch:
             left = copies  # whose content has an outcome now, unless the first file changed meanwhile
         return [self._outcomes[file.path] for file in files]
 
-    def _new_files(
-        self, files: Iterable[FileSnapshot], copies: list[FileSnapshot]
-    ) -> Iterator[NewFile]:
+    def _new_files(self, files: Iterable[FileSnapshot], copies: list[FileSnapshot]) -> Iterator[NewFile]:
         """Yields the files to compute, once for each content; the others have an outcome or are added to `copies`."""
         begun: set[str] = set()
         for file in files:
@@ -413,7 +414,9 @@ class NightlyReport:
         counts = [f"{count} {status}" for status, count in reversed(self.counts.items()) if count]
         others = sum(outcome.reason == BY_ANOTHER for outcome in self.outcomes)
         shared = f"; another nightly run computed {others} of them" if others else ""
-        return f"{len(self.outcomes)} files: {', '.join(counts)}{shared}" if counts else "no files in the inbox"
+        return (
+            f"{len(self.outcomes)} files: {', '.join(counts)}{shared}" if counts else "no files in the inbox"
+        )
 
     @property
     def failures(self) -> str:
