@@ -22,7 +22,7 @@ from prefect.utilities.urls import url_for
 from flows.outputs import require_absolute
 from flows.pool import PoolRuns, require_lasting_server
 from flows.predict import predict
-from tasks.artifacts import attach_api_log_handler
+from tasks.artifacts import RUN_TAG, attach_api_log_handler
 from tasks.nightly import (
     DIGESTS_NAME,
     Computed,
@@ -54,7 +54,6 @@ RUNS_POOL: Final = "virnuc-runs"
 PREDICT_DEPLOYMENT: Final = "predict/on-demand"
 # Name of the final state of a nightly run, of type COMPLETED, that automations.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"
-USER_TAG: Final = "virnuc"
 # Runs of a file that may crash in one night, as when their host dies.
 _MAX_CRASHES: Final = 3
 
@@ -152,7 +151,7 @@ class LocalFiles:
         if file.has_results:
             return Computed(is_own=False)
         begin = time.monotonic()
-        with tags(USER_TAG):
+        with tags(RUN_TAG):
             # The state, and not the result: an error ends this run alone.
             state: State[Any] = predict(
                 [str(file.path)], str(file.results), **self.parameters, return_state=True
@@ -223,7 +222,7 @@ class PoolFiles:
             f"predict {file.path.name}",
             {**self._parameters, "inputs": [str(file.path)], "out": str(file.results)},
             queue=self._parameters["priority"],
-            tags=(USER_TAG, tag, self._own_tag),
+            tags=(RUN_TAG, tag, self._own_tag),
             key=f"{tag}-{number}",
         )
 
