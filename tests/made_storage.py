@@ -1,5 +1,6 @@
 """A web server whose answers a test can disturb, and object storage, both real and in this process."""
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ class ObjectStorage:
     """S3 on one port; what it holds survives a pause."""
 
     def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
         self.host, self.port = self._server.get_host_and_port()

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.conftest import CommandLine, wait_until
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
-from virnuc_core import api, remote
+from virnuc_core import api
 from virnuc_core.remote import output_path
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -105,6 +105,7 @@ def test_a_pool_needs_a_staging_folder_that_is_named(
     virnuc.refused(2, "VIRNUC_STAGING", *command)
 
 
-def test_what_takes_paths_alone_says_so(virnuc: CommandLine, run: Path) -> None:
-    virnuc.refused(2, "is a URL", "evaluate", "s3://bucket/contigs.fa", "--labels", "x.tsv", "--out", run)
-    assert remote.is_url("s3://bucket/contigs.fa")
+def test_evaluate_says_that_it_takes_paths(virnuc: CommandLine, contigs: Path, run: Path) -> None:
+    virnuc.refused(
+        2, "is a URL", "evaluate", "--viral", "s3://bucket/contigs.fa", "--other", contigs, "--out", run
+    )

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,26 +47,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
-    """A running `virnuc up`, and a user's actions on it."""
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Prefect server, and a user's actions on it."""
 
-    process: subprocess.Popen[str]
-    home: Path
-    port: int
-    mlflow_port: int
     client: SyncPrefectClient
-
-    def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs a module in another shell in which the server's address is set."""
-        return subprocess.run(
-            [sys.executable, "-m", *map(str, command)],
-            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
 
     def ask(self, **parameters: Any) -> UUID:
         """Submits a run of predict/on-demand."""
@@ -92,6 +77,27 @@ class Stack:
 
     def process_of(self, run_id: UUID) -> psutil.Process:
         return psutil.Process(int(self.client.read_flow_run(run_id).infrastructure_pid or ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Server):
+    """A running `virnuc up`."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    port: int
+    mlflow_port: int
+
+    def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a module in another shell in which the server's address is set."""
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
 
     def program(self, word: str) -> psutil.Process | None:
         """The program kept running by `virnuc up` with this word in its command, if any."""
@@ -143,9 +149,9 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
     return wait_until(find, 180)
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("home")
+@contextmanager
+def running_stack(home: Path, **environment: str) -> Iterator[Stack]:
+    """`virnuc up` with further environment variables; nothing is left of it afterwards."""
     port, mlflow_port = free_port(), free_port()
     unset = ("PREFECT_", "MLFLOW_", "VIRNUC_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
@@ -153,7 +159,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
         process = subprocess.Popen(
             [sys.executable, "-m", "virnuc_cli", "up", *ports, *WORKERS],
-            env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2"},
+            env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2", **environment},
             stdout=log,
             stderr=log,
             text=True,
@@ -168,6 +174,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             code = process.wait(60)
         assert code == 0, (home / "up.log").read_text()
         wait_until(lambda: stack.processes() == [], 10)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("home")) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")
