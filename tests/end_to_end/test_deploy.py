@@ -123,7 +123,7 @@ def test_alarms_keep_their_deadline_and_their_block(
 
     virnuc.refused(2, "no such block", "deploy", "--notify", "custom-webhook/ops")
     virnuc.refused(2, "is no time of day", "deploy", "--done-by", "8")
-    monkeypatch.setenv("VIRNUC_NOTIFY_URL", "http://127.0.0.1:9/secret")
+    monkeypatch.setenv("VIRNUC_NOTIFY_URL", "http://127.0.0.1:9/hook-key")
     env_config.reload()
     virnuc.refused(2, "only a slack-webhook", "deploy", "--notify", "pager-duty-webhook/ops")
     folders = ("--inbox", tmp_path, "--out", tmp_path / "out", "--cron", "0 2 * * *", "--timezone", "UTC")
@@ -135,7 +135,7 @@ def test_alarms_keep_their_deadline_and_their_block(
     [action] = late.actions
     document = client.read_block_document(action.block_document_id, include_secrets=False)
     assert (document.name, document.data["url"]) == ("ops", "{{address}}")
-    assert "secret" not in str(document.data)
+    assert "hook-key" not in str(document.data)
 
     virnuc.done("deploy", "--cron", "0 4 * * *")
     moved = alarms()["a nightly run is not done in time"]
