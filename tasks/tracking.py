@@ -25,6 +25,7 @@ import httpx
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
+from virnuc_core.remote import is_url
 from virnuc_core.specs import InputFile
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class TrackedRun:
                     name=file.name,
                     digest=file.sha256[:_MAX_DIGEST_LENGTH],
                     source_type="local",
-                    source=json.dumps({"uri": str(Path(path).resolve())}),
+                    source=json.dumps({"uri": path if is_url(path) else str(Path(path).resolve())}),
                     profile=json.dumps({"bytes": file.size, "sha256": file.sha256}),
                 )
                 for file, path in zip(files, paths, strict=False)

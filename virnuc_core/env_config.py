@@ -32,6 +32,12 @@ class EnvConfig(BaseModel):
         validate_default=True,
         description="folder of the tracking database and of caches [`~/.virnuc`]",
     )
+    staging: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
+        None,
+        alias="VIRNUC_STAGING",
+        description="folder of copies of remote inputs, and of runs whose results go to a URL; in mode pool all hosts must "
+        "see it [`staging` in `VIRNUC_HOME`]",
+    )
     disable_fp16: _Switch = Field(
         False,
         alias="VIRNUC_DISABLE_FP16",
