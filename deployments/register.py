@@ -201,7 +201,7 @@ def _register_deployment(
         existing = None
     stored, dropped = _known_parameters(flow, existing.parameters if existing else {})
     parameters = {**item.get("parameters", {}), **stored}
-    schedules: list[DeploymentScheduleCreate] = []
+    schedules = _schedules(item, existing)
     notes = [f"pool {item['work_pool']['name']}"]
     if name == NIGHTLY:
         folders = {"inbox": nightly.inbox, "out": nightly.out}
@@ -267,6 +267,25 @@ def _in_words(parameters: Mapping[str, Any]) -> list[str]:
         if value is not None and key not in ("inbox", "out", "mode", "settings")
     ]
     return [*(models or [default]), *shown]
+
+
+def _schedules(
+    item: Mapping[str, Any], existing: DeploymentResponse | None
+) -> list[DeploymentScheduleCreate]:
+    """Those on the server, at first those of prefect.yaml."""
+    if existing is None:
+        return [
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=one["cron"], timezone=one["timezone"]),
+                active=one["active"],
+                slug=one["slug"],
+            )
+            for one in item.get("schedules", ())
+        ]
+    return [
+        DeploymentScheduleCreate(schedule=one.schedule, active=one.active, slug=one.slug)
+        for one in existing.schedules
+    ]
 
 
 def _schedule(

@@ -41,12 +41,13 @@ from virnuc_core import errors
 from virnuc_core.errors import LaneError, VirnucError
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
-    BatchSettings,
     Count,
     LaneMode,
+    LaneSettings,
     PositiveTime,
     PredictSettings,
     Priority,
+    Project,
     SettleTime,
 )
 
@@ -75,6 +76,7 @@ def nightly(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
     files_at_once: Count = 8,
     settle_seconds: SettleTime = 60.0,
 ) -> State[NightlyReport]:
@@ -91,6 +93,7 @@ def nightly(
         mode: "local": the files one after another, in this process; "pool": runs for the workers of the work pools.
         lane_minutes: about how long a lane works, in pool mode.
         priority: queue of the files' runs and of their lanes, in pool mode.
+        project: what the GPU hours count for.
         files_at_once: number of files whose runs wait or work at a time, in pool mode.
         settle_seconds: how long nobody must have written to a file.
 
@@ -100,20 +103,21 @@ def nightly(
     attach_api_log_handler()
     require_absolute(inbox, out)
     results = make_writable(Path(out).absolute())
-    batch_settings = BatchSettings(
-        mode=mode,
-        lane_minutes=lane_minutes,
-        priority=priority,
-        files_at_once=files_at_once,
-        settle_seconds=settle_seconds,
-    )
-    parameters = {"settings": settings, "mode": mode, "lane_minutes": lane_minutes, "priority": priority}
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    parameters = {"settings": settings, **dict(where)}
     if mode == "pool":
         require_lasting_server()
         compute_files = PoolFiles(results, parameters, files_at_once).compute
     else:
         compute_files = LocalFiles(parameters).compute
-    params: dict[str, Value] = {"inbox": inbox, "out": out, **settings.params, **batch_settings.params}
+    of_batch = {"files_at_once": files_at_once, "settle_seconds": settle_seconds}
+    params: dict[str, Value] = {
+        "inbox": inbox,
+        "out": out,
+        **settings.params,
+        **where.params,
+        **of_batch,
+    }
     with tracked_run(flow_run.name, params, prefect_tags(results)) as tracked:
         files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
         with DigestCache(results / DIGESTS_NAME) as digests:

@@ -488,7 +488,10 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         help="How runs are started in all work pools or in one, such as image=registry/virnuc:1 or virnuc-gpu.gpus=2.",
     ),
     click.Option(
-        ["--show"], is_flag=True, help="Show the nightly batch that is deployed, and change nothing."
+        ["--show"],
+        is_flag=True,
+        allow_from_autoenv=False,
+        help="Show the nightly batch that is deployed, and change nothing.",
     ),
     settings="virnuc_core.settings:NightlySettings",
 )

@@ -50,6 +50,7 @@ Priority = Literal["urgent", "normal", "bulk"]
 ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
+Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$"), Metavar("NAME")]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
 
 _CHUNK_LENGTH: Final = "Chunk length in bp"
@@ -228,7 +229,7 @@ class ReprocessSettings(_optional(_CHANGEABLE, "as it was")):  # type: ignore[mi
 
 
 class LaneSettings(Settings):
-    """Where lanes run, and how much work each gets."""
+    """Where lanes run, how much work each gets, and who is charged for it."""
 
     mode: LaneMode = Field(
         default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
@@ -237,6 +238,9 @@ class LaneSettings(Settings):
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
     priority: Priority = Field(default="normal", description="Queue in which the lanes wait in a pool")
+    project: Project = Field(
+        default="", description="Project that the GPU hours count for (virnuc usage) [none]"
+    )
 
 
 class BatchSettings(LaneSettings):
@@ -257,7 +261,7 @@ _DEPLOYED: Final = {
 }
 
 
-class NightlySettings(_optional(_DEPLOYED, "as deployed; at first the default of predict")):  # type: ignore[misc]
+class NightlySettings(_optional(_DEPLOYED, "as deployed")):  # type: ignore[misc]
     """Settings of the nightly batch, for `deploy`; None keeps what is deployed."""
 
     @property

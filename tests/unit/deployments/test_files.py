@@ -51,6 +51,7 @@ def test_the_deployments_and_their_pools() -> None:
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
         NIGHTLY: RUNS_POOL,
+        "report-usage/monthly": RUNS_POOL,
         "embed-lane/gpu": GPU_POOL,
         "plan-run/gpu": GPU_POOL,
         "embed-lane/cpu": CPU_POOL,
@@ -82,12 +83,13 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
     assert ":" not in item["entrypoint"]
 
 
-def test_schedule_can_be_used() -> None:
-    [nightly] = [item for item in DEPLOYMENTS if "schedules" in item]
+def test_schedules_can_be_used() -> None:
+    nightly, monthly = [item for item in DEPLOYMENTS if "schedules" in item]
     [schedule] = nightly["schedules"]
     assert full_name(nightly) == NIGHTLY
     assert schedule["active"] is False  # until it has folders
-    assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
+    for schedule in (*nightly["schedules"], *monthly["schedules"]):
+        assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
 
 
 def require_known(variable: str) -> None:
