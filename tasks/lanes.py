@@ -179,12 +179,12 @@ class LaneWatch:
     @property
     def reports(self) -> list[LaneReport]:
         """The work of every started lane, by number."""
-        started = [
-            entries
-            for entries in self._entries.values()
+        reports = [
+            replace(lane_report(entries), journal=name)
+            for name, entries in self._entries.items()
             if entries and isinstance(entries[0].event, LaneStarted)
         ]
-        return sorted(map(lane_report, started), key=lambda report: (report.lane, report.started))
+        return sorted(reports, key=lambda report: (report.lane, report.started))
 
     def _tail(self, path: Path) -> JournalTail:
         return self._tails.setdefault(path.stem, JournalTail(path))

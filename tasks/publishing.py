@@ -33,7 +33,7 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     in_mlflow = {"MLflow": mlflow} if mlflow else {}
     show_markdown("virnuc-summary", run_page(report, {**places, **in_mlflow}), verdict(report))
     if report.lanes:
-        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
+        show_table("virnuc-lanes", speed_rows(report, folder), "Where each lane worked, and how fast")
     show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
 
     if tracked.run_id is None:
