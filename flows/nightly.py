@@ -110,13 +110,10 @@ def nightly(
         compute_files = PoolFiles(results, parameters, files_at_once).compute
     else:
         compute_files = LocalFiles(parameters).compute
-    of_batch = {"files_at_once": files_at_once, "settle_seconds": settle_seconds}
     params: dict[str, Value] = {
-        "inbox": inbox,
-        "out": out,
+        **{"inbox": inbox, "out": out, "files_at_once": files_at_once, "settle_seconds": settle_seconds},
         **settings.params,
         **where.params,
-        **of_batch,
     }
     with tracked_run(flow_run.name, params, prefect_tags(results)) as tracked:
         files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)

@@ -50,16 +50,11 @@ if TYPE_CHECKING:
     settings="virnuc_core.settings:NightlySettings",
 )
 def deploy(
-    cron: str | None,
-    timezone: str | None,
-    inbox: str | None,
-    out: str | None,
-    done_by: str | None,
-    notify: str | None,
+    settings: "NightlySettings",
     pool_type: "PoolType | None",
     job_variable: tuple[str, ...],
     show: bool,
-    settings: "NightlySettings",
+    **choice: str | None,
 ) -> Answer:
     """Makes work pools, deployments, the nightly schedule and alarms on the Prefect server; may be run again."""
     from flows.outputs import absolute_path
@@ -79,15 +74,6 @@ def deploy(
     if show:
         deployed = deployed_nightly()
         return Answer(deployed, "\n".join(f"{name:9} {value}" for name, value in deployed.items()))
-    nightly = NightlyChoice(
-        cron=cron,
-        timezone=timezone,
-        inbox=inbox,
-        out=out,
-        settings=chosen,
-        batch=settings.of_batch,
-        done_by=done_by,
-        notify=notify,
-    )
+    nightly = NightlyChoice(**choice, settings=chosen, batch=settings.of_batch)
     done = register(nightly, PoolChoice(type=pool_type, job_variables=job_variable))
     return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
