@@ -5,6 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -38,6 +39,7 @@ _SECONDS_AWAY: Final = 30.0
 _PAGE_SIZE: Final = 200
 _MOST_SUBMITTED: Final = 100
 _MOST_CANCELLED: Final = 50
+_BULK_TRIES: Final = 3
 _UNFINISHED: Final = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 _AT_WORK: Final = (StateType.PENDING, StateType.RUNNING)
 _TO_BE_TRIED_AGAIN: Final = (408, 429)
@@ -98,7 +100,11 @@ class PoolRuns:
         self._next_notice = self._last_poll + _SECONDS_TO_FIRST_NOTICE
 
     def __enter__(self) -> Self:
-        self._client.__enter__()
+        with ExitStack() as stack:
+            # Prefect would try again for a minute, in silence.
+            stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}))
+            stack.enter_context(self._client)
+            self._stack = stack.pop_all()
         self._deployment_id = self._ask(lambda: self._client.read_deployment_by_name(self._deployment).id)
         # The parent of all runs, by which they are shown as children of the current one.
         self._parent_id = self._ask(self._make_parent)
@@ -109,7 +115,7 @@ class PoolRuns:
             if kind is not None:
                 self.cancel(self._followed)
         finally:
-            self._client.__exit__(kind, *details)
+            self._stack.close()
 
     @property
     def num_at_work(self) -> int:
@@ -125,7 +131,7 @@ class PoolRuns:
         """Submits runs, up to a hundred with one request."""
         ids: list[UUID] = []
         for batch in _batches(runs, _MOST_SUBMITTED):
-            ids += self._ask(partial(self._create, batch))
+            ids += self._create(batch)
         for run_id, run in zip(ids, runs, strict=True):
             self._followed[run_id] = _Followed(timeout=run.timeout)
         return ids
@@ -221,7 +227,8 @@ class PoolRuns:
             self._post("/flow_runs/bulk_set_state", {"flow_runs": chosen, "state": wanted, "force": force})
 
     def _create(self, runs: Sequence[PoolRun]) -> list[UUID]:
-        now = datetime.now(UTC)
+        """Makes runs with one request; one by one if the server's database is busy again and again."""
+        now, path = datetime.now(UTC), f"/deployments/{self._deployment_id}/create_flow_run"
         wanted = [
             DeploymentFlowRunCreate(
                 name=run.name,
@@ -234,13 +241,12 @@ class PoolRuns:
             ).model_dump(mode="json", exclude_unset=True)
             for run in runs
         ]
-        made = self._post(f"/deployments/{self._deployment_id}/create_flow_run/bulk", wanted)["results"]
-        if errors := [result["error"] for result in made if result["status"] != "CREATED"]:
-            raise VirnucError(
-                f"the Prefect server makes no run of {self._deployment}: {errors[0]}. Run `virnuc deploy` with this "
-                "version of virnuc."
-            )
-        return [UUID(result["flow_run_id"]) for result in made]
+        for _ in range(_BULK_TRIES):
+            made = self._post(f"{path}/bulk", wanted)["results"]
+            if all(result["status"] == "CREATED" for result in made):
+                return [UUID(result["flow_run_id"]) for result in made]
+            time.sleep(_SECONDS_BETWEEN_POLLS)
+        return [UUID(self._post(path, run)["id"]) for run in wanted]
 
     def _make_parent(self) -> UUID:
         task = Task(lambda: None, name=self._deployment)
@@ -289,15 +295,15 @@ class PoolRuns:
         next_notice = begun + _SECONDS_TO_FIRST_NOTICE
         while True:
             try:
-                # Prefect would wait longer from one try to the next, for a minute and in silence.
-                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                    return request()
+                return request()
             except ObjectNotFound as error:
                 raise VirnucError(f"the Prefect server lacks what virnuc needs: {error}") from error
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
                 if status < 500 and status not in _TO_BE_TRIED_AGAIN:
-                    raise VirnucError(f"the Prefect server refuses: {error}") from error
+                    raise VirnucError(
+                        f"the Prefect server refuses: {error}. Was `virnuc deploy` run with this version of virnuc?"
+                    ) from error
                 failure = f"status {status}"
             except httpx.HTTPError as error:
                 failure = repr(error)
