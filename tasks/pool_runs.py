@@ -5,7 +5,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,6 +17,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentFlowRunCreate
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.context import get_settings_context
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -64,7 +65,7 @@ class PoolRun:
     name: str
     parameters: Mapping[str, Any]
     tags: tuple[str, ...]
-    timeout: float
+    timeout: float = math.inf
     delay: float = 0.0
 
 
@@ -95,16 +96,15 @@ class PoolRuns:
     def __init__(self, pool: str, deployment: str, queue: str) -> None:
         self._pool, self._deployment, self._queue = pool, deployment, queue
         self._client = get_client(sync_client=True)
+        # Prefect would try again for a minute, in silence.
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            self._without_retries = get_settings_context()
         self._followed: dict[UUID, _Followed] = {}
         self._last_poll = time.monotonic()
         self._next_notice = self._last_poll + _SECONDS_TO_FIRST_NOTICE
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            # Prefect would try again for a minute, in silence.
-            stack.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}))
-            stack.enter_context(self._client)
-            self._stack = stack.pop_all()
+        self._client.__enter__()
         self._deployment_id = self._ask(lambda: self._client.read_deployment_by_name(self._deployment).id)
         # The parent of all runs, by which they are shown as children of the current one.
         self._parent_id = self._ask(self._make_parent)
@@ -115,7 +115,7 @@ class PoolRuns:
             if kind is not None:
                 self.cancel(self._followed)
         finally:
-            self._stack.close()
+            self._client.__exit__(kind, *details)
 
     @property
     def num_at_work(self) -> int:
@@ -153,15 +153,27 @@ class PoolRuns:
             if len(page) < _PAGE_SIZE:
                 return found
 
+    def find_newest(self, tag: str) -> FlowRun | None:
+        """The run with this tag that was submitted last."""
+        wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
+        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
+        read = partial(self._client.read_flow_runs, flow_run_filter=wanted, sort=newest_first, limit=1)
+        return next(iter(self._ask(read)), None)
+
     def count_workers(self) -> int:
         """Online workers of the pool, up to 200."""
         read = self._client.read_workers_for_work_pool
         return len(self._ask(lambda: read(self._pool, worker_filter=ONLINE)))
 
-    def follow(self, run: FlowRun, timeout: float) -> None:
+    def follow(self, run: FlowRun, timeout: float = math.inf) -> None:
         """Also polls a run submitted by an earlier attempt."""
         state = run.state_type or StateType.SCHEDULED
         self._followed[run.id] = _Followed(timeout=timeout, state=state, since=time.monotonic())
+
+    def leave(self, run_ids: Iterable[UUID]) -> None:
+        """Polls and cancels these runs no longer."""
+        for run_id in run_ids:
+            self._followed.pop(run_id, None)
 
     def touch(self, run_id: UUID) -> None:
         """A run makes progress."""
@@ -209,7 +221,7 @@ class PoolRuns:
     def stop(self, runs: Sequence[FlowRun]) -> None:
         """Cancels runs of an earlier attempt, and waits until they have ended."""
         for run in runs:
-            self.follow(run, timeout=math.inf)
+            self.follow(run)
         others = {run.id for run in runs}
         self.cancel(others)
         while others & self._followed.keys():
@@ -295,7 +307,8 @@ class PoolRuns:
         next_notice = begun + _SECONDS_TO_FIRST_NOTICE
         while True:
             try:
-                return request()
+                with self._without_retries:
+                    return request()
             except ObjectNotFound as error:
                 raise VirnucError(f"the Prefect server lacks what virnuc needs: {error}") from error
             except httpx.HTTPStatusError as error:

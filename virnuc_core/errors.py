@@ -3,6 +3,7 @@
     VirnucError                      exit 1   anything not listed below
     ├── UsageError                   exit 2   invalid flag, parameter or environment variable
     ├── InputError                   exit 3   sequence file unreadable, or without usable records
+    │   └── UnreadableInputError     exit 3   its disk, path or permissions are at fault, not its content
     ├── MismatchError                exit 4   run folder of another input, model or setting
     ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
     ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
@@ -21,7 +22,7 @@ import errno
 import os
 from typing import ClassVar, Final
 
-from virnuc_core.plain_text import visible
+from virnuc_core.plain_text import visible, without_secrets
 
 # A retry may succeed, unlike for a full disk or a missing file.
 _TRANSIENT_ERRNOS: Final = frozenset(
@@ -50,13 +51,13 @@ _ADVICE: Final = {
 
 
 class VirnucError(Exception):
-    """Base class; the message is one complete text, with control characters from file content escaped."""
+    """Base class; the message is one complete text, without secrets of URLs, and with control characters escaped."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
-        super().__init__(visible(message))
+        super().__init__(visible(without_secrets(message)))
 
 
 class UsageError(VirnucError):
@@ -69,6 +70,10 @@ class InputError(VirnucError):
     """A sequence file is missing, unreadable or corrupt, or has no usable record."""
 
     exit_code = 3
+
+
+class UnreadableInputError(InputError):
+    """A sequence file cannot be read from where it is; nothing is known of its content."""
 
 
 class MismatchError(VirnucError):

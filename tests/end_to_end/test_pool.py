@@ -51,7 +51,7 @@ from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("prefect_server", "fast_lanes")
 
 SCHEDULED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["SCHEDULED"]}}})
 A_SHARD_A_LANE = 1e-9  # minutes
@@ -262,6 +262,7 @@ def test_errors_come_back_as_what_they_are(
     other_head: Path,
     tmp_path: Path,
     client: SyncPrefectClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "empty").mkdir()
     bad = config.model_copy(update={"esm_model": str(tmp_path / "empty")})
@@ -270,15 +271,16 @@ def test_errors_come_back_as_what_they_are(
     assert len(worker.done) == 1
     plan = root / "plan.json"
     plan.write_text(plan.read_text().replace(str(models.head), str(other_head)))
+    monkeypatch.setattr(pool, "_MAX_FAILURES", 2)
     message = r"2 of 2 shards could not be computed: lane 0, 1: .* head"
     with Worker() as worker, pytest.raises((CheckpointError, MismatchError), match=message):
         computed(str(root), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
-    assert Counter(run.parameters["lane"] for run in worker.done) == {0: 3, 1: 3}
+    assert Counter(run.parameters["lane"] for run in worker.done) == {0: 2, 1: 2}
 
 
 def test_a_host_without_the_folder_is_not_held_against_the_shards(
-    root: Path, contigs: Path, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It fails before its lane starts, more often than a lane may fail."""
     folder = RunFolder(root)
@@ -289,17 +291,17 @@ def test_a_host_without_the_folder_is_not_held_against_the_shards(
         work_on(run)
         folder.token.write_text(token)
 
-    ends = iter([work_without_the_folder] * 5)
-    with Worker(lambda run: next(ends, work_on)(run)) as worker:
-        reports = computed(str(root), "pool")
-    assert len(worker.done) == 7
-    assert len(contents(root)) == len(reports) == 2
+    ends = iter([work_without_the_folder] * 4)
+    with Worker(lambda run: next(ends, pretend)(run)) as worker:
+        computed(str(root), "pool")
+    assert len(worker.done) == 6
+    assert len(contents(root)) == 2
     assert f"HostError: {socket.gethostname()} does not see the run in {root}" in caplog.text
 
 
 def test_a_lane_that_crashes_is_asked_for_again(root: Path) -> None:
     crashes = iter([crash, crash])
-    with Worker(lambda run: next(crashes, work_on)(run)) as worker:
+    with Worker(lambda run: next(crashes, pretend)(run)) as worker:
         reports = computed(str(root), "pool")
     assert len(contents(root)) == len(reports) == 2
     assert len(worker.done) == 4
@@ -330,9 +332,9 @@ def test_a_sick_device_that_fails_everything_does_not_fail_the_run(root: Path) -
         pretend(run)
 
     with Worker(fail) as sick, Worker(slowly):
-        computed(str(with_shards(root, 8)), "pool")
-    assert len(contents(root)) == 8
-    assert len(sick.done) > 8
+        computed(str(with_shards(root, 5)), "pool")
+    assert len(contents(root)) == 5
+    assert len(sick.done) > 5
 
 
 def test_a_lane_that_hangs_is_noticed_and_its_work_done_elsewhere(
@@ -385,9 +387,9 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
         submitted(0, "virnuc-plan:other"),
     )
     client.set_flow_run_state(at_work.id, Running(), force=True)
-    elsewhere = threading.Timer(2.0, work_on, [at_work])
+    elsewhere = threading.Timer(2.0, pretend, [at_work])
     elsewhere.start()
-    with Worker() as worker:
+    with Worker(pretend) as worker:
         reports = computed(str(root), "pool")
     elsewhere.join()
     assert client.read_flow_run(other.id).state_name == "Cancelled"
@@ -458,7 +460,7 @@ def submit_while_away(root: Path, num_lanes: int, seconds: float) -> Sequence[Fl
 
 
 @pytest.mark.parametrize(
-    ("num_lanes", "seconds"), [(60, 5.0), pytest.param(500, 180.0, marks=pytest.mark.slow)]
+    ("num_lanes", "seconds"), [(40, 5.0), pytest.param(500, 180.0, marks=pytest.mark.slow)]
 )
 def test_a_server_that_is_away_is_waited_for(
     root: Path,
@@ -498,7 +500,7 @@ def test_waiting_for_nobody_is_said(
     def late(run: FlowRun) -> None:
         while "no worker is online in the work pool virnuc-cpu: start `virnuc worker`" not in caplog.text:
             time.sleep(0.1)
-        work_on(run)
+        pretend(run)
 
     with caplog.at_level(logging.INFO, "tasks"), Worker(late):
         computed(str(root), "pool")
