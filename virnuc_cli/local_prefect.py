@@ -122,7 +122,7 @@ def _import_what_runs_need() -> None:
     """Takes about as long as the server's start, on another core."""
     import flows.embed
     import flows.predict  # noqa: F401
-    from tasks.tracking import open_store_early
+    from tasks.mlflow_store import open_store_early
 
     open_store_early()
 
