@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -24,6 +24,7 @@ from typing import IO, Final
 
 from tasks.mlflow_store import Entry, MlflowStore, first_line, is_refused
 from virnuc_core.env_config import env
+from virnuc_core.errors import StorageLostError
 from virnuc_core.files import parse_object
 from virnuc_core.run_folder import RunFolder
 
@@ -139,6 +140,26 @@ def earlier_records(*parents: Path) -> Iterator[Path]:
             elif path.name not in seen:
                 seen.add(path.name)
                 yield path
+
+
+def complete_records(parents: Iterable[Path]) -> int:
+    """Completes the records in these folders; returns their number.
+
+    Raises:
+        StorageLostError: MLflow cannot be written.
+    """
+    completed = 0
+    for folder in earlier_records(*parents):
+        if (record := RunRecord.reopen(folder)) is None:
+            _log.warning("%s: its run is still at work, and completes it itself", folder)
+        elif failure := record.complete():
+            raise StorageLostError(
+                f"MLflow cannot be written ({failure}): see to MLFLOW_TRACKING_URI and its server, and run `virnuc track` "
+                f"again. What is to be recorded is kept in {folder.resolve()}."
+            )
+        else:
+            completed += 1
+    return completed
 
 
 def _make_locked(folder: Path) -> RunRecord:

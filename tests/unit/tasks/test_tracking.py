@@ -92,7 +92,10 @@ def store_of(file: Path) -> MlflowClient:
 
 def runs_of(client: MlflowClient) -> dict[str, Run]:
     experiment = client.get_experiment_by_name("virnuc")
-    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    found = client.search_runs([experiment.experiment_id])
+    runs = {run.info.run_name: run for run in found}
+    assert len(runs) == len(found)
+    return runs
 
 
 def record(folder: Path, name: str = "sample") -> None:
