@@ -9,9 +9,10 @@ from prefect.runtime import flow_run
 
 from flows.lanes import FlowLanes, LocalLanes
 from flows.pool import PoolLanes
+from tasks.artifacts import add_run_tag
 from tasks.lanes import current_progress
 from tasks.pages.markdown import size
-from tasks.publishing import link_run, params_of, prefect_tags, publish
+from tasks.publishing import PROJECT_TAG, link_run, params_of, prefect_tags, publish
 from tasks.stages import as_tasks
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
@@ -72,6 +73,8 @@ def compute_run(
     Raises:
         VirnucError: from a stage.
     """
+    if project := flow_run.parameters.get("project"):
+        add_run_tag(f"{PROJECT_TAG}:{project}")
     stages = with_transfers(run, stages)
     planned, root = stages.index(pipeline.embed), run.folder.root
     tell = lambda stage: current_progress().stage(stage)  # noqa: E731

@@ -20,6 +20,7 @@ from virnuc_core.settings import (
     LaneSettings,
     PositiveTime,
     Priority,
+    Project,
     embed_config,
 )
 
@@ -34,6 +35,7 @@ def embed(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> RunReport:
     """Embeds proteins with ESM-2 or DNA with DNABERT-S; called again, it resumes.
 
@@ -46,13 +48,14 @@ def embed(
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     require_places(inputs, out, mode)
     config = embed_config(*family_of(model), settings)
     path = output_path(out)
     require_no_input(path, inputs)
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force) as folder:
         if force:

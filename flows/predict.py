@@ -16,6 +16,7 @@ from virnuc_core.settings import (
     PositiveTime,
     PredictSettings,
     Priority,
+    Project,
     predict_config,
 )
 
@@ -29,6 +30,7 @@ def predict(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> RunReport:
     """Calls contigs viral or not; called again with the same arguments, it resumes.
 
@@ -40,11 +42,12 @@ def predict(
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     require_places(inputs, out, mode)
     config = predict_config(settings)
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     with open_run_folder(output_path(out), force=force) as folder:
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)

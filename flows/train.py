@@ -21,6 +21,7 @@ from virnuc_core.settings import (
     LaneSettings,
     PositiveTime,
     Priority,
+    Project,
     TrainSettings,
     train_config,
 )
@@ -38,6 +39,7 @@ def train(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> TrainingReport:
     """Trains a head; called again with the same arguments, it resumes.
 
@@ -49,6 +51,7 @@ def train(
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     head = Path(out)
@@ -60,7 +63,7 @@ def train(
         group_power=settings.group_power,
         most_frames=settings.most_frames,
     )
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     reports: list[TrainingReport] = []
 

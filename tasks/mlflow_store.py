@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from virnuc_core.env_config import env
+from virnuc_core.errors import UsageError
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 EXPERIMENT: Final = "virnuc"
 RECORD_TAG: Final = "virnuc.record"
@@ -58,17 +60,11 @@ class MlflowStore:
 
     def find_runs(self) -> None:
         """Finds the runs of this record that are there already."""
-        client, experiment = self.connection
-        wanted, token = f"tags.`{RECORD_TAG}` LIKE '{self._record}/%'", None
-        while True:
-            page = client.search_runs([experiment], wanted, max_results=_PAGE_SIZE, page_token=token)
-            for run in page:
-                number = int(run.data.tags[RECORD_TAG].rpartition("/")[2])
-                self.run_ids[number] = run.info.run_id
-                if run.info.status == "RUNNING":
-                    self.open_runs.add(number)
-            if not (token := page.token):
-                return
+        for run in _search(*self.connection, f"tags.`{RECORD_TAG}` LIKE '{self._record}/%'"):
+            number = int(run.data.tags[RECORD_TAG].rpartition("/")[2])
+            self.run_ids[number] = run.info.run_id
+            if run.info.status == "RUNNING":
+                self.open_runs.add(number)
 
     def write(self, entry: Entry) -> None:
         """Writes one entry; any exception means that it is not written, LookupError that its run is not open yet."""
@@ -159,6 +155,31 @@ def is_refused(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
+
+
+def find_runs(condition: str) -> Iterator[tuple[Mapping[str, str], Mapping[str, float]]]:
+    """Tags and metrics of the runs that fulfil a condition in MLflow's filter language.
+
+    Raises:
+        UsageError: the store cannot be read.
+    """
+    try:
+        for run in _search(*_connect(), condition):
+            yield run.data.tags, run.data.metrics
+    except _store_failures() as error:
+        raise UsageError(
+            f"MLflow's record of the runs cannot be read ({first_line(error)}): see to it that MLFLOW_TRACKING_URI, or "
+            "VIRNUC_HOME without it, is that of the runs."
+        ) from error
+
+
+def _search(client: "MlflowClient", experiment: str, condition: str) -> Iterator["Run"]:
+    token = None
+    while True:
+        page = client.search_runs([experiment], condition, max_results=_PAGE_SIZE, page_token=token)
+        yield from page
+        if (token := page.token) is None:
+            return
 
 
 def open_store_early() -> None:

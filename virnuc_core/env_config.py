@@ -5,9 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SecretStr,
+    ValidationError,
+)
 
 from virnuc_core.errors import UsageError
 
@@ -95,6 +104,11 @@ class EnvConfig(BaseModel):
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
     )
+    gpu_hour_price: Annotated[FiniteFloat | None, Field(ge=0)] = Field(
+        None,
+        alias="VIRNUC_GPU_HOUR_PRICE",
+        description="price of a GPU hour in your currency: runs record `gpu_cost` in MLflow [no costs]",
+    )
     prefect_home: str | None = Field(
         None,
         alias="PREFECT_HOME",
@@ -105,6 +119,13 @@ class EnvConfig(BaseModel):
         None,
         alias="VIRNUC_OUTCOME",
         description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
+    )
+
+    notify_url: SecretStr | None = Field(
+        None,
+        alias="VIRNUC_NOTIFY_URL",
+        description="address for the alarms of `virnuc deploy --notify`, which keeps it in a block of the Prefect server "
+        "[a block that is there]",
     )
 
     @property
@@ -129,6 +150,10 @@ def _variable(name: str, description: str) -> Variable:
 
 VARIABLES: Final = tuple(
     _variable(field.alias or "", field.description or "") for field in EnvConfig.model_fields.values()
+)
+
+SECRETS: Final = frozenset(
+    field.alias for field in EnvConfig.model_fields.values() if SecretStr in get_args(field.annotation)
 )
 
 
