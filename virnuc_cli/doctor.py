@@ -16,8 +16,8 @@ from virnuc_cli.config import (
     without_password,
 )
 from virnuc_cli.local_prefect import prepare_local_prefect
-from virnuc_core.doctor import checks
-from virnuc_core.doctor.checks import Finding
+from virnuc_core.doctor import checks, host
+from virnuc_core.doctor.host import Finding
 from virnuc_core.env_config import VARIABLES, env, names_with_prefix
 from virnuc_core.errors import UsageError, VirnucError
 
@@ -31,7 +31,7 @@ def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Itera
         "versions": checks.version_findings,
         "cuda": checks.cuda_findings,
         "devices": checks.device_findings,
-        "host": checks.host_findings,
+        "host": host.host_findings,
         "settings": lambda: settings_findings(root, config),
         "prefect": prefect_findings,
         "mlflow": store_findings,
