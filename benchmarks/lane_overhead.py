@@ -42,6 +42,7 @@ from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 
 ROW_TABLES: Final = ("flow_run", "flow_run_state", "task_run", "task_run_state", "log", "events", "artifact")
+LANE: Final = "embed-lane/cpu"
 # Small enough to split the few examples into a shard per lane.
 _SHARD_SECONDS: Final = 0.2
 _SECONDS_IDLE: Final = 20.0
@@ -218,15 +219,14 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.deployments import run_deployment
 
-    from deployments.server import GPU_POOL
+    from deployments.server import CPU_POOL
     from deployments.worker import QUERY_SECONDS
-    from flows.pool import LANE_DEPLOYMENT
 
     ids: list[Any] = []
 
     def submit(lane: int) -> None:
         parameters = {"folder": str(folder.root), "shards": [lane], "lane": lane, "device": "cpu"}
-        run: Any = run_deployment(LANE_DEPLOYMENT, parameters=parameters, timeout=0)
+        run: Any = run_deployment(LANE, parameters=parameters, timeout=0)
         ids.append(run.id)
 
     @flow(name="parent", persist_result=False)
@@ -239,7 +239,7 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
         return all(run.state is not None and run.state.is_final() for run in runs)
 
     def has_worker() -> bool:
-        return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(GPU_POOL))
+        return any(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(CPU_POOL))
 
     command = ("virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
     with get_client(sync_client=True) as client, running(command, folder.root / "worker.log"):
@@ -306,15 +306,14 @@ def server_rates(url: str, repeats: int) -> Json:
     """Requests per second by kind, also with many runs waiting."""
     from prefect.client.orchestration import get_client
 
-    from deployments.server import GPU_POOL
-    from flows.pool import LANE_DEPLOYMENT
+    from deployments.server import CPU_POOL
 
     with get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(LANE_DEPLOYMENT)
-    lane = {"parameters": {"folder": "there is none", "shards": list(range(10)), "lane": 0}}
+        deployment = client.read_deployment_by_name(LANE)
+    lane = {"parameters": {"folder": "there is none", "shards": list(range(10)), "lane": 0, "device": "cpu"}}
     health: Request = ("GET", "/health", None)
     due = {"work_queue_names": [], "limit": 200}
-    poll: Request = ("POST", f"/work_pools/{GPU_POOL}/get_scheduled_flow_runs", due)
+    poll: Request = ("POST", f"/work_pools/{CPU_POOL}/get_scheduled_flow_runs", due)
     create: Request = ("POST", f"/deployments/{deployment.id}/create_flow_run", lane)
     states: Request = ("POST", "/flow_runs/filter", {"limit": 200, "sort": "START_TIME_DESC"})
 

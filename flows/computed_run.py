@@ -20,7 +20,7 @@ from virnuc_core.env_config import ignored_variables
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.pipeline import Run, Stage, run_stages
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.settings import LaneMode
+from virnuc_core.settings import LaneSettings
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def labelled_name() -> str:
     return " ".join([flow_run.flow_name, *_sample_and_size(files.paths)])
 
 
-def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) -> FlowLanes:
-    """Finds the devices or the pool for a run before any work is done; `lane_minutes` applies to a pool.
+def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> FlowLanes:
+    """Finds the devices or the pool for a run before any work is done.
 
     Raises:
         UsageError: the devices cannot be used in this mode, or there is no pool to use.
@@ -52,7 +52,7 @@ def choose_lanes(mode: LaneMode, devices: tuple[str, ...], lane_minutes: float) 
     """
     for warning in ignored_variables():
         _log.warning("%s", warning)
-    return LocalLanes(resolve_devices(devices)) if mode == "local" else PoolLanes(devices, lane_minutes)
+    return LocalLanes(resolve_devices(devices)) if where.mode == "local" else PoolLanes(where, devices)
 
 
 def _publish(run: Run, tracked: TrackedRun) -> None:

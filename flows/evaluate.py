@@ -16,7 +16,14 @@ from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import head_of
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
+from virnuc_core.settings import (
+    PREDICT_DEFAULTS,
+    LaneMode,
+    PositiveTime,
+    PredictSettings,
+    Priority,
+    predict_config,
+)
 from virnuc_core.training.heads import label_records
 from virnuc_core.training.labels import LabelledFiles
 
@@ -31,6 +38,7 @@ def evaluate(
     force: bool = False,
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
+    priority: Priority = "normal",
 ) -> EvaluationReport:
     """Measures a head on labelled records; called again with the same arguments, it resumes.
 
@@ -41,6 +49,7 @@ def evaluate(
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
+        priority: queue in which the lanes wait in the pool.
     """
     attach_api_log_handler()
     require_absolute(*files.paths, out)
@@ -63,5 +72,5 @@ def evaluate(
     with tracked_run(flow_run.name, params, prefect_tags(folder)) as tracked:
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
-        run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes)
+        run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes, priority)
         return evaluate_run(folder, run, labelled.table, tracked)

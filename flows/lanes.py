@@ -4,7 +4,9 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
-from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
 from virnuc_core.inference.launcher import assign_shards
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
@@ -37,7 +39,7 @@ _log = logging.getLogger(__name__)
 def lane_name() -> str:
     """Number and device of a lane, "lane-0-cuda:1", or in a pool its size, "lane-12 9 shards"."""
     parameters: dict[str, Any] = flow_run.parameters
-    if parameters["device"] in ("auto", "cuda"):
+    if parameters.get("token"):
         return f"lane-{parameters['lane']} {len(parameters['shards'])} shards"
     return f"lane-{parameters['lane']}-{parameters['device']}"
 
@@ -59,7 +61,7 @@ def plan_journal_name(run_id: str | UUID) -> str:
 
 @flow(name="embed-lane", flow_run_name=lane_name, persist_result=False)
 def embed_lane(
-    folder: str, shards: tuple[int, ...], lane: int, device: str = "auto", num_lanes: int = 1
+    folder: str, shards: tuple[int, ...], lane: int, device: str, num_lanes: int = 1, token: str | None = None
 ) -> None:
     """Computes some of a run's shards on one device, and keeps a journal of it in the run's folder.
 
@@ -67,22 +69,21 @@ def embed_lane(
         folder: the run's folder, with its plan and frame store.
         shards: which of the plan's shards; those that are there already are left out.
         lane: number of this lane, from 0.
-        device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees, "auto" that or else the CPU.
+        device: "cpu" or "cuda:N"; "cuda" is the GPU that this process sees.
         num_lanes: lanes that share this machine's CPU threads with this one, itself included.
+        token: that of the run, in a pool: this host must see the same folder.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
-    with (
-        LaneJournal(run.lane_journal(lane_journal_name(lane, flow_run.id))) as journal,
-        journal.recording_failure(lane),
-    ):
+    journal = LaneJournal(run.lane_journal(lane_journal_name(lane, flow_run.id)))
+    with _working_in(run, token, journal, lane):
         own = _own_device(device)
         with sampling_gpu(own, lane, journal.write):
             compute_shards(run, shards, own, lane, num_lanes, journal)
 
 
 @flow(name="plan-run", flow_run_name=plan_name, persist_result=False)
-def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -> None:
+def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str | None = None) -> None:
     """Plans a run on the hardware that will compute it.
 
     Args:
@@ -90,11 +91,12 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str = "auto") -
         config: settings as asked for.
         kind: what the run is to give.
         device: as for `embed_lane`.
+        token: as for `embed_lane`.
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
     journal = LaneJournal(run.lane_journal(plan_journal_name(flow_run.id)))
-    with journal, journal.recording_failure(lane=0):
+    with _working_in(run, token, journal, lane=0):
         own = _own_device(device)
         journal.write(LaneStarted(lane=0, device=own, host=socket.gethostname(), pid=os.getpid(), shards=()))
         if others := [name for name in env().switches if name not in (config.switches or ())]:
@@ -185,12 +187,22 @@ class LocalLanes(FlowLanes):
             failed[0].result()
 
 
+@contextmanager
+def _working_in(run: RunFolder, token: str | None, journal: LaneJournal, lane: int) -> Iterator[None]:
+    """Opens the journal of a run whose folder this host shares, and records how the block ends."""
+    with reporting_outcome(journal):
+        if token is not None:
+            run.require_token(token)
+        with journal, journal.recording_failure(lane):
+            yield
+
+
 def _own_device(choice: str) -> str:
     """The device of a lane or a plan; DeviceLostError if that is a GPU and this process sees none."""
-    if choice not in ("auto", "cuda"):
+    if choice != "cuda":
         return choice
     devices = resolve_devices(("auto",))
-    if choice == "cuda" and devices == ("cpu",):
+    if devices == ("cpu",):
         raise DeviceLostError(
             f"this run is planned for GPUs, and {socket.gethostname()} shows none to this worker "
             f"(CUDA_VISIBLE_DEVICES {','.join(env().cuda_visible_devices or ()) or 'not set'}): see whether nvidia-smi "

@@ -7,6 +7,7 @@ lanes of the previous attempt that are still running and submits the rest.
 import hashlib
 import logging
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
@@ -33,17 +34,17 @@ from tasks.lanes import LaneWatch
 from tasks.stages import find_pending
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
-from virnuc_core.inference.events import LaneFailed, LaneStarted
+from virnuc_core.files import make_folder, write_text
+from virnuc_core.inference.events import LaneFailed
 from virnuc_core.inference.lane_journal import JournalTail, raise_failure
 from virnuc_core.inference.launcher import assign_shards
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import RunConfig
+from virnuc_core.settings import LaneSettings, RunConfig
 
-WORK_POOL: Final = "virnuc-gpu"
-LANE_DEPLOYMENT: Final = "embed-lane/gpu"
-PLAN_DEPLOYMENT: Final = "plan-run/gpu"
+# Work pool of each kind of device; its deployments are named like the end of its name.
+WORK_POOLS: Final = {"cuda": "virnuc-gpu", "cpu": "virnuc-cpu"}
 # Before a resubmission; a host or a file system may need that long to recover.
 RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
 
@@ -52,6 +53,7 @@ _SECONDS_BETWEEN_NOTICES: Final = 60.0
 _SECONDS_TO_FIRST_NOTICE: Final = 15.0
 _POLLS_UNTIL_STOPPED: Final = 30
 _PAGE_SIZE: Final = 200  # the server's maximum
+_ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
 _UNFINISHED: Final = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 
 Item = TypeVar("Item")
@@ -71,22 +73,41 @@ class _Lane:
 class PoolLanes(FlowLanes):
     """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
-    Devices are "auto" or "cpu", as each worker sees them.
+    Devices "cpu" are those of the pool virnuc-cpu. Devices "auto" are those of virnuc-gpu, unless it never had a worker
+    and virnuc-cpu has one.
 
     Raises:
         UsageError: GPU indices are given, or there is no server with virnuc's deployments.
+        VirnucError: the server does not answer.
     """
 
-    def __init__(self, devices: tuple[str, ...], lane_minutes: float) -> None:
+    def __init__(self, where: LaneSettings, devices: tuple[str, ...]) -> None:
         if devices not in (("auto",), ("cpu",)):
             raise UsageError(
                 f"--devices {','.join(devices)} cannot be chosen in mode pool, where every worker has its own: "
                 "give auto or cpu, and choose GPUs where workers are started (`virnuc worker --devices`)."
             )
-        _require_deployments((PLAN_DEPLOYMENT, LANE_DEPLOYMENT))
-        super().__init__(devices[0])
-        self._lane_device = devices[0]  # the planned kind of device, once there is a plan
-        self._lane_seconds = 60 * lane_minutes
+        url = require_lasting_server()
+        with get_client(sync_client=True) as client:
+            try:
+                self._device = _pool_device(client, devices[0])
+                self._pool = WORK_POOLS[self._device]
+                suffix = self._pool.removeprefix("virnuc-")
+                self._planning, self._computing = f"plan-run/{suffix}", f"embed-lane/{suffix}"
+                for name in (self._planning, self._computing):
+                    client.read_deployment_by_name(name)
+            except ObjectNotFound as error:
+                raise UsageError(
+                    f"the Prefect server at {url} lacks work pools or deployments of virnuc: run `virnuc deploy` against "
+                    "it."
+                ) from error
+            except httpx.HTTPError as error:
+                raise VirnucError(
+                    f"the Prefect server at {url} does not answer ({error!r}): start it, or set PREFECT_API_URL."
+                ) from error
+        super().__init__(self._device)
+        self._queue = where.priority
+        self._lane_seconds = 60 * where.lane_minutes
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
@@ -94,21 +115,20 @@ class PoolLanes(FlowLanes):
             "folder": str(folder.root.resolve()),
             "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
-            "device": self.shown_devices,
+            "device": self._device,
+            "token": _token(folder),
         }
         delay = 0.0
-        with PoolRuns(WORK_POOL) as runs:
+        with PoolRuns(self._pool) as runs:
             # Queued lanes would run first; they are resubmitted once there is a plan.
             runs.stop(run.id for run in runs.find_unfinished(_run_tag(folder)) if not _is_at_work(run))
             for failures in count():
-                run_id = runs.submit(PLAN_DEPLOYMENT, f"plan {folder.root.name}", parameters, delay=delay)
+                run_id = runs.submit(self._planning, f"plan {folder.root.name}", parameters, delay=delay)
                 while not (ended := runs.poll_final_states()):
                     pass
                 failure = None
                 for entry in JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new():
-                    if isinstance(entry.event, LaneStarted):
-                        self._lane_device = entry.event.device.partition(":")[0]
-                    elif isinstance(entry.event, LaneFailed):
+                    if isinstance(entry.event, LaneFailed):
                         failure = entry.event
                 if ended[run_id].is_completed():
                     break
@@ -121,7 +141,7 @@ class PoolLanes(FlowLanes):
         When one fails for good, the others are cancelled; finished shards are kept.
         """
         plan = read_plan(folder.plan)
-        with PoolRuns(WORK_POOL) as runs:
+        with PoolRuns(self._pool) as runs:
             lanes = _reattach_lanes(runs, folder, plan, watch)
             taken = {shard for lane in lanes.values() for shard in lane.shards}
             pending = find_pending(folder, taken)
@@ -152,10 +172,11 @@ class PoolLanes(FlowLanes):
             "folder": str(folder.root.resolve()),
             "shards": lane.shards,
             "lane": lane.number,
-            "device": self._lane_device,
+            "device": self._device,
+            "token": _token(folder),
         }
         name, tags = f"lane-{lane.number} {len(lane.shards)} shards", (_run_tag(folder), _plan_tag(plan))
-        return runs.submit(LANE_DEPLOYMENT, name, parameters, tags=tags, delay=delay)
+        return runs.submit(self._computing, name, parameters, queue=self._queue, tags=tags, delay=delay)
 
 
 class PoolRuns:
@@ -187,6 +208,7 @@ class PoolRuns:
         name: str,
         parameters: Mapping[str, Any],
         *,
+        queue: str | None = None,
         tags: Sequence[str] = (),
         delay: float = 0,
     ) -> UUID:
@@ -195,6 +217,7 @@ class PoolRuns:
             deployment,
             parameters=dict(parameters),
             flow_run_name=name,
+            work_queue_name=queue,
             tags=tags,
             scheduled_time=datetime.now(UTC) + timedelta(seconds=delay),
             timeout=0,
@@ -205,8 +228,7 @@ class PoolRuns:
 
     def count_workers(self) -> int:
         """Online workers of the pool."""
-        online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
-        read = partial(self._client.read_workers_for_work_pool, self._pool, worker_filter=online)
+        read = partial(self._client.read_workers_for_work_pool, self._pool, worker_filter=_ONLINE)
         return len(_read_pages(read))
 
     def find_unfinished(self, tag: str) -> list[FlowRun]:
@@ -279,7 +301,7 @@ class PoolRuns:
         if is_waiting and not self.count_workers():
             _log.warning(
                 "%d runs wait, and no worker is online in the work pool %s: start `virnuc worker` on a machine "
-                "with a GPU that sees the run's folder",
+                "that sees the run's folder",
                 counts.total(),
                 self._pool,
             )
@@ -307,21 +329,23 @@ def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
     return max(num_lanes, min(rounded, math.floor(10 * seconds / lane_seconds)))
 
 
-def _require_deployments(names: Iterable[str]) -> None:
-    """Raises UsageError without a permanent server or these deployments, VirnucError if it does not answer."""
-    url = require_lasting_server()
-    with get_client(sync_client=True) as client:
-        for name in names:
-            try:
-                client.read_deployment_by_name(name)
-            except ObjectNotFound as error:
-                raise UsageError(
-                    f"the Prefect server at {url} has no deployment {name}: run `virnuc deploy` against it."
-                ) from error
-            except httpx.HTTPError as error:
-                raise VirnucError(
-                    f"the Prefect server at {url} does not answer ({error!r}): start it, or set PREFECT_API_URL."
-                ) from error
+def _pool_device(client: SyncPrefectClient, device: str) -> str:
+    """The kind of device, "cuda" or "cpu", for `device` "auto" or "cpu"."""
+    if device == "cpu":
+        return "cpu"
+    had_workers = client.read_workers_for_work_pool(WORK_POOLS["cuda"], limit=1)
+    if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=_ONLINE):
+        return "cuda"
+    _log.info("%s never had a worker: the lanes compute on CPUs, in %s", *WORK_POOLS.values())
+    return "cpu"
+
+
+def _token(folder: RunFolder) -> str:
+    """The token of the run's folder, made on the first call."""
+    if not folder.token.exists():
+        make_folder(folder.lanes)
+        write_text(folder.token, secrets.token_hex(16))
+    return folder.token.read_text()
 
 
 def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: LaneWatch) -> dict[UUID, _Lane]:

@@ -10,7 +10,15 @@ from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import PREDICT, Run
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import PREDICT_DEFAULTS, LaneMode, PositiveTime, PredictSettings, predict_config
+from virnuc_core.settings import (
+    PREDICT_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    PredictSettings,
+    Priority,
+    predict_config,
+)
 
 
 @flow(name="predict", flow_run_name=run_name, persist_result=False)
@@ -21,6 +29,7 @@ def predict(
     force: bool = False,
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
+    priority: Priority = "normal",
 ) -> RunReport:
     """Calls contigs viral or not; called again with the same arguments, it resumes.
 
@@ -31,12 +40,13 @@ def predict(
         force: keep nothing of an earlier run in that folder.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
+        priority: queue in which the lanes wait in the pool.
     """
     attach_api_log_handler()
     require_absolute(*inputs, out)
     config = predict_config(settings)
-    lanes = choose_lanes(mode, config.devices, lane_minutes)
-    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     with open_run_folder(Path(out), force=force) as folder:
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out)
         return compute_run(run, PREDICT, params)

@@ -11,7 +11,14 @@ from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import REPROCESS, Move
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.settings import REPROCESS_DEFAULTS, LaneMode, PositiveTime, ReprocessSettings
+from virnuc_core.settings import (
+    REPROCESS_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    Priority,
+    ReprocessSettings,
+)
 
 
 def reprocess_name() -> str:
@@ -26,6 +33,7 @@ def reprocess(
     force: bool = False,
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
+    priority: Priority = "normal",
 ) -> RunReport:
     """Moves a run to other models, another head or other settings; called again, it resumes.
 
@@ -37,12 +45,13 @@ def reprocess(
         force: throw away what was begun with other settings.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
+        priority: queue in which the lanes wait in the pool.
     """
     attach_api_log_handler()
     require_absolute(run)
     require_run(Path(run))
-    lanes = choose_lanes(mode, settings.devices, lane_minutes)
-    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    lanes, params = choose_lanes(where, settings.devices), {**settings.params, **where.params}
     with open_run_folder(Path(run), force=False) as folder:
         move = Move(folder, settings, lanes, force=force)
         return compute_run(move, REPROCESS, params)

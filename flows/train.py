@@ -13,7 +13,15 @@ from tasks.tracking import TrackedRun
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
-from virnuc_core.settings import TRAIN_DEFAULTS, LaneMode, PositiveTime, TrainSettings, train_config
+from virnuc_core.settings import (
+    TRAIN_DEFAULTS,
+    LaneMode,
+    LaneSettings,
+    PositiveTime,
+    Priority,
+    TrainSettings,
+    train_config,
+)
 from virnuc_core.training.heads import HeadSettings
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
@@ -27,6 +35,7 @@ def train(
     force: bool = False,
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
+    priority: Priority = "normal",
 ) -> TrainingReport:
     """Trains a head; called again with the same arguments, it resumes.
 
@@ -37,6 +46,7 @@ def train(
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
+        priority: queue in which the lanes wait in the pool.
     """
     attach_api_log_handler()
     head = Path(out)
@@ -48,8 +58,8 @@ def train(
         group_power=settings.group_power,
         most_frames=settings.most_frames,
     )
-    lanes = choose_lanes(mode, config.devices, lane_minutes)
-    params = {**settings.params, "mode": mode, "lane_minutes": lane_minutes}
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     reports: list[TrainingReport] = []
 
     def publish_training(run: Run, tracked: TrackedRun) -> None:

@@ -103,7 +103,7 @@ def _flow(name: str, lanes: "LaneSettings") -> Iterator[Callable[..., Answer]]:
         flow = resolve_name(f"flows.{name}:{name}")
 
         def run(*arguments: Any) -> Answer:
-            report = flow(*arguments, lanes.mode, lanes.lane_minutes)
+            report = flow(*arguments, **dict(lanes))
             return Answer(report.document, report.summary)
 
         yield run

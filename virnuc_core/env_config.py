@@ -80,6 +80,12 @@ class EnvConfig(BaseModel):
     cuda_visible_devices: _Names | None = Field(
         None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one [all]"
     )
+    lane_timeout: Annotated[FiniteFloat | None, Field(gt=0)] = Field(
+        None,
+        alias="VIRNUC_LANE_TIMEOUT",
+        description="seconds without a finished shard after which a lane is taken to hang, and is ended "
+        "[20 times a shard's estimated work, at least 1800]",
+    )
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
     )

@@ -5,9 +5,12 @@ to the old run's frame store. Once complete it is renamed `incoming`, and its fi
 """
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from virnuc_core.errors import HostError
 
 EMBED_SUFFIX: Final = ".run"
 _SHARED_FRAMES: Final = "../frames"
@@ -31,6 +34,9 @@ class RunFolder:
     frames = _Inside("frames")  # the frame store
     shards = _Inside("shards")  # folder of finished shards
     lanes = _Inside("lanes")  # folder of journals
+    token = _Inside(
+        "lanes/token"
+    )  # made by the run, by which its lanes recognise that they see the same folder
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")
@@ -59,6 +65,21 @@ class RunFolder:
     def lane_journal(self, name: str) -> Path:
         """Journal of a lane."""
         return self.lanes / f"{name}.jsonl"
+
+    def require_token(self, token: str) -> None:
+        """Raises HostError unless this host sees the folder of the run that has this token."""
+        try:
+            found = self.token.read_text()
+        except OSError as error:
+            found = ""
+            reason = error.strerror or str(error)
+        else:
+            reason = "it is of another run"
+        if found != token:
+            raise HostError(
+                f"{socket.gethostname()} does not see the run in {self.root} ({self.token.name}: {reason}): mount the "
+                "shared folder there, under the same path. Or the run was started over since."
+            )
 
     @property
     def results(self) -> tuple[Path, ...]:

@@ -45,6 +45,8 @@ Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices), Metavar
 HeadPath = Annotated[str, Metavar("PATH")]
 # As subflows of the run, or as separate runs for the workers of a pool.
 LaneMode = Literal["local", "pool"]
+# Which lanes go first, of the runs that share a pool.
+Priority = Literal["urgent", "normal", "bulk"]
 ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
@@ -239,6 +241,7 @@ class LaneSettings(Settings):
     lane_minutes: Annotated[PositiveTime, Metavar("M")] = Field(
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
+    priority: Priority = Field(default="normal", description="Queue in which the lanes wait in a pool")
 
 
 class FramesSettings(Settings):

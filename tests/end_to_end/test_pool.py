@@ -30,7 +30,7 @@ from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.settings import RunConfig
+from virnuc_core.settings import LaneSettings, RunConfig
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -66,13 +66,14 @@ def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
     Path(root).mkdir()
     folder = RunFolder(Path(root))
     index_inputs(folder, [contigs], config.chunk_length, "dna")
-    lanes = PoolLanes(("auto",), 10.0) if mode == "pool" else LocalLanes(("cpu",))
+    lanes = PoolLanes(LaneSettings(mode="pool"), ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
     lanes.plan(folder, config, "predict")
 
 
 @flow
 def computed(root: str, mode: str) -> list[LaneReport]:
-    lanes = PoolLanes(("auto",), A_SHARD_A_LANE) if mode == "pool" else LocalLanes(("cpu",))
+    where = LaneSettings(mode="pool", lane_minutes=A_SHARD_A_LANE)
+    lanes = PoolLanes(where, ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
     return lanes.compute(RunFolder(Path(root)))
 
 
@@ -214,11 +215,11 @@ def test_a_lane_that_always_crashes_ends_the_run_and_those_that_wait(
 def test_lanes_of_an_earlier_run_are_taken_over_or_stopped(root: Path, client: SyncPrefectClient) -> None:
     folder = RunFolder(root)
     tags = [pool._run_tag(folder), pool._plan_tag(read_plan(folder.plan))]
-    deployment = client.read_deployment_by_name(pool.LANE_DEPLOYMENT)
+    deployment = client.read_deployment_by_name("embed-lane/cpu")
     at_work, waiting = (
         client.create_flow_run_from_deployment(
             deployment.id,
-            parameters={"folder": str(root), "shards": [shard], "lane": shard},
+            parameters={"folder": str(root), "shards": [shard], "lane": shard, "device": "cpu"},
             name=f"lane-{shard} 1 shards",
             tags=tags,
             state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(days=shard)),
@@ -243,24 +244,36 @@ def test_waiting_for_nobody_is_said(
     monkeypatch.setattr(pool, "_SECONDS_BETWEEN_NOTICES", 0.5)
 
     def late(run: FlowRun) -> None:
-        while "no worker is online in the work pool virnuc-gpu: start `virnuc worker`" not in caplog.text:
+        while "no worker is online in the work pool virnuc-cpu: start `virnuc worker`" not in caplog.text:
             time.sleep(0.1)
         work_on(run)
 
     with caplog.at_level(logging.INFO, "flows"), Worker(late):
         computed(str(root), "pool")
-    assert "work pool virnuc-gpu: 2 scheduled" in caplog.text
+    assert "work pool virnuc-cpu: 2 scheduled" in caplog.text
 
 
 def test_what_the_pool_needs_is_asked_for_first(
     contigs: Path, tmp_path: Path, virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    where = LaneSettings(mode="pool")
     with pytest.raises(UsageError, match=r"--devices 0,1 cannot be chosen in mode pool"):
-        choose_lanes("pool", ("0", "1"), 10.0)
-    monkeypatch.setattr(pool, "LANE_DEPLOYMENT", "embed-lane/absent")
-    with pytest.raises(UsageError, match=r"has no deployment embed-lane/absent: run `virnuc deploy`"):
-        choose_lanes("pool", ("auto",), 10.0)
+        choose_lanes(where, ("0", "1"))
+    monkeypatch.setitem(pool.WORK_POOLS, "cpu", "virnuc-absent")
+    with pytest.raises(UsageError, match=r"lacks work pools or deployments of virnuc: run `virnuc deploy`"):
+        choose_lanes(where, ("cpu",))
     message = "mode pool needs a Prefect server that outlives this run"
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         virnuc.refused(2, message, "predict", contigs, "--out", tmp_path / "run", "--mode", "pool")
     assert not (tmp_path / "run").exists()
+
+
+def test_auto_is_the_pool_for_gpus_once_it_had_a_worker(client: SyncPrefectClient) -> None:
+    def device_of_auto() -> str:
+        return choose_lanes(LaneSettings(mode="pool"), ("auto",)).shown_devices
+
+    assert device_of_auto() == "cuda"
+    client.send_worker_heartbeat("virnuc-cpu", "one-cpu", 30.0)
+    assert device_of_auto() == "cpu"
+    client.send_worker_heartbeat("virnuc-gpu", "two-gpu", 30.0)
+    assert device_of_auto() == "cuda"

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,9 +143,9 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
     return wait_until(find, 180)
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("home")
+@contextmanager
+def running_stack(home: Path, **environment: str) -> Iterator[Stack]:
+    """`virnuc up` with further environment variables; nothing is left of it afterwards."""
     port, mlflow_port = free_port(), free_port()
     unset = ("PREFECT_", "MLFLOW_", "VIRNUC_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
@@ -153,7 +153,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
         process = subprocess.Popen(
             [sys.executable, "-m", "virnuc_cli", "up", *ports, *WORKERS],
-            env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2"},
+            env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2", **environment},
             stdout=log,
             stderr=log,
             text=True,
@@ -168,6 +168,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             code = process.wait(60)
         assert code == 0, (home / "up.log").read_text()
         wait_until(lambda: stack.processes() == [], 10)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("home")) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.register import NIGHTLY
 from deployments.server import missing_pools, workers_since
-from flows.pool import PLAN_DEPLOYMENT
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import Stack
 
@@ -25,7 +24,7 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
     names = {deployment.name for deployment in stack.client.read_deployments()}
     assert names == {"on-demand", "nightly", "gpu", "cpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
-    assert stack.client.read_deployment_by_name(PLAN_DEPLOYMENT).work_queue_name == "plans"
+    assert stack.client.read_deployment_by_name("plan-run/gpu").work_queue_name == "plans"
     [automation] = stack.client.read_automations_by_name(AUTOMATION)
     assert automation.enabled
 

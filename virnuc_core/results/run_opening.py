@@ -155,7 +155,7 @@ def _empty(folder: RunFolder) -> None:
     """Deletes by name, so that the user's own files are kept, also in the run's subfolders."""
     own_names = {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
-        folder.lanes: ("lane-*.jsonl", "plan-*.jsonl"),
+        folder.lanes: ("lane-*.jsonl", "plan-*.jsonl", folder.token.name),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
     }

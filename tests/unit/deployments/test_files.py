@@ -19,7 +19,7 @@ from prefect.flows import load_flow_from_entrypoint
 import deployments
 from deployments.register import AUTOMATIONS_FILE, NIGHTLY, PREFECT_FILE
 from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
-from flows.pool import LANE_DEPLOYMENT, PLAN_DEPLOYMENT, WORK_POOL
+from flows.pool import WORK_POOLS
 from virnuc_cli.main import cli
 
 with warnings.catch_warnings():  # of MLflow's own code
@@ -51,12 +51,12 @@ def test_the_deployments_and_their_pools() -> None:
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
         NIGHTLY: RUNS_POOL,
-        LANE_DEPLOYMENT: GPU_POOL,
-        PLAN_DEPLOYMENT: GPU_POOL,
+        "embed-lane/gpu": GPU_POOL,
+        "plan-run/gpu": GPU_POOL,
         "embed-lane/cpu": CPU_POOL,
         "plan-run/cpu": CPU_POOL,
     }
-    assert WORK_POOL == GPU_POOL
+    assert WORK_POOLS == {"cuda": GPU_POOL, "cpu": CPU_POOL}
 
 
 @pytest.mark.parametrize("item", DEPLOYMENTS, ids=lambda item: item["entrypoint"])

@@ -41,7 +41,7 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
             "embed contigs.fa esm2:8M 1.26 MB",
         ),
         (lane_name, "embed-lane", {**LANE, "device": "cuda:1"}, "lane-3-cuda:1"),
-        (lane_name, "embed-lane", {**LANE, "device": "auto"}, "lane-3 2 shards"),
+        (lane_name, "embed-lane", {**LANE, "device": "cpu", "token": "0123"}, "lane-3 2 shards"),
         (plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
         (reprocess_name, "reprocess", {"run": "/data/results"}, "reprocess results"),
         (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),

@@ -11,9 +11,16 @@ import pytest
 
 from benchmarks.reliability.hostile import hostile_json
 from tests.made_lanes import at, done, finished, loaded, sample, started
-from virnuc_core.errors import CheckpointError, LaneError, VirnucError
+from virnuc_core.env_config import reload
+from virnuc_core.errors import CheckpointError, HostError, LaneError, VirnucError
 from virnuc_core.inference.events import LaneEvent, LaneFailed
-from virnuc_core.inference.lane_journal import JournalTail, LaneJournal, lane_report, raise_failure
+from virnuc_core.inference.lane_journal import (
+    JournalTail,
+    LaneJournal,
+    lane_report,
+    raise_failure,
+    reporting_outcome,
+)
 
 EVERY_EVENT: tuple[LaneEvent, ...] = (
     started(),
@@ -120,3 +127,23 @@ def test_report_is_of_all_processes_of_a_lane() -> None:
     assert [shard.shard for shard in report.shards] == [0, 1, 2]
     report = lane_report(events[:1])  # of a lane that never loaded
     assert (report.device_name, report.load_seconds, report.seconds, report.shards) == ("", 0, 0, ())
+
+
+def test_the_worker_is_told_how_a_job_ended(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = tmp_path / "outcome.json"
+    monkeypatch.setenv("VIRNUC_OUTCOME", str(outcome))
+    reload()
+    with pytest.raises(HostError), reporting_outcome(LaneJournal(path)):
+        raise HostError("the folder is not mounted")
+    assert json.loads(outcome.read_text()) == {
+        "error": "HostError",
+        "message": "the folder is not mounted",
+        "shards": 0,
+    }
+    journal = LaneJournal(path)
+    with reporting_outcome(journal), journal:
+        journal.write(started())
+        journal.write(done(0))
+    assert json.loads(outcome.read_text()) == {"error": None, "message": "", "shards": 1}

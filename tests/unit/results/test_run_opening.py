@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from virnuc_core.errors import UsageError
+from virnuc_core.errors import HostError, UsageError
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 
@@ -13,7 +13,7 @@ OF_A_RUN = [
     *(path.name for path in RunFolder(Path()).results),
     *("plan.json", "frames/meta.json", "sequences/genbank_1.fa", "training/records.tsv"),
     *("shards/shard_00000.h5", "shards/shard_00001.h5.damaged", "shards/.shard_00002.h5.tmp"),
-    *("lanes/lane-0000-0123abcd.jsonl", "lanes/plan-0123abcd.jsonl"),
+    *("lanes/lane-0000-0123abcd.jsonl", "lanes/plan-0123abcd.jsonl", "lanes/token"),
 ]
 OF_A_KILLED_RUN = [".embeddings.h5.tmp", ".plan.json.0123456789abcdef.tmp", ".next.tmp/0", ".incoming.tmp/0"]
 MINE = ["mine.txt", ".mine.tmp", "mine.tmp", "lanes/notes.txt", "shards/mine.h5"]
@@ -82,3 +82,14 @@ def test_paths_that_can_be_no_folder(name: str, message: str, tmp_path: Path) ->
     make(tmp_path, "file")
     with pytest.raises(UsageError, match=message), open_run_folder(tmp_path / name, force=False):
         pass
+
+
+def test_a_host_without_the_folder_of_the_run_is_told_from_others(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(HostError, match="No such file or directory"):
+        folder.require_token("0123")
+    make(tmp_path, "lanes/token")
+    folder.token.write_text("0123")
+    folder.require_token("0123")
+    with pytest.raises(HostError, match="it is of another run"):
+        folder.require_token("4567")
