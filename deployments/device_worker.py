@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shlex
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,9 +85,11 @@ class SlotWorker(ProcessWorker, ABC):  # ABC: does not replace Prefect's own wor
         self._host.fitness.check_again()
 
 
-async def run_workers(factories: Sequence[Callable[[], SlotWorker]]) -> None:
-    """Runs workers until cancelled; their jobs end with them."""
-    await asyncio.gather(*map(_keep_running, factories))
+async def run_workers(
+    factories: Sequence[Callable[[], SlotWorker]], *others: Coroutine[Any, Any, None]
+) -> None:
+    """Runs workers, and what else belongs to them, until cancelled; their jobs end with them."""
+    await asyncio.gather(*map(_keep_running, factories), *others)
 
 
 async def _keep_running(make_worker: Callable[[], SlotWorker]) -> None:

@@ -55,9 +55,9 @@ class Job:
             return HostError(f"its process could not start (exit code {status_code}): see its log.")
         if found["error"] is None:
             return None
-        kind = getattr(errors, found["error"], None)
-        is_own = isinstance(kind, type) and issubclass(kind, VirnucError)
-        return (kind if is_own else VirnucError)(f"{found['error']}: {found['message']}")
+        kind = getattr(errors, found["error"], VirnucError)
+        error: VirnucError = kind(f"{found['error']}: {found['message']}")
+        return error
 
 
 def crash_orphaned_jobs(folder: Path) -> None:

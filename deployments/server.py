@@ -1,11 +1,12 @@
 """The Prefect server of the user's settings."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 import httpx
@@ -48,6 +49,8 @@ POOLS: Final[Mapping[str, Pool]] = {
         limit=16,
     ),
 }
+Item = TypeVar("Item")
+
 _PAGE_SIZE: Final = 200  # the server's maximum
 
 _log = logging.getLogger(__name__)
@@ -68,20 +71,20 @@ def server_url() -> str:
 
 def server_failure() -> Exception | None:
     """Why the server does not answer; None when it does."""
-    with _client() as client:
+    with connect() as client:
         return client.api_healthcheck()
 
 
 def missing_pools() -> list[str]:
     """Work pools that the server does not have yet."""
-    with _client() as client:
+    with connect() as client:
         existing = {pool.name for pool in client.read_work_pools()}
     return [name for name in POOLS if name not in existing]
 
 
 def workers_since(moment: datetime) -> set[str]:
     """Names of the workers with a heartbeat since `moment`."""
-    with _client() as client:
+    with connect() as client:
         workers = [worker for pool in POOLS for worker in _workers(client, pool)]
     heartbeats = {worker.name: worker.last_heartbeat_time for worker in workers}
     return {name for name, time in heartbeats.items() if time is not None and time >= moment}
@@ -93,7 +96,7 @@ def deployed_versions() -> list[str | None]:
 
     tagged = DeploymentFilter.model_validate({"tags": {"all_": [LANE_TAG]}})
     try:
-        with _client() as client:
+        with connect() as client:
             return [each.version for each in client.read_deployments(deployment_filter=tagged)]
     except (httpx.HTTPError, RuntimeError) as error:
         _log.warning("the Prefect server does not tell the version of its deployments (%r)", error)
@@ -106,7 +109,7 @@ def crash_run(run_id: UUID, message: str) -> None:
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Cancelled, Crashed
 
-    with _client() as client, suppress(ObjectNotFound):
+    with connect() as client, suppress(ObjectNotFound):
         run = client.read_flow_run(run_id)
         if run.state_type in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING):
             state = Cancelled if run.state_type == StateType.CANCELLING else Crashed
@@ -121,7 +124,7 @@ def is_run_over(job: "FlowRun") -> bool:
     if job.parent_task_run_id is None:
         return True
     try:
-        with _client() as client:
+        with connect() as client:
             parent = client.read_task_run(job.parent_task_run_id).flow_run_id
             state = client.read_flow_run(parent).state if parent else None
             return state is None or state.is_final()
@@ -147,7 +150,7 @@ def quarantines() -> list[Quarantine]:
     from prefect.events.filters import EventFilter, EventNameFilter
 
     online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
-    with _client() as client:
+    with connect() as client:
         names = {each.name for pool in POOLS for each in _workers(client, pool, online)}
         page = client.read_events(EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS])))
         events = list(page.events)
@@ -165,16 +168,22 @@ def quarantines() -> list[Quarantine]:
     return [each for each in latest.values() if each is not None]
 
 
-def _client() -> "SyncPrefectClient":
+def connect() -> "SyncPrefectClient":
+    """A client of the server in Prefect's settings."""
     from prefect.client.orchestration import get_client
 
     return get_client(sync_client=True)
 
 
-def _workers(client: "SyncPrefectClient", pool: str, wanted: "WorkerFilter | None" = None) -> "list[Worker]":
-    found: list[Worker] = []
+def read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
+    """All items of a paginated request."""
+    found: list[Item] = []
     while True:
-        page = client.read_workers_for_work_pool(pool, wanted, offset=len(found), limit=_PAGE_SIZE)
+        page = read(offset=len(found), limit=_PAGE_SIZE)
         found += page
         if len(page) < _PAGE_SIZE:
             return found
+
+
+def _workers(client: "SyncPrefectClient", pool: str, wanted: "WorkerFilter | None" = None) -> "list[Worker]":
+    return read_pages(partial(client.read_workers_for_work_pool, pool, wanted))

@@ -107,6 +107,7 @@ def work(choice: WorkerChoice) -> None:
         from deployments.device_worker import SlotWorker, run_workers
         from deployments.fitness import Host, Slot
         from deployments.jobs import crash_orphaned_jobs
+        from deployments.lost_runs import crash_lost_runs
 
         host = Host(plan.host_id)
         slots: dict[str, list[Slot]] = {}
@@ -127,8 +128,9 @@ def work(choice: WorkerChoice) -> None:
             partial(SlotWorker, pool, name, slots[pool], host, folders[pool])
             for pool, name in plan.workers.items()
         ]
+        others = [crash_lost_runs(plan.host_id)] if plan.runs else []
         try:
-            asyncio.run(run_workers(factories))
+            asyncio.run(run_workers(factories, *others))
         finally:
             for folder in folders.values():
                 crash_orphaned_jobs(folder)
