@@ -16,16 +16,16 @@ from typing import Any, Final
 import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
-from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
+from deployments.pools import POOL_TYPES, PoolChoice
 from deployments.server import POOLS, server_failure, server_url
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError
@@ -35,6 +35,8 @@ AUTOMATIONS_FILE: Final = Path(__file__).with_name("automations.yaml")
 NIGHTLY: Final = "predict/nightly"
 # Settings of the nightly run that `virnuc deploy` can set.
 MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
+
+_AS_THEY_ARE: Final = PoolChoice()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,9 @@ class Registered:
         return f"{'made' if self.is_new else 'updated'} {self.kind} {self.name}{note}"
 
 
-def register(nightly: NightlyChoice, wait_timeout: float = 0.0) -> list[Registered]:
+def register(
+    nightly: NightlyChoice, pools: PoolChoice = _AS_THEY_ARE, wait_timeout: float = 0.0
+) -> list[Registered]:
     """Creates or updates everything on the server of Prefect's settings; waits up to `wait_timeout` seconds for it.
 
     Raises:
@@ -85,7 +89,7 @@ def register(nightly: NightlyChoice, wait_timeout: float = 0.0) -> list[Register
     with get_client(sync_client=True) as client:
         try:
             return [
-                *(_register_pool(client, name) for name in POOLS),
+                *(_register_pool(client, name, pools) for name in POOLS),
                 *(_register_queue(client, name, queue) for name in POOLS for queue in POOLS[name].queues),
                 *(_register_deployment(client, item, nightly) for item in deployments),
                 *(_register_automation(client, item) for item in automations),
@@ -105,24 +109,28 @@ def _await_server(url: str, wait_timeout: float) -> None:
         time.sleep(0.2)
 
 
-def _register_pool(client: SyncPrefectClient, name: str) -> Registered:
+def _register_pool(client: SyncPrefectClient, name: str, choice: PoolChoice) -> Registered:
     try:
         pool, is_new = client.read_work_pool(name), False
     except ObjectNotFound:
         wanted = WorkPoolCreate(
             name=name,
-            type="process",
+            type=choice.type or "process",
             description=POOLS[name].description,
-            base_job_template=ProcessWorker.get_default_base_job_template(),
+            base_job_template=choice.template(name, None),
             concurrency_limit=POOLS[name].limit,
         )
         pool, is_new = client.create_work_pool(wanted), True
-    if pool.type != "process":
+    possible = (choice.type,) if choice.type else POOL_TYPES
+    if pool.type not in possible:
         raise UsageError(
-            f"the work pool {name} at the server is of type {pool.type!r} and virnuc needs one of type 'process': "
-            f"delete it with `prefect work-pool delete {name}`, and run this again."
+            f"the work pool {name} at the server is of type {pool.type!r}, and not {' or '.join(possible)}: delete it "
+            f"with `prefect work-pool delete {name}`, and run this again."
         )
-    return Registered(kind="work pool", name=name, is_new=is_new)
+    if not is_new and choice.job_variables:
+        template = choice.template(name, pool.base_job_template)
+        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+    return Registered(kind="work pool", name=name, is_new=is_new, note=pool.type)
 
 
 def _register_queue(client: SyncPrefectClient, pool: str, name: str) -> Registered:

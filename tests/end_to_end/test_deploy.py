@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling, Running
 
 from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import POOLS, crash_orphaned_runs
+from deployments.server import GPU_POOL, POOLS, crash_orphaned_runs
 from flows.nightly import nightly
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
@@ -148,3 +148,28 @@ def test_runs_that_ended_with_their_worker_are_reported(client: SyncPrefectClien
     assert {run_id: client.read_flow_run(run_id).state_name for run_id in runs} == runs
     for run_id in runs:
         client.set_flow_run_state(run_id, Cancelled(), force=True)
+
+
+def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    virnuc.refused(
+        2, "work pool virnuc-gpu at the server is of type 'process'", "deploy", "--pool-type", "kubernetes"
+    )
+    for pool in POOLS:
+        client.delete_work_pool(pool)
+    chosen = ("--job-variable", "image=registry/virnuc:1", "virnuc-gpu.gpus=2")
+    try:
+        virnuc.done("deploy", "--pool-type", "kubernetes", *chosen)
+        virnuc.done("deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
+        assert {client.read_work_pool(pool).type for pool in POOLS} == {"kubernetes"}
+        variables = client.read_work_pool(GPU_POOL).base_job_template["variables"]["properties"]
+        assert [variables[name]["default"] for name in ("image", "gpus", "cpu")] == [
+            "registry/virnuc:1",
+            2,
+            "16",
+        ]
+        assert client.read_deployment_by_name("embed-lane/gpu").work_pool_name == GPU_POOL
+    finally:
+        for pool in POOLS:
+            client.delete_work_pool(pool)
+        register(NightlyChoice())

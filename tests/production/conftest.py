@@ -47,26 +47,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
-    """A running `virnuc up`, and a user's actions on it."""
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Prefect server, and a user's actions on it."""
 
-    process: subprocess.Popen[str]
-    home: Path
-    port: int
-    mlflow_port: int
     client: SyncPrefectClient
-
-    def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs a module in another shell in which the server's address is set."""
-        return subprocess.run(
-            [sys.executable, "-m", *map(str, command)],
-            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
 
     def ask(self, **parameters: Any) -> UUID:
         """Submits a run of predict/on-demand."""
@@ -92,6 +77,27 @@ class Stack:
 
     def process_of(self, run_id: UUID) -> psutil.Process:
         return psutil.Process(int(self.client.read_flow_run(run_id).infrastructure_pid or ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Server):
+    """A running `virnuc up`."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    port: int
+    mlflow_port: int
+
+    def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a module in another shell in which the server's address is set."""
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
 
     def program(self, word: str) -> psutil.Process | None:
         """The program kept running by `virnuc up` with this word in its command, if any."""

@@ -106,7 +106,8 @@ def require_command(words: list[str]) -> None:
         assert command == "server"
         assert mlflow_server.make_context("server", arguments)
     else:
-        assert [program, command, arguments[0]] == ["prefect", "server", "start"]
+        assert (program, arguments[0]) == ("prefect", "start")
+        assert command in ("server", "worker")
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
