@@ -4,10 +4,13 @@ import asyncio
 import fcntl
 import logging
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from deployments.server import QUARANTINED, RELEASED, deployed_versions, is_run_over
@@ -26,6 +29,7 @@ MAX_FAILURES: Final = 3
 # The first import of torch from a network file system takes a minute.
 _PROGRAM_SECONDS: Final = 180.0
 _FOLDER_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.1
 
 _GPU_CHECK: Final = (sys.executable, "-m", "virnuc_core.doctor.preflight")
 _IMPORTS: Final = (sys.executable, "-c", "import flows.lanes")
@@ -48,7 +52,7 @@ class Fitness:
         }
         self._find_fault = find_fault
         self._failures: list[str] = []
-        self._is_checked = False
+        self._is_checked = self._has_passed = False
         self._due = 0.0
         self._check: asyncio.Task[None] | None = None
 
@@ -92,12 +96,12 @@ class Fitness:
                 f"{len(self._failures)} jobs in a row failed here, though the device passes its check; the last: "
                 f"{self._failures[-1]} Start `virnuc worker` again when it is repaired."
             )
-        else:
+        elif self.reason is not None or not self._has_passed:
             if self.reason is not None:
                 _log.warning("%s is released from quarantine", self._resource["prefect.resource.name"])
-            self.reason = None
+            self.reason, self._has_passed = None, True
             # Also at the start: the server may remember a quarantine of an earlier worker.
-            self._emit(RELEASED, "it has passed the checks")
+            self._emit(RELEASED, "it has passed its check")
 
     def _emit(self, event: str, reason: str) -> None:
         from prefect.events import emit_event
@@ -176,32 +180,35 @@ async def fault_of_program(
     command: Sequence[str], environment: Mapping[str, str], lock: Path | None = None
 ) -> str | None:
     """The last line of what a program says is wrong; None when it ends well. It holds `lock`, even when it hangs for good."""
-    held = lock.open("a") if lock else None
-    try:
-        if held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        process = await asyncio.create_subprocess_exec(
-            *command,
+    with ExitStack() as files:
+        held = [files.enter_context(lock.open("a"))] if lock else []
+        said = files.enter_context(TemporaryFile())
+        try:
+            for file in held:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "a job of an earlier worker has it"
+        process = subprocess.Popen(
+            command,
             env=child_environment() | dict(environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=[held.fileno()] if held else [],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            pass_fds=[file.fileno() for file in held],
         )
-    except BlockingIOError:
-        return "a job of an earlier worker has it"
-    finally:
-        if held:
-            held.close()
-    try:
-        async with asyncio.timeout(_PROGRAM_SECONDS):
-            _, said = await process.communicate()
-    except TimeoutError:
-        return f"no answer from its check within {_PROGRAM_SECONDS:.0f} s"
-    finally:
-        if process.returncode is None:
-            process.kill()
-    lines = said.decode(errors="replace").strip().splitlines()
+        try:
+            async with asyncio.timeout(_PROGRAM_SECONDS):
+                while process.poll() is None:
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            return f"no answer from its check within {_PROGRAM_SECONDS:.0f} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):  # it waits for a driver
+                    process.wait(1)
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines()
     return (
         (lines[-1] if lines else f"its check ended with {process.returncode}") if process.returncode else None
     )

@@ -20,7 +20,7 @@ AUTOMATION = "virnuc: runs without a heartbeat have crashed"
 def test_everything_is_there_after_up(stack: Stack) -> None:
     with temporary_settings({PREFECT_API_URL: str(stack.client.api_url)}):
         assert missing_pools() == []
-        assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 3
+        assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 2
     names = {deployment.name for deployment in stack.client.read_deployments()}
     assert names == {"on-demand", "nightly", "gpu", "cpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
