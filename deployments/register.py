@@ -155,7 +155,7 @@ def _register_deployment(
     except ObjectNotFound:
         existing = None
     parameters = {**item.get("parameters", {}), **(existing.parameters if existing else {})}
-    schedules: list[DeploymentScheduleCreate] = []
+    schedules = _schedules(item, existing)
     note = f"pool {item['work_pool']['name']}"
     if name == NIGHTLY:
         folders = {"inbox": nightly.inbox, "out": nightly.out}
@@ -189,6 +189,25 @@ def _register_deployment(
         job_variables=item["work_pool"]["job_variables"],
     )
     return Registered(kind="deployment", name=name, is_new=existing is None, note=note)
+
+
+def _schedules(
+    item: Mapping[str, Any], existing: DeploymentResponse | None
+) -> list[DeploymentScheduleCreate]:
+    """Those on the server, at first those of prefect.yaml."""
+    if existing is None:
+        return [
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=one["cron"], timezone=one["timezone"]),
+                active=one["active"],
+                slug=one["slug"],
+            )
+            for one in item.get("schedules", ())
+        ]
+    return [
+        DeploymentScheduleCreate(schedule=one.schedule, active=one.active, slug=one.slug)
+        for one in existing.schedules
+    ]
 
 
 def _schedule(

@@ -3,22 +3,23 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from prefect.runtime import flow_run
 
 from flows.lanes import FlowLanes, LocalLanes
 from flows.pool import PoolLanes
+from tasks.artifacts import add_run_tag
 from tasks.lanes import current_progress
 from tasks.pages.markdown import size
-from tasks.publishing import link_run, params_of, prefect_tags, publish
+from tasks.publishing import PROJECT_TAG, link_run, params_of, prefect_tags, publish
 from tasks.stages import as_tasks
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.pipeline import Run, Stage, run_stages
+from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
+from virnuc_core.remote import file_name
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import LaneSettings
 
@@ -67,11 +68,14 @@ def compute_run(
 ) -> RunReport:
     """Runs the stages of a run of `FlowLanes`; from the plan on, an MLflow run with `params` records them.
 
-    The last stage is replaced by `publish_run`; `embed` must be one of the others.
+    The stage `publish` is replaced by `publish_run`; `embed` must be one of the others.
 
     Raises:
         VirnucError: from a stage.
     """
+    if project := flow_run.parameters.get("project"):
+        add_run_tag(f"{PROJECT_TAG}:{project}")
+    stages = with_transfers(run, stages)
     planned, root = stages.index(pipeline.embed), run.folder.root
     tell = lambda stage: current_progress().stage(stage)  # noqa: E731
     run_stages(run, as_tasks(stages[:planned]), tell)
@@ -82,16 +86,17 @@ def compute_run(
     with tracked_run(flow_run.name, params, prefect_tags(root)) as tracked:
         run.links = tracked.links
         if run.inputs:
-            link_run(tracked, run.plan.inputs, run.inputs)
+            link_run(tracked, run.plan.inputs, run.origins)
 
         def publish(run: Run) -> None:
             publish_run(run, tracked)
 
-        run_stages(run, [*as_tasks(stages[planned:-1]), publish], tell)
+        rest = [publish if stage is pipeline.publish else stage for stage in stages[planned:]]
+        run_stages(run, as_tasks(rest), tell)
     return run.report
 
 
 def _sample_and_size(paths: Sequence[str]) -> tuple[str, str]:
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     num_bytes = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
-    return f"{Path(paths[0]).name if paths else ''}{more}", size(num_bytes)
+    return f"{file_name(paths[0]) if paths else ''}{more}", size(num_bytes)

@@ -5,10 +5,11 @@ from pathlib import Path
 from prefect import flow
 
 from flows.computed_run import choose_lanes, compute_run, run_name
-from flows.outputs import require_absolute, require_no_input
+from flows.outputs import require_no_input, require_places
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.models.hub import family_of
 from virnuc_core.pipeline import EMBED, Run
+from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
@@ -19,6 +20,7 @@ from virnuc_core.settings import (
     LaneSettings,
     PositiveTime,
     Priority,
+    Project,
     embed_config,
 )
 
@@ -33,27 +35,30 @@ def embed(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> RunReport:
     """Embeds proteins with ESM-2 or DNA with DNABERT-S; called again, it resumes.
 
     Args:
-        inputs: FASTA or FASTQ files, plain or compressed.
-        out: the embeddings file; the run's folder is beside it, `OUT.run`.
+        inputs: FASTA or FASTQ files, plain or compressed; paths or URLs.
+        out: the embeddings file, a path or a URL of object storage; the run's folder is beside it, `OUT.run`.
         model: `esm2:NAME|PATH`, `dnabert:NAME|PATH`, or a path alone.
         settings: how to run the model.
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_absolute(*inputs, out)
+    require_places(inputs, out, mode)
     config = embed_config(*family_of(model), settings)
-    require_no_input(Path(out), inputs)
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    path = output_path(out)
+    require_no_input(path, inputs)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
-    with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
+    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
-            Path(out).unlink(missing_ok=True)
-        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out)
+            path.unlink(missing_ok=True)
+        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, EMBED, params)

@@ -22,6 +22,7 @@ from virnuc_core.settings import (
     PositiveTime,
     PredictSettings,
     Priority,
+    Project,
     predict_config,
 )
 from virnuc_core.training.heads import label_records
@@ -39,6 +40,7 @@ def evaluate(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> EvaluationReport:
     """Measures a head on labelled records; called again with the same arguments, it resumes.
 
@@ -50,6 +52,7 @@ def evaluate(
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     require_absolute(*files.paths, out)
@@ -72,5 +75,7 @@ def evaluate(
     with tracked_run(flow_run.name, params, prefect_tags(folder)) as tracked:
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
-        run = predict(labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes, priority)
+        run = predict(
+            labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes, priority, project
+        )
         return evaluate_run(folder, run, labelled.table, tracked)

@@ -17,6 +17,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from tasks.artifacts import attach_api_log_handler
+from tasks.lane_log import recording_log
 from tasks.lanes import LaneRows, LaneTracking, LaneWatch, sampling_gpu
 from tasks.stages import compute_shards, end_lane_processes, find_pending, plan
 from tasks.tracking import current_run
@@ -63,7 +64,7 @@ def plan_journal_name(run_id: str | UUID) -> str:
 def embed_lane(
     folder: str, shards: tuple[int, ...], lane: int, device: str, num_lanes: int = 1, token: str | None = None
 ) -> None:
-    """Computes some of a run's shards on one device, and keeps a journal of it in the run's folder.
+    """Computes some of a run's shards on one device, and keeps a journal and a log of it in the run's folder.
 
     Args:
         folder: the run's folder, with its plan and frame store.
@@ -75,8 +76,9 @@ def embed_lane(
     """
     attach_api_log_handler()
     run = RunFolder(Path(folder))
-    journal = LaneJournal(run.lane_journal(lane_journal_name(lane, flow_run.id)))
-    with _working_in(run, token, journal, lane):
+    name = lane_journal_name(lane, flow_run.id)
+    journal = LaneJournal(run.lane_journal(name))
+    with _working_in(run, token, journal, lane), recording_log(run.lane_log(name)):
         own = _own_device(device)
         with sampling_gpu(own, lane, journal.write):
             compute_shards(run, shards, own, lane, num_lanes, journal)

@@ -1,12 +1,15 @@
 """Checks of input and output paths before any work is done."""
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
+from virnuc_core.remote import is_url, require_shared_staging
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.settings import LaneMode
 
 
 def absolute_path(name: str) -> str:
@@ -39,10 +42,20 @@ def require_run(root: Path) -> None:
         )
 
 
+def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
+    """Checks paths as `require_absolute`; for URLs in mode pool, UsageError unless VIRNUC_STAGING names a folder."""
+    names = [*inputs, out]
+    require_absolute(*itertools.filterfalse(is_url, names))
+    if mode == "pool":
+        require_shared_staging(names)
+
+
 def require_absolute(*paths: str) -> None:
-    """Raises UsageError for relative paths in a run of a deployment: it runs in its worker's folder."""
+    """Raises UsageError for URLs, and for relative paths in a run of a deployment: it runs in its worker's folder."""
     from prefect.runtime import deployment  # only after Prefect's settings are made
 
+    if urls := list(filter(is_url, paths)):
+        raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
     relative = [path for path in paths if not Path(path).is_absolute()]
     if relative and deployment.id:
         raise UsageError(

@@ -1,13 +1,12 @@
 """The predict flow: viral calls for sequence files."""
 
-from pathlib import Path
-
 from prefect import flow
 
 from flows.computed_run import choose_lanes, compute_run, run_name
-from flows.outputs import require_absolute
+from flows.outputs import require_places
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import PREDICT, Run
+from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.settings import (
@@ -17,6 +16,7 @@ from virnuc_core.settings import (
     PositiveTime,
     PredictSettings,
     Priority,
+    Project,
     predict_config,
 )
 
@@ -30,23 +30,25 @@ def predict(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> RunReport:
     """Calls contigs viral or not; called again with the same arguments, it resumes.
 
     Args:
-        inputs: FASTA or FASTQ files of DNA, plain or compressed.
-        out: folder for the results.
+        inputs: FASTA or FASTQ files of DNA, plain or compressed; paths or URLs.
+        out: folder for the results; a path, or a URL of object storage.
         settings: models and how to run them.
         force: keep nothing of an earlier run in that folder.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_absolute(*inputs, out)
+    require_places(inputs, out, mode)
     config = predict_config(settings)
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
-    with open_run_folder(Path(out), force=force) as folder:
-        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out)
+    with open_run_folder(output_path(out), force=force) as folder:
+        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, PREDICT, params)

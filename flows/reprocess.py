@@ -17,6 +17,7 @@ from virnuc_core.settings import (
     LaneSettings,
     PositiveTime,
     Priority,
+    Project,
     ReprocessSettings,
 )
 
@@ -34,6 +35,7 @@ def reprocess(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> RunReport:
     """Moves a run to other models, another head or other settings; called again, it resumes.
 
@@ -46,11 +48,12 @@ def reprocess(
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     require_absolute(run)
     require_run(Path(run))
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, settings.devices), {**settings.params, **where.params}
     with open_run_folder(Path(run), force=False) as folder:
         move = Move(folder, settings, lanes, force=force)

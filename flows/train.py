@@ -1,5 +1,6 @@
 """The train flow: a classifier head from labelled sequences."""
 
+import itertools
 from pathlib import Path
 
 from prefect import flow
@@ -11,6 +12,7 @@ from tasks.heads import TrainingReport, card_of, publish_head
 from tasks.publishing import publish
 from tasks.tracking import TrackedRun
 from virnuc_core.pipeline import TRAIN, Run, Training
+from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX
 from virnuc_core.settings import (
@@ -19,6 +21,7 @@ from virnuc_core.settings import (
     LaneSettings,
     PositiveTime,
     Priority,
+    Project,
     TrainSettings,
     train_config,
 )
@@ -36,17 +39,19 @@ def train(
     mode: LaneMode = "local",
     lane_minutes: PositiveTime = 10.0,
     priority: Priority = "normal",
+    project: Project = "",
 ) -> TrainingReport:
     """Trains a head; called again with the same arguments, it resumes.
 
     Args:
-        files: labelled sequences.
+        files: labelled sequences; paths or URLs.
         out: file of the head, safetensors; the run's folder is beside it, `OUT.run`, and so is its card.
         settings: models, and how the head is fitted.
         force: keep nothing of an earlier run.
         mode: "local": one lane a device of this machine; "pool": lanes wait for the workers of the work pool.
         lane_minutes: estimated work of a lane in the pool, in minutes.
         priority: queue in which the lanes wait in the pool.
+        project: what the GPU hours count for.
     """
     attach_api_log_handler()
     head = Path(out)
@@ -58,7 +63,7 @@ def train(
         group_power=settings.group_power,
         most_frames=settings.most_frames,
     )
-    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     reports: list[TrainingReport] = []
 
@@ -80,7 +85,7 @@ def train(
 
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:
     read = files.paths if settings.groups is None else (*files.paths, settings.groups)
-    require_absolute(*read, str(head))
+    require_absolute(*itertools.filterfalse(is_url, read), str(head))
     require_head_name(head)
     for written in (head, card_of(head)):
         require_no_input(written, read)

@@ -93,9 +93,15 @@ def show_link(key: str, link: str, text: str) -> None:
 
 def add_run_tag(tag: str) -> None:
     """Adds a tag to the current flow run."""
-    if flow_run.id is not None and tag not in flow_run.tags:
-        tags = [*flow_run.tags, tag]
-        _best_effort(lambda: get_client(sync_client=True).update_flow_run(UUID(flow_run.id), tags=tags))
+    if flow_run.id is not None:
+        _best_effort(lambda: _add_tag(UUID(flow_run.id), tag))
+
+
+def _add_tag(run_id: UUID, tag: str) -> None:
+    with get_client(sync_client=True) as client:
+        tags = client.read_flow_run(run_id).tags  # `flow_run.tags` has those of its start
+        if tag not in tags:
+            client.update_flow_run(run_id, tags=[*tags, tag])
 
 
 def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bool:

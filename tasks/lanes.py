@@ -13,7 +13,7 @@ from typing import Final, Protocol, Self
 
 from tasks.pages.plots import throughput_figure
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
-from virnuc_core.env_config import physical_gpu
+from virnuc_core.env_config import env, physical_gpu
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
@@ -179,12 +179,12 @@ class LaneWatch:
     @property
     def reports(self) -> list[LaneReport]:
         """The work of every started lane, by number."""
-        started = [
-            entries
-            for entries in self._entries.values()
+        reports = [
+            replace(lane_report(entries), journal=name)
+            for name, entries in self._entries.items()
             if entries and isinstance(entries[0].event, LaneStarted)
         ]
-        return sorted(map(lane_report, started), key=lambda report: (report.lane, report.started))
+        return sorted(reports, key=lambda report: (report.lane, report.started))
 
     def _tail(self, path: Path) -> JournalTail:
         return self._tails.setdefault(path.stem, JournalTail(path))
@@ -214,6 +214,7 @@ class LaneTracking:
         for lane in lanes:
             lane.end()
         self._run.log_metrics(_gpu_metrics([sample for lane in lanes for sample in lane.gpu_samples]))
+        self._run.log_metrics(gpu_use(sum(lane.gpu_seconds for lane in lanes)))
         curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
         if curves and self._run.run_id is not None:
             self._run.log_figure("throughput", throughput_figure(curves))
@@ -288,6 +289,12 @@ class _TrackedLane:
         if isinstance(event, ModelsLoaded) and self._count(ModelsLoaded) == 1:
             self._run.log_params({"device_name": event.device_name})
 
+    @property
+    def gpu_seconds(self) -> float:
+        """Time for which it has held a GPU."""
+        report = lane_report(self._entries)
+        return 0.0 if report.device == "cpu" else report.seconds
+
     def write(self) -> None:
         """Writes new values, and ends the run if the lane has finished."""
         self._run.log_points(self._points)
@@ -317,6 +324,12 @@ class _TrackedLane:
         self._samples_of_earlier_shards = len(self.gpu_samples)
         metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(samples)}
         self._points += _points(metrics, len(self.curve), moment)
+
+
+def gpu_use(seconds: float) -> dict[str, float]:
+    """GPU hours, and their cost where a price is set."""
+    hours, price = seconds / 3600, env().gpu_hour_price
+    return {"gpu_hours": hours, **({} if price is None else {"gpu_cost": hours * price})}
 
 
 def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from prefect.runtime import flow_run
 
@@ -15,6 +16,8 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
+
+PROJECT_TAG: Final = "virnuc.project"
 
 
 @resumable_task
@@ -30,7 +33,7 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     in_mlflow = {"MLflow": mlflow} if mlflow else {}
     show_markdown("virnuc-summary", run_page(report, {**places, **in_mlflow}), verdict(report))
     if report.lanes:
-        show_table("virnuc-lanes", speed_rows(report), "Where each lane worked, and how fast")
+        show_table("virnuc-lanes", speed_rows(report, folder), "Where each lane worked, and how fast")
     show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
 
     if tracked.run_id is None:
@@ -57,12 +60,13 @@ def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[st
 
 
 def prefect_tags(out: Path) -> dict[str, str]:
-    """Tags of an MLflow run that identify its flow run."""
+    """Tags of an MLflow run that identify its flow run and its project."""
     tags = {
         "prefect.flow_run_id": flow_run.id,
         "prefect.flow_run_name": flow_run.name,
         "prefect.flow_run_url": flow_run.ui_url,
         "virnuc.out": str(out.resolve()),
+        PROJECT_TAG: flow_run.parameters.get("project"),
     }
     # A temporary server has no pages to link to, and Prefect writes their missing address as "None".
     return {name: value for name, value in tags.items() if value and not value.startswith("None/")}

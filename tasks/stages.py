@@ -66,6 +66,7 @@ _TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
     for stage in (
         *(pipeline.label, pipeline.index, pipeline.divide, pipeline.validate, pipeline.aggregate),
         *(pipeline.classify, pipeline.fit, pipeline.replace),
+        *(pipeline.fetch, pipeline.claim, pipeline.deliver),
     )
 }
 

@@ -24,6 +24,8 @@ import httpx
 
 from virnuc_core import __version__
 from virnuc_core.env_config import env
+from virnuc_core.errors import UsageError
+from virnuc_core.remote import is_url
 from virnuc_core.specs import InputFile
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ class TrackedRun:
                     name=file.name,
                     digest=file.sha256[:_MAX_DIGEST_LENGTH],
                     source_type="local",
-                    source=json.dumps({"uri": str(Path(path).resolve())}),
+                    source=json.dumps({"uri": path if is_url(path) else str(Path(path).resolve())}),
                     profile=json.dumps({"bytes": file.size, "sha256": file.sha256}),
                 )
                 for file, path in zip(files, paths, strict=False)
@@ -266,6 +268,28 @@ def tracked_run(name: str, params: Mapping[str, Value], tags: Mapping[str, str])
     finally:
         run.finish(status)
         _enclosing.reset(token)
+
+
+def find_runs(condition: str) -> Iterator[tuple[Mapping[str, str], Mapping[str, float]]]:
+    """Tags and metrics of the runs that fulfil a condition in MLflow's filter language.
+
+    Raises:
+        UsageError: the store cannot be read.
+    """
+    try:
+        client, experiment_id = _connect()
+        token = None
+        while True:
+            page = client.search_runs([experiment_id], condition, max_results=1000, page_token=token)
+            for run in page:
+                yield run.data.tags, run.data.metrics
+            if (token := page.token) is None:
+                return
+    except _store_failures() as error:
+        raise UsageError(
+            f"MLflow's record of the runs cannot be read ({_first_line(error)}): see to it that MLFLOW_TRACKING_URI, or "
+            "VIRNUC_HOME without it, is that of the runs."
+        ) from error
 
 
 def open_store_early() -> None:

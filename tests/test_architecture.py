@@ -20,12 +20,14 @@ PRODUCT_SOURCES = [path for path in SOURCES if path.parts[0] in PRODUCT]
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
+MAX_FLOW_PARAMETERS = 10  # the form of a deployment, filled in by name
 KERNELS = Path("virnuc_core/models/kernels")
 
 # Named exceptions with reasons; an unused one fails.
 BROAD_EXCEPT = {
     "benchmarks/flash_attention.py:recording_failure": "other programs and their compilers raise what they like",
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
+    "virnuc_core/remote.py:_call": "each kind of object storage raises the errors of its own libraries",
     "virnuc_core/inference/launcher.py:_lane_main": "the end of a process: its failure goes to the parent",
 }
 
@@ -47,6 +49,10 @@ def num_parameters(function: Function) -> int:
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     starred = (arguments.vararg is not None) + (arguments.kwarg is not None)
     return len([name for name in names if name not in ("self", "cls")]) + starred
+
+
+def is_flow(function: Function) -> bool:
+    return any(ast.unparse(decorator).startswith("flow(") for decorator in function.decorator_list)
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
@@ -73,8 +79,12 @@ def test_files_and_functions_are_short() -> None:
 def test_functions_have_few_parameters() -> None:
     # Kernels and the operators that launch them cannot take a dataclass.
     sources = [path for path in SOURCES if KERNELS not in path.parents]
-    counts = {name: num_parameters(node) for path in sources for name, node in functions(path)}
-    assert {name: n for name, n in counts.items() if n > MAX_PARAMETERS} == {}
+    counts = {
+        name: (num_parameters(node), MAX_FLOW_PARAMETERS if is_flow(node) else MAX_PARAMETERS)
+        for path in sources
+        for name, node in functions(path)
+    }
+    assert {name: n for name, (n, most) in counts.items() if n > most} == {}
 
 
 def test_no_broad_except() -> None:

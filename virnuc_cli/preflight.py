@@ -1,5 +1,6 @@
 """Fast checks of models, inputs and outputs, before a command imports torch or starts Prefect."""
 
+import itertools
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError, VirnucError
 from virnuc_core.models.catalogue import require_heads, require_known_model
+from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN
 from virnuc_core.settings import PredictSettings, ReprocessSettings, RunConfig, predict_config
 
@@ -86,7 +88,7 @@ def require_inputs(names: Iterable[str]) -> None:
     Raises:
         InputError: one is missing, or a folder.
     """
-    for name in names:
+    for name in itertools.filterfalse(is_url, names):
         if os.path.isdir(name):
             raise InputError(f"{name} is a folder. Name the files in it.")
         if name != STDIN and not os.path.exists(name):

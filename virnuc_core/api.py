@@ -20,6 +20,7 @@ from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import require_heads, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.pipeline import embed_run, predict_run
+from virnuc_core.remote import output_path
 from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
@@ -82,7 +83,7 @@ class Predictions:
         regions: one row per viral region, as in `regions.tsv`.
         rejected: one row per unusable record, with the reason.
         report: the content of `run.json`: settings, counts, throughput.
-        folder: the run folder; None for a temporary one.
+        folder: the run folder, also of results that were copied to a URL; None for a temporary one.
     """
 
     contigs: pd.DataFrame
@@ -139,8 +140,9 @@ def predict(
     """Classifies contigs as viral or not, as `virnuc predict` does.
 
     Args:
-        source: a FASTA or FASTQ file, several of them, or (id, sequence) pairs.
-        out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder.
+        source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
+        out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder. To
+            a URL such as `s3://BUCKET/NAME` the results are copied.
         chunk_length: in bp.
         esm_model: ESM-2 model: catalogue name, hub name or path.
         dnabert_model: DNABERT-S model: catalogue name, hub name or path.
@@ -159,8 +161,8 @@ def predict(
     require_heads(config)  # before the inputs are read, which is slow
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
-        folder = RunFolder(Path(root))
-        report = predict_run(inputs, folder.root, config, force=force)
+        folder = RunFolder(output_path(str(root)))
+        report = predict_run(inputs, str(root), config, force=force)
         return Predictions(
             contigs=_read_table(folder.contigs),
             chunks=_read_table(folder.predictions),

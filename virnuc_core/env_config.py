@@ -32,6 +32,12 @@ class EnvConfig(BaseModel):
         validate_default=True,
         description="folder of the tracking database and of caches [`~/.virnuc`]",
     )
+    staging: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
+        None,
+        alias="VIRNUC_STAGING",
+        description="folder of copies of remote inputs, and of runs whose results go to a URL; in mode pool all hosts must "
+        "see it [`staging` in `VIRNUC_HOME`]",
+    )
     disable_fp16: _Switch = Field(
         False,
         alias="VIRNUC_DISABLE_FP16",
@@ -88,6 +94,11 @@ class EnvConfig(BaseModel):
     )
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
+    )
+    gpu_hour_price: Annotated[FiniteFloat | None, Field(ge=0)] = Field(
+        None,
+        alias="VIRNUC_GPU_HOUR_PRICE",
+        description="price of a GPU hour in your currency: runs record `gpu_cost` in MLflow [no costs]",
     )
     prefect_home: str | None = Field(
         None,

@@ -21,7 +21,7 @@ import errno
 import os
 from typing import ClassVar, Final
 
-from virnuc_core.plain_text import visible
+from virnuc_core.plain_text import visible, without_secrets
 
 # A retry may succeed, unlike for a full disk or a missing file.
 _TRANSIENT_ERRNOS: Final = frozenset(
@@ -50,13 +50,13 @@ _ADVICE: Final = {
 
 
 class VirnucError(Exception):
-    """Base class; the message is one complete text, with control characters from file content escaped."""
+    """Base class; the message is one complete text, without secrets of URLs, and with control characters escaped."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
-        super().__init__(visible(message))
+        super().__init__(visible(without_secrets(message)))
 
 
 class UsageError(VirnucError):

@@ -15,11 +15,13 @@ from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
 from virnuc_core.models.catalogue import AUTO_HEAD
+from virnuc_core.plain_text import without_secrets
+from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
-from virnuc_core.run_folder import RunFolder
+from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import ReprocessSettings, RunConfig
 from virnuc_core.specs import Alphabet
@@ -60,7 +62,11 @@ class Run:
     """State of a run; each stage sets what later ones read.
 
     Attributes:
+        inputs: files to read; those at URLs are replaced by their copies.
+        origins: inputs as given, without secrets.
         out: output named in the report: the folder, or the file of an embed run or a head.
+        url: where the output is copied to, if it was given as a URL.
+        force: results of another run at `url` may be replaced.
         work: counters summed over all shards.
         seconds: wall time of each finished stage, in order.
         links: other places to view the run.
@@ -78,13 +84,17 @@ class Run:
         lanes: Lanes,
         inputs: Sequence[str] = (),
         out: str | None = None,
+        force: bool = False,
     ) -> None:
         self.folder = folder
         self.config = config
         self.kind = kind
         self.lanes = lanes
         self.inputs = list(inputs)
-        self.out = str(folder.root) if out is None else out
+        self.origins = self.inputs
+        self.out = str(folder.root if out is None else output_path(out))
+        self.url = out if out is not None and is_url(out) else None
+        self.force = force
         self.lane_reports: list[LaneReport] = []
         self.counts: TableCounts | None = None
         self.seconds: dict[str, float] = {}
@@ -100,7 +110,7 @@ class Run:
             work=self.work,
             lanes=self.lane_reports,
             seconds=self.seconds,
-            links=self.links,
+            links={**self.links, **({"results": self.url} if self.url else {})},
         )
 
 
@@ -138,12 +148,54 @@ class Training(Run):
 Stage = Callable[[Any], None]
 
 
+def fetch(run: Run) -> None:
+    """Copies inputs that are given as URLs to the staging folder."""
+
+    def local(names: Sequence[str]) -> list[str]:
+        return [str(stage_in(name)) if is_url(name) else name for name in names]
+
+    run.origins = [without_secrets(name) for name in run.inputs]
+    run.inputs = local(run.inputs)
+    if isinstance(run, Training):
+        run.files = run.files.replaced(local)
+
+
+def claim(run: Run) -> None:
+    """Checks before the computation that the URL of the output can be written and holds no other run."""
+    require_place(_report_place(run), run.plan.fingerprint, force=run.force)
+
+
+def deliver(run: Run) -> None:
+    """Copies the results to the URL of the output, run.json last."""
+    assert run.url is not None
+    place, folder = _report_place(run), run.folder
+    written = [path for path in (folder.plan, *folder.results) if path.exists() and path != folder.report]
+    files = {path: f"{place}/{path.name}" for path in written}
+    if run.kind == "embed":
+        files[Path(run.out)] = run.url
+    stage_out(files, folder.report, f"{place}/{folder.report.name}")
+
+
+def _report_place(run: Run) -> str:
+    return f"{run.url}{EMBED_SUFFIX if run.kind == 'embed' else ''}".rstrip("/")
+
+
+def with_transfers(run: Run, stages: Sequence[Stage]) -> list[Stage]:
+    """Adds the stages that copy inputs and results, for a run with URLs."""
+    sources = run.files.paths if isinstance(run, Training) else run.inputs
+    stages = [fetch, *stages] if any(map(is_url, sources)) else list(stages)
+    if run.url is not None:
+        stages.insert(stages.index(embed), claim)
+        stages.append(deliver)
+    return stages
+
+
 def label(run: Training) -> None:
     """Reads the labelled records."""
     from virnuc_core.training.heads import label_records
 
     run.labelled = label_records(run.files, run.folder, run.groups, kinship=True)
-    run.inputs = run.labelled.paths
+    run.inputs = run.origins = run.labelled.paths
 
 
 def index(run: Run) -> None:
@@ -234,30 +286,35 @@ def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None
         run.seconds[name] = round(time.monotonic() - begin, 3)
 
 
-def predict_run(inputs: Sequence[str], root: Path, config: RunConfig, *, force: bool = False) -> RunReport:
-    """Classifies contigs of DNA files as viral or not; resumes a run in `root` unless `force` discards it.
+def predict_run(inputs: Sequence[str], out: str, config: RunConfig, *, force: bool = False) -> RunReport:
+    """Classifies contigs of DNA files as viral or not; resumes a run in `out` unless `force` discards it.
 
     Raises:
         VirnucError: any failure; the message says what, where, and what to do.
     """
-    return _run_here(inputs, root, config, PREDICT, force=force)
+    return _run_here(inputs, output_path(out), config, PREDICT, out=out, force=force)
 
 
 def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport:
     """Embeds whole sequences with one model into `embeddings.h5` in the folder; otherwise as `predict_run`."""
-    return _run_here(inputs, root, config, EMBED, force=False)
+    return _run_here(inputs, root, config, EMBED, out=str(RunFolder(root).embeddings))
 
 
 def _run_here(
-    inputs: Sequence[str], root: Path, config: RunConfig, stages: Sequence[Stage], *, force: bool
+    inputs: Sequence[str],
+    root: Path,
+    config: RunConfig,
+    stages: Sequence[Stage],
+    *,
+    out: str,
+    force: bool = False,
 ) -> RunReport:
     require_main_process()
     lanes = LanesHere(resolve_devices(config.devices))
     with translate_os_errors(), open_run_folder(root, force=force) as folder:
         kind: Kind = "predict" if stages is PREDICT else "embed"
-        out = root if kind == "predict" else folder.embeddings
-        run = Run(folder, config, kind, lanes=lanes, inputs=inputs, out=str(out))
-        run_stages(run, stages, lambda name: _log.info("stage: %s", name))
+        run = Run(folder, config, kind, lanes=lanes, inputs=inputs, out=out, force=force)
+        run_stages(run, with_transfers(run, stages), lambda name: _log.info("stage: %s", name))
     return run.report
 
 

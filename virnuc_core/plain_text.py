@@ -6,6 +6,11 @@ from unicodedata import category
 
 LONGEST_NAME: Final = 1000  # bytes
 
+# Scheme, user and password, place, and what follows "?", where a signature or a token may be.
+_URL: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\")>]+)?", re.IGNORECASE
+)
+
 # Control, format (including bidirectional), surrogate and separator characters.
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Characters that start a formula in a spreadsheet, full-width forms included, or a quoted cell; also after a comma or
@@ -18,6 +23,13 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(_escaped(c) if category(c) in _UNSEEN and c != "\n" else c for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """Leaves out the user, password and query string of every URL in a text."""
+    return (
+        _URL.sub(lambda url: f"{url[1]}{url[2]}{'?...' if url[3] else ''}", text) if "://" in text else text
+    )
 
 
 def cell_text(text: str) -> str:

@@ -33,7 +33,7 @@ class RunFolder:
     plan = _Inside("plan.json")
     frames = _Inside("frames")  # the frame store
     shards = _Inside("shards")  # folder of finished shards
-    lanes = _Inside("lanes")  # folder of journals
+    lanes = _Inside("lanes")  # folder of journals and logs
     token = _Inside(
         "lanes/token"
     )  # made by the run, by which its lanes recognise that they see the same folder
@@ -65,6 +65,10 @@ class RunFolder:
     def lane_journal(self, name: str) -> Path:
         """Journal of a lane."""
         return self.lanes / f"{name}.jsonl"
+
+    def lane_log(self, name: str) -> Path:
+        """Log of the lane with this journal."""
+        return self.lanes / f"{name}.log"
 
     def require_token(self, token: str) -> None:
         """Raises HostError unless this host sees the folder of the run that has this token."""

@@ -49,6 +49,7 @@ LaneMode = Literal["local", "pool"]
 Priority = Literal["urgent", "normal", "bulk"]
 ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
+Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$"), Metavar("NAME")]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
 
 _CHUNK_LENGTH: Final = "Chunk length in bp"
@@ -233,7 +234,7 @@ class NightlySettings(_optional(PredictSettings, _NIGHTLY, "as deployed; at firs
 
 
 class LaneSettings(Settings):
-    """Where lanes run, and how much work each gets."""
+    """Where lanes run, how much work each gets, and who is charged for it."""
 
     mode: LaneMode = Field(
         default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
@@ -242,6 +243,9 @@ class LaneSettings(Settings):
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
     priority: Priority = Field(default="normal", description="Queue in which the lanes wait in a pool")
+    project: Project = Field(
+        default="", description="Project that the GPU hours count for (virnuc usage) [none]"
+    )
 
 
 class FramesSettings(Settings):

@@ -8,6 +8,7 @@ from tasks.pages.markdown import FAMILY_NAMES, cell, code, links_of, model_name,
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
+from virnuc_core.run_folder import RunFolder
 
 _NAMED_INPUTS: Final = 3
 
@@ -56,8 +57,8 @@ def packing_rows(report: RunReport) -> list[dict[str, str | float]]:
     ]
 
 
-def speed_rows(report: RunReport) -> list[dict[str, str | float]]:
-    """One row per lane: device and speed."""
+def speed_rows(report: RunReport, folder: RunFolder) -> list[dict[str, str | float]]:
+    """One row per lane: device, speed, and its log file."""
     return [
         {
             "lane": row["lane"],
@@ -73,8 +74,9 @@ def speed_rows(report: RunReport) -> list[dict[str, str | float]]:
             },
             "load s": row["load_seconds"],
             "all s": row["seconds"],
+            "log": str(folder.lane_log(lane.journal).resolve()),
         }
-        for row in report.lane_rows
+        for lane, row in zip(report.lanes, report.lane_rows, strict=True)
     ]
 
 

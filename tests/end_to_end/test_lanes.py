@@ -66,6 +66,10 @@ def test_neither_more_lanes_nor_a_killed_one_change_a_byte(
     assert [report.lane for report in reports] == [0, 1]
     assert all(report.shards for report in reports)
     assert shard_bytes(two) == shard_bytes(one)
+    for report in reports:  # each has the lines of its own lane alone
+        lines = [line for line in two.lane_log(report.journal).read_text().splitlines() if ": lane " in line]
+        assert len(lines) == len(report.shards)
+        assert all(f": lane {report.lane}: shard " in line for line in lines)
     assert len(shard_bytes(one)) == 5
 
     context = KilledContext(lane=0, num_shards=1, times=1)
@@ -88,6 +92,9 @@ def test_lane_that_always_dies_does_not_stop_the_others(
         with pytest.raises(LaneError, match=rf"lane 1 on cpu was ended by SIGKILL .* with {len(lost)} of"):
             computed(str(folder.root), ("cpu", "cpu"))
     assert pending_shards(folder, read_plan(folder.plan)) == lost
+    kept_log, lost_log = sorted(folder.lanes.glob("*.log"))
+    assert "was ended by SIGKILL" in lost_log.read_text()
+    assert "SIGKILL" not in kept_log.read_text()
     assert f"1 of 2 lanes failed, and {len(lost)} of {len(kept + lost)} shards are missing" in caplog.text
     [lane] = computed(str(folder.root), ("cpu",))
     assert tuple(done.shard for done in lane.shards) == lost

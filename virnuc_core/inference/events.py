@@ -103,6 +103,7 @@ class LaneReport:
         started: start of the first process, in Unix seconds.
         load_seconds: process start-up and model loading.
         seconds: wall time with a process running.
+        journal: name of its journal and log in the run's folder; empty for lanes without any.
     """
 
     lane: int
@@ -113,3 +114,4 @@ class LaneReport:
     load_seconds: float
     seconds: float
     shards: tuple[ShardDone, ...]
+    journal: str = ""

@@ -160,7 +160,13 @@ class RunReport:
             f"before), {speed['sequences_per_second']:.0f} sequences/s, "
             f"{speed['residues_per_second']:.0f} residues/s"
         )
-        return "\n".join([*lines, f"results: {self.out}", *(f"note: {note}" for note in self.notes)])
+        return "\n".join(
+            [
+                *lines,
+                f"results: {self.links.get('results', self.out)}",
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
 
 
 def speeds(work: ShardCounters, seconds: float) -> dict[str, float]:

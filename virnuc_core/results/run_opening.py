@@ -116,7 +116,7 @@ def _take_in(folder: RunFolder) -> None:
         return
     for stale in (folder.report, folder.page):
         stale.unlink(missing_ok=True)
-    shards, lanes = sorted(incoming.shards.glob("shard_*.h5")), sorted(incoming.lanes.glob("*.jsonl"))
+    shards, lanes = sorted(incoming.shards.glob("shard_*.h5")), sorted(incoming.lanes.glob("*-*.*"))
     for source in (incoming.plan, *shards, *lanes, *incoming.results):
         if source.exists():
             target = folder.root / source.relative_to(incoming.root)
@@ -155,7 +155,7 @@ def _empty(folder: RunFolder) -> None:
     """Deletes by name, so that the user's own files are kept, also in the run's subfolders."""
     own_names = {
         folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
-        folder.lanes: ("lane-*.jsonl", "plan-*.jsonl", folder.token.name),
+        folder.lanes: ("lane-*.jsonl", "lane-*.log*", "plan-*.jsonl", folder.token.name),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
     }

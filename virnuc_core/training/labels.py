@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,12 @@ class LabelledFiles:
         """Every file to be read, as given."""
         tables = () if self.labels is None else (self.labels,)
         return (*self.viral, *self.other, *self.genbank, *self.labelled, *tables)
+
+    def replaced(self, change: Callable[[Sequence[str]], Sequence[str]]) -> "LabelledFiles":
+        """The same with other paths."""
+        names = ("viral", "other", "genbank", "labelled")
+        table = change([self.labels])[0] if self.labels else None
+        return LabelledFiles(**{name: tuple(change(getattr(self, name))) for name in names}, labels=table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

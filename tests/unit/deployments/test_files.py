@@ -51,6 +51,7 @@ def test_the_deployments_and_their_pools() -> None:
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
         NIGHTLY: RUNS_POOL,
+        "report-usage/monthly": RUNS_POOL,
         "embed-lane/gpu": GPU_POOL,
         "plan-run/gpu": GPU_POOL,
         "embed-lane/cpu": CPU_POOL,
@@ -82,11 +83,12 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
 def test_automation_and_schedule_can_be_used() -> None:
     [automation] = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
     assert AutomationCore.model_validate(automation).enabled
-    [nightly] = [item for item in DEPLOYMENTS if "schedules" in item]
+    nightly, monthly = [item for item in DEPLOYMENTS if "schedules" in item]
     [schedule] = nightly["schedules"]
     assert full_name(nightly) == NIGHTLY
     assert schedule["active"] is False  # until it has folders
-    assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
+    for schedule in (*nightly["schedules"], *monthly["schedules"]):
+        assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
 
 
 def require_known(variable: str) -> None:

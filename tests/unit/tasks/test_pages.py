@@ -22,6 +22,7 @@ from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import PREDICTION_SCHEMA, TableCounts
+from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
 from virnuc_core.training.metrics import KnownCalls, measure
 
@@ -100,7 +101,9 @@ def test_page_says_what_was_found_with_what_and_how_fast(run: RunReport, said: s
 
 
 def test_tables_have_a_row_a_lane_and_a_row_a_model() -> None:
-    lane, idle = speed_rows(replace(RUN, lanes=[report(0), report(1, shards=0)]))
+    first = replace(report(0), journal="lane-0000-a")
+    lane, idle = speed_rows(replace(RUN, lanes=[first, report(1, shards=0)]), RunFolder(Path("/data/run")))
+    assert lane["log"] == "/data/run/lanes/lane-0000-a.log"
     assert lane.keys() == idle.keys()
     assert (lane["hardware"], lane["ESM-2 tokens/s"], lane["load s"]) == ("NVIDIA Made (cuda:0)", 200.0, 2.0)
     (packing,) = packing_rows(RUN)

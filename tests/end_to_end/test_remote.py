@@ -1,0 +1,111 @@
+"""Runs whose inputs and results are at object storage."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import CommandLine, wait_until
+from tests.made_models import MadeModels
+from tests.made_storage import ObjectStorage, WebServer, storage, web
+from virnuc_core import api
+from virnuc_core.remote import output_path
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+__all__ = ["storage", "web"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, set_env: Callable[..., None]) -> Path:
+    set_env(VIRNUC_STAGING=tmp_path / "staging")
+    return tmp_path / "staging"
+
+
+def test_predict_reads_and_writes_object_storage_and_computes_once(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, finished: Path, storage: ObjectStorage
+) -> None:
+    source, out = storage.put("in/contigs.fa", contigs.read_bytes()), f"{storage.url}/results/run"
+    command = ("predict", source, "--out", out, *models.flags)
+    document = virnuc.done(*command, "--json").document
+    assert document["shards"]["computed"] > 0
+    names = {name.removeprefix("results/run/") for name in storage.written if name.startswith("results/")}
+    assert {"run.json", "plan.json", "contigs.tsv", "embeddings.h5", "report.html"} <= names
+    assert storage.get("results/run/contigs.tsv") == (finished / "contigs.tsv").read_bytes()
+    report = json.loads(storage.get("results/run/run.json"))
+    assert report["links"]["results"] == out
+    assert report["inputs"][0]["name"] == "contigs.fa"
+
+    before = storage.written
+    result = virnuc.done(*command, "--json")
+    assert result.document["shards"]["computed"] == 0
+    changed = {name for name, moment in storage.written.items() if before[name] != moment}
+    assert changed <= {"results/run/run.json", "results/run/report.html"}
+
+    storage.put("in/contigs.fa", b">other\n" + b"ACGT" * 200 + b"\n")
+    virnuc.refused(4, "input was contigs.fa", *command)
+
+
+def test_results_wait_for_storage_that_is_gone(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, storage: ObjectStorage
+) -> None:
+    out = f"{storage.url}/run"
+
+    def interrupt() -> None:
+        wait_until(lambda: list(output_path(out).glob("shards/*.h5")))
+        storage.stop()
+        wait_until((output_path(out) / "run.json").exists)
+        time.sleep(3)
+        storage.start()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    virnuc.done("predict", contigs, "--out", out, *models.flags)
+    thread.join()
+    assert json.loads(storage.get("run/run.json"))["counts"]["records"] == 6
+
+
+def test_embed_writes_its_file_and_its_run(
+    virnuc: CommandLine, models: MadeModels, proteins: Path, storage: ObjectStorage, web: WebServer
+) -> None:
+    web.files["/proteins.faa"] = proteins.read_bytes()
+    out = f"{storage.url}/vectors.h5"
+    virnuc.done("embed", f"{web.url}/proteins.faa?token=secret", "--out", out, "--model", models.esm2)
+    assert storage.get("vectors.h5") == output_path(out).read_bytes()
+    assert "secret" not in storage.get("vectors.h5.run/run.json").decode()
+
+
+def test_another_runs_results_are_not_replaced(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, storage: ObjectStorage
+) -> None:
+    storage.put("run/run.json", b'{"plan_fingerprint": "other"}')
+    command = ("predict", contigs, "--out", f"{storage.url}/run", *models.flags)
+    virnuc.refused(4, "holds the results of a run with other inputs", *command)
+    assert not list(output_path(f"{storage.url}/run").glob("shards/*.h5"))
+    virnuc.done(*command, "--force")
+
+
+def test_the_python_api_takes_urls(models: MadeModels, contigs: Path, storage: ObjectStorage) -> None:
+    source = storage.put("contigs.fa", contigs.read_bytes())
+    predicted = api.predict(
+        source, out=f"{storage.url}/run", esm_model=str(models.esm2), dnabert_model=str(models.dnabert),
+        head=str(models.head),
+    )  # fmt: skip
+    assert len(predicted.contigs) == 6
+    assert "run/run.json" in storage.written
+
+
+def test_a_pool_needs_a_staging_folder_that_is_named(
+    virnuc: CommandLine, models: MadeModels, set_env: Callable[..., None]
+) -> None:
+    set_env(VIRNUC_STAGING="")
+    command = ("predict", "s3://bucket/contigs.fa", "--out", "/tmp/run", "--mode", "pool", *models.flags)
+    virnuc.refused(2, "VIRNUC_STAGING", *command)
+
+
+def test_evaluate_says_that_it_takes_paths(virnuc: CommandLine, contigs: Path, run: Path) -> None:
+    virnuc.refused(
+        2, "is a URL", "evaluate", "--viral", "s3://bucket/contigs.fa", "--other", contigs, "--out", run
+    )
