@@ -2,16 +2,16 @@
 
 `virnuc deploy`, which `python -m deployments.register` starts. The definitions are in prefect.yaml and
 automations.yaml. Unlike `prefect deploy --all`, it keeps changes made on the server (parameters, a paused or changed
-schedule, the limit of a pool) unless they are overridden here.
+schedule, the limit of a pool) unless they are overridden here; it drops parameters that a flow no longer has.
 """
 
 import os
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import yaml
 from prefect import Flow
@@ -19,21 +19,30 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.events.schemas.automations import AutomationCore
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 
+from deployments.alarms import (
+    NOBODY,
+    keep_done_by,
+    notification_block,
+    notified_block,
+    wanted_automations,
+    windows,
+)
 from deployments.pools import POOL_TYPES, PoolChoice
 from deployments.server import POOLS, server_failure, server_url
 from virnuc_core import __version__
 from virnuc_core.errors import UsageError, VirnucError
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
-AUTOMATIONS_FILE: Final = Path(__file__).with_name("automations.yaml")
 NIGHTLY: Final = "predict/nightly"
-# Settings of the nightly run that `virnuc deploy` can set.
+# Of servers that an earlier version was deployed to: after a pause of the server it crashes runs that are alive.
+_REPLACED_AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
+# Settings of the nightly run that belong together: naming one of them resets the others.
 MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
 
 _AS_THEY_ARE: Final = PoolChoice()
@@ -47,14 +56,25 @@ class NightlyChoice:
         cron: five fields.
         timezone: IANA name of the time zone of `cron`.
         inbox: folder or glob of sequence files.
-        models: validated settings of `MODEL_SETTINGS`; any of them replaces all that the deployment had.
+        settings: validated settings of its runs; any of `MODEL_SETTINGS` replaces all of them that the deployment had.
+        batch: its other parameters.
+        done_by: time of day, "08:00", at which it is late.
+        notify: block TYPE/NAME for alarms, or "none".
     """
 
     cron: str | None = None
     timezone: str | None = None
     inbox: str | None = None
     out: str | None = None
-    models: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    done_by: str | None = None
+    notify: str | None = None
+
+    @property
+    def begins(self) -> bool:
+        """Whether a paused schedule is to be active again."""
+        return any((self.cron, self.timezone, self.inbox, self.out))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +104,6 @@ def register(
     """
     url = server_url()
     deployments = yaml.safe_load(PREFECT_FILE.read_text())["deployments"]
-    automations = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"]
     _await_server(url, wait_timeout)
     with get_client(sync_client=True) as client:
         try:
@@ -92,10 +111,37 @@ def register(
                 *(_register_pool(client, name, pools) for name in POOLS),
                 *(_register_queue(client, name, queue) for name in POOLS for queue in POOLS[name].queues),
                 *(_register_deployment(client, item, nightly) for item in deployments),
-                *(_register_automation(client, item) for item in automations),
+                *_register_automations(client, nightly),
             ]
         except PrefectHTTPStatusError as error:
             raise VirnucError(f"the Prefect server at {url} refuses: {error}") from error
+
+
+def deployed_nightly() -> dict[str, Any]:
+    """The nightly run as it is deployed: version, schedule, deadline, who is notified, and parameters.
+
+    Raises:
+        UsageError: no server is configured, it does not answer, or nothing is deployed there.
+    """
+    url = server_url()
+    _await_server(url, 0.0)
+    with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name(NIGHTLY)
+        except ObjectNotFound as error:
+            raise UsageError(f"the Prefect server at {url} has no {NIGHTLY}: run `virnuc deploy`.") from error
+        times = [
+            f"{current.schedule.cron} {current.schedule.timezone}{'' if current.active else ', paused'}"
+            for current in deployment.schedules
+            if isinstance(current.schedule, CronSchedule)
+        ]
+        return {
+            "version": deployment.version,
+            "schedule": "; ".join(times),
+            "done_by": keep_done_by(None),
+            "notify": notified_block(client),
+            **deployment.parameters,
+        }
 
 
 def _await_server(url: str, wait_timeout: float) -> None:
@@ -139,7 +185,8 @@ def _register_queue(client: SyncPrefectClient, pool: str, name: str) -> Register
         client.read_work_queue_by_name(name, work_pool_name=pool)
         is_new = False
     except ObjectNotFound:
-        client.create_work_queue(name, work_pool_name=pool, priority=POOLS[pool].queues.index(name) + 1)
+        priority, limit = list(POOLS[pool].queues).index(name) + 1, POOLS[pool].queues[name]
+        client.create_work_queue(name, work_pool_name=pool, priority=priority, concurrency_limit=limit)
         is_new = True
     return Registered(kind="work queue", name=f"{pool}/{name}", is_new=is_new)
 
@@ -154,22 +201,23 @@ def _register_deployment(
         existing = client.read_deployment_by_name(name)
     except ObjectNotFound:
         existing = None
-    parameters = {**item.get("parameters", {}), **(existing.parameters if existing else {})}
+    stored, dropped = _known_parameters(flow, existing.parameters if existing else {})
+    parameters = {**item.get("parameters", {}), **stored}
     schedules = _schedules(item, existing)
-    note = f"pool {item['work_pool']['name']}"
+    notes = [f"pool {item['work_pool']['name']}"]
     if name == NIGHTLY:
         folders = {"inbox": nightly.inbox, "out": nightly.out}
         parameters |= {key: str(Path(value).absolute()) for key, value in folders.items() if value}
         has_folders = all(parameters.get(key) for key in folders)
         schedule, when = _schedule(item["schedules"][0], existing, nightly, has_folders=has_folders)
         schedules = [schedule]
-        settings = parameters.get("settings", {})
-        if nightly.models:
-            kept = {key: value for key, value in settings.items() if key not in MODEL_SETTINGS}
-            settings = parameters["settings"] = {**kept, **nightly.models}
-        models = [f"{key} {settings[key]}" for key in MODEL_SETTINGS if settings.get(key) is not None]
-        default = "the small bundled models (--preset, --esm-model, --head choose others)"
-        note = f"{note}, {when}, {', '.join(models) or default}"
+        settings = dict(parameters.get("settings", {}))
+        if set(MODEL_SETTINGS) & set(nightly.settings):
+            settings = {key: value for key, value in settings.items() if key not in MODEL_SETTINGS}
+        parameters |= {**nightly.batch, "settings": {**settings, **nightly.settings}}
+        notes += [when, *_in_words(parameters)]
+    if dropped:
+        notes.append(f"without {' and '.join(dropped)}, which {flow.name} no longer has")
     client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=item["name"],
@@ -188,7 +236,39 @@ def _register_deployment(
         work_queue_name=item["work_pool"]["work_queue_name"],
         job_variables=item["work_pool"]["job_variables"],
     )
-    return Registered(kind="deployment", name=name, is_new=existing is None, note=note)
+    return Registered(kind="deployment", name=name, is_new=existing is None, note=", ".join(notes))
+
+
+def _known_parameters(flow: Flow[..., Any], stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Stored parameters that the flow has, and the names of the others: an update of virnuc may have renamed them."""
+    hints = get_type_hints(flow.fn)
+    known: dict[str, Any] = {}
+    dropped: list[str] = []
+    for name, value in stored.items():
+        fields = getattr(hints.get(name), "model_fields", None)
+        if name not in hints:
+            dropped.append(name)
+        elif fields is None or not isinstance(value, dict):
+            known[name] = value
+        else:
+            known[name] = {key: inner for key, inner in value.items() if key in fields}
+            dropped += [f"{name}.{key}" for key in value if key not in fields]
+    return known, dropped
+
+
+def _in_words(parameters: Mapping[str, Any]) -> list[str]:
+    """Models and other choices of the nightly run."""
+    settings = parameters.get("settings", {})
+    chosen = [key for key in MODEL_SETTINGS if settings.get(key) is not None]
+    models = [f"{key} {settings[key]}" for key in chosen]
+    default = "the small bundled models (--preset, --esm-model, --head choose others)"
+    others = {**{key: value for key, value in settings.items() if key not in chosen}, **parameters}
+    shown = [
+        f"{key} {','.join(value) if isinstance(value, tuple | list) else value}"
+        for key, value in others.items()
+        if value is not None and key not in ("inbox", "out", "mode", "settings")
+    ]
+    return [*(models or [default]), *shown]
 
 
 def _schedules(
@@ -227,7 +307,7 @@ def _schedule(
             cron, timezone = current.schedule.cron, current.schedule.timezone
             # Paused by a person, or inactive since there was no inbox yet.
             was_active = current.active or not {"inbox", "out"} <= set(existing.parameters)
-    is_active = has_folders and (was_active or replace(nightly, models={}) != NightlyChoice())
+    is_active = has_folders and (was_active or nightly.begins)
     try:
         chosen = CronSchedule(cron=nightly.cron or cron, timezone=nightly.timezone or timezone)
     except ValidationError as error:
@@ -241,16 +321,29 @@ def _schedule(
     return schedule, f"{chosen.cron} {chosen.timezone}{state}"
 
 
-def _register_automation(client: SyncPrefectClient, item: Mapping[str, Any]) -> Registered:
-    wanted = AutomationCore.model_validate(item)
-    existing = client.read_automations_by_name(wanted.name)
-    if existing:
-        wanted.enabled = existing[0].enabled
-        client.update_automation(existing[0].id, wanted)
-    else:
-        client.create_automation(wanted)
-    note = f"after {item['trigger']['within']} s"
-    return Registered(kind="automation", name=wanted.name, is_new=not existing, note=note)
+def _register_automations(client: SyncPrefectClient, nightly: NightlyChoice) -> Iterator[Registered]:
+    deployment = client.read_deployment_by_name(NIGHTLY)
+    [current] = deployment.schedules
+    done_by = keep_done_by(nightly.done_by)
+    assert isinstance(current.schedule, CronSchedule)
+    # Without folders there is no night that could be late.
+    times = windows(current.schedule, done_by) if {"inbox", "out"} <= set(deployment.parameters) else {}
+    notify = nightly.notify is not None
+    block = notification_block(client, nightly.notify) if nightly.notify not in (None, NOBODY) else None
+    existing = {found.name: found for found in client.read_automations()}
+    if (replaced := existing.get(_REPLACED_AUTOMATION)) is not None:
+        client.delete_automation(replaced.id)
+    for wanted in wanted_automations(times, list(existing.values()), block, notify=notify):
+        before = existing.get(wanted.name)
+        if before is None:
+            client.create_automation(wanted)
+        elif AutomationCore.model_validate(before.model_dump(exclude={"id"})) != wanted:
+            # An update forgets which runs are waited for.
+            client.update_automation(before.id, wanted)
+        assert isinstance(wanted.trigger, EventTrigger)
+        is_alarm = any(action.type == "send-notification" for action in wanted.actions)
+        note = f"within {wanted.trigger.within}{', notifies' if is_alarm else ''}"
+        yield Registered(kind="automation", name=wanted.name, is_new=before is None, note=note)
 
 
 if __name__ == "__main__":

@@ -30,22 +30,23 @@ RELEASED: Final = "virnuc.slot.released"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """A work pool, its queues by falling priority, and the most runs at once over all hosts."""
+    """A work pool and its queues by falling priority, each with the most runs at once over all hosts."""
 
     description: str
-    queues: tuple[str, ...]
+    queues: Mapping[str, int | None]
     limit: int | None = None
 
 
 # Planning takes seconds and goes first, so that a new run does not wait for the lanes of others.
-_LANE_QUEUES: Final = ("plans", "urgent", "normal", "bulk")
+_LANE_QUEUES: Final = dict.fromkeys(("plans", "urgent", "normal", "bulk"))
 # A device takes one lane at a time, so their pools need no limit; a run holds its slot while its lanes wait.
 POOLS: Final[Mapping[str, Pool]] = {
     GPU_POOL: Pool(description="Lanes and plans on GPUs, one at a time on each", queues=_LANE_QUEUES),
     CPU_POOL: Pool(description="Lanes and plans on CPUs", queues=_LANE_QUEUES),
     RUNS_POOL: Pool(
         description="Whole runs, which wait for their lanes and put the results together",
-        queues=("urgent", "normal", "bulk"),
+        # Nightly runs wait for the runs of their files, which need slots, too.
+        queues={"nights": 2, "urgent": None, "normal": None, "bulk": None},
         limit=16,
     ),
 }

@@ -23,6 +23,7 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
@@ -211,8 +212,12 @@ class PoolRuns:
         queue: str | None = None,
         tags: Sequence[str] = (),
         delay: float = 0,
+        key: str | None = None,
     ) -> UUID:
-        """Submits a run as a child of the current one; `delay` in seconds."""
+        """Submits a run as a child of the current one; `delay` in seconds.
+
+        With an idempotency `key`, it is the run that was submitted with it before, if there is one.
+        """
         run = run_deployment(
             deployment,
             parameters=dict(parameters),
@@ -220,6 +225,7 @@ class PoolRuns:
             work_queue_name=queue,
             tags=tags,
             scheduled_time=datetime.now(UTC) + timedelta(seconds=delay),
+            idempotency_key=key,
             timeout=0,
         )
         run_id = cast(FlowRun, run).id
@@ -238,9 +244,20 @@ class PoolRuns:
         )
         return _read_pages(partial(self._client.read_flow_runs, flow_run_filter=wanted))
 
+    def find_newest(self, tag: str) -> FlowRun | None:
+        """The run with this tag that was submitted last."""
+        wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
+        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
+        found = self._client.read_flow_runs(flow_run_filter=wanted, sort=newest_first, limit=1)
+        return found[0] if found else None
+
     def follow(self, run_ids: Iterable[UUID]) -> None:
         """Also polls runs submitted by an earlier attempt."""
         self._unfinished.update(run_ids)
+
+    def leave(self, run_ids: Iterable[UUID]) -> None:
+        """Polls and cancels these runs no longer."""
+        self._unfinished.difference_update(run_ids)
 
     def stop(self, run_ids: Iterable[UUID]) -> None:
         """Cancels runs and waits up to a minute for them to end."""

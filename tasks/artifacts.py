@@ -21,6 +21,8 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+# Of every run that somebody asked for; automations.yaml goes by it.
+RUN_TAG: Final = "virnuc"
 LOGGERS: Final = ("virnuc_core", "tasks", "flows")
 # More frequent updates load the server for no visible gain.
 SECONDS_BETWEEN_UPDATES: Final = 5.0

@@ -1,4 +1,7 @@
-"""Nightly run: files of an inbox, identified by SHA-256 instead of name, each computed once."""
+"""Nightly run: files of an inbox, identified by SHA-256 instead of name, each computed once.
+
+Several nightly runs may share an inbox and its results.
+"""
 
 import fcntl
 import glob
@@ -16,7 +19,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from tasks.artifacts import show_markdown, show_table
 from tasks.pages.markdown import cell, code, links_of, table
 from tasks.tracking import TrackedRun
-from virnuc_core.errors import InputError, UsageError
+from virnuc_core.errors import InputError, UnreadableInputError, UsageError
 from virnuc_core.files import write_text
 from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
@@ -28,10 +31,11 @@ STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent fi
 SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
 COMPRESSIONS: Final = frozenset({".gz", ".bgz", ".zst", ".xz", ".bz2"})
 REJECTED: Final = "rejected"
-LOCK_NAME: Final = ".virnuc-nightly.lock"
+LOCK_NAME: Final = ".virnuc-nightly.lock"  # in a results folder
 DIGESTS_NAME: Final = ".virnuc-digests.json"
 MAX_ROWS: Final = 1000  # of a page
 MAX_NAMED: Final = 3  # failures in the error of a nightly run
+BY_ANOTHER: Final = "another nightly run computed it"
 
 _RESULTS_NAME: Final = re.compile(r".+-([0-9a-f]{12})")
 # This many characters of four bytes, a dash and the hash still fit in the 255 bytes of a file name.
@@ -105,15 +109,26 @@ def quarantine_file(path: Path, sha256: str, reason: str) -> Path:
     """Moves a file to `rejected` beside it, with its reason in NAME.reason.txt; returns its new path.
 
     A file of the same name there is kept.
+
+    Raises:
+        FileNotFoundError: the file is not there any more, as when another nightly run has moved it.
+        OSError: it cannot be moved.
     """
+    path.stat()
     folder = path.parent / REJECTED
     folder.mkdir(exist_ok=True)
     target = folder / path.name
     if target.exists():
         target = folder / f"{sha256[:12]}-{path.name}"
     # The reason first, so that a moved file has one whenever the process stops.
-    write_text(target.with_name(f"{target.name}.reason.txt"), f"{reason}\n")
-    return path.replace(target)
+    note = target.with_name(f"{target.name}.reason.txt")
+    write_text(note, f"{reason}\n")
+    try:
+        return path.replace(target)
+    except FileNotFoundError:
+        if not target.exists():
+            note.unlink(missing_ok=True)
+        raise
 
 
 class DigestCache:
@@ -157,29 +172,57 @@ class DigestCache:
             _log.warning("%s cannot be written (%s): files are read again next time", self._path, error)
 
 
-class PredictResult(NamedTuple):
-    """Result of the run over one file: its error or None, and its page or ""."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewFile:
+    """A file without results: its content, and the folder for them."""
 
-    error: BaseException | None
-    link: str
+    path: Path
+    sha256: str
+    results: Path
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a nightly run has computed it by now."""
+        return _read_counts(RunFolder(self.results).report, self.sha256) is not None
 
 
-PredictFile = Callable[[Path, Path], PredictResult]
-"""Runs predict over a file into a folder."""
+class Computed(NamedTuple):
+    """How the run over a file ended: its error or None, wall time, page or "", and whether this nightly run began it."""
+
+    error: BaseException | None = None
+    seconds: float = 0.0
+    link: str = ""
+    is_own: bool = True
+
+
+ComputeFiles = Callable[[Iterator[NewFile]], Iterator[tuple[NewFile, Computed]]]
+"""Runs predict over files, which are hashed as it takes them; yields each when its run has ended."""
+
+
+def make_writable(folder: Path) -> Path:
+    """Creates a folder unless it exists; raises UsageError if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK_NAME).touch()
+    except OSError as error:
+        raise UsageError(
+            f"out {folder} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
+    return folder
 
 
 @contextmanager
-def lock_results(out: Path) -> Iterator[bool]:
-    """Creates the results folder, else UsageError; yields False when another nightly run uses it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK_NAME).open("w")
-    except OSError as error:
-        raise UsageError(f"out {out} cannot be written: {error.strerror}. Choose another folder.") from error
-    # The lock ends with the process, even if that is killed.
-    with lock:
+def claim_results(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Creates a results folder and claims it among nightly runs; yields False when another one works there.
+
+    With `wait` it waits for that one. A claim ends with its process, even if that is killed.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    with (make_writable(folder) / LOCK_NAME).open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:
@@ -218,46 +261,73 @@ class NightlyBatch:
     """The files of one nightly run; results are in folders inside `out`, a file waits `settle_seconds` after a change."""
 
     def __init__(
-        self, out: Path, digests: DigestCache, predict_file: PredictFile, settle_seconds: float
+        self, out: Path, digests: DigestCache, compute_files: ComputeFiles, settle_seconds: float
     ) -> None:
         self._out = out
         self._digests = digests
-        self._predict_file = predict_file
+        self._compute_files = compute_files
         self._settle_seconds = settle_seconds
         self._results = _results_by_hash(out)
-        self._outcomes: dict[str, FileOutcome] = {}  # of this run, by SHA-256
+        self._outcomes: dict[Path, FileOutcome] = {}
+        self._by_content: dict[str, FileOutcome] = {}  # by SHA-256
 
-    def process(self, files: Iterable[FileSnapshot]) -> list[FileOutcome]:
-        """Computes new files one after another; a failure does not stop the others."""
-        outcomes = []
+    def process(self, files: Sequence[FileSnapshot]) -> list[FileOutcome]:
+        """Computes new files; a failure does not stop the others."""
+        left = files
+        while left:
+            copies: list[FileSnapshot] = []
+            snapshots = {file.path: file for file in left}
+            for new, computed in self._compute_files(self._new_files(left, copies)):
+                self._settle(new.sha256, self._computed(snapshots[new.path], new.sha256, computed))
+            left = copies  # whose content has an outcome now, unless the first file changed meanwhile
+        return [self._outcomes[file.path] for file in files]
+
+    def _new_files(self, files: Iterable[FileSnapshot], copies: list[FileSnapshot]) -> Iterator[NewFile]:
+        """Yields the files to compute, once for each content; the others have an outcome or are added to `copies`."""
+        begun: set[str] = set()
         for file in files:
-            outcome = self._process_file(file)
-            _log.info("%s: %s %s", outcome.name, outcome.status, outcome.reason)
-            outcomes.append(outcome)
-        return outcomes
+            if waiting := self._waiting(file):
+                self._settle("", waiting)
+                continue
+            try:
+                sha256 = self._digests.sha256(file)
+            except InputError as error:
+                self._settle("", self._unfinished(file, "", error))
+                continue
+            if sha256 in begun and sha256 not in self._by_content:
+                copies.append(file)
+            elif outcome := self._without_run(file, sha256):
+                self._settle(sha256, outcome)
+            else:
+                begun.add(sha256)
+                results = self._results.setdefault(sha256[:12], self._out / results_name(file.path, sha256))
+                yield NewFile(path=file.path, sha256=sha256, results=results)
 
-    def _process_file(self, file: FileSnapshot) -> FileOutcome:
-        if waiting := self._waiting(file):
-            return waiting
-        try:
-            sha256 = self._digests.sha256(file)
-        except InputError as error:
-            return self._unfinished(file, "", error)
-        duplicate = self._outcomes.get(sha256)
-        if duplicate is None:
-            outcome = (
-                self._waiting(file) or self._finished(file, sha256, "kept") or self._compute(file, sha256)
-            )
-            if outcome.status != "waiting":
-                self._outcomes[sha256] = outcome
+    def _without_run(self, file: FileSnapshot, sha256: str) -> FileOutcome | None:
+        """The outcome of a file that needs no run; None for the others."""
+        if first := self._by_content.get(sha256):
+            return self._copy(file, sha256, first)
+        if outcome := self._waiting(file) or self._finished(file, sha256, "kept"):
             return outcome
-        if duplicate.status == "rejected":
-            return self._reject(file, sha256, duplicate.reason)
+        path = str(file.path)
+        if path.encode(errors="replace").decode() != path:  # then it can be no parameter of a flow
+            return self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
+        return None
+
+    def _settle(self, sha256: str, outcome: FileOutcome) -> None:
+        _log.info("%s: %s %s", outcome.name, outcome.status, outcome.reason)
+        self._outcomes[outcome.path] = outcome
+        if sha256 and outcome.status != "waiting":
+            self._by_content.setdefault(sha256, outcome)
+
+    def _copy(self, file: FileSnapshot, sha256: str, first: FileOutcome) -> FileOutcome:
+        if first.status == "rejected":
+            return self._reject(file, sha256, first.reason)
         return replace(
-            duplicate,
+            first,
             path=file.path,
-            status="kept" if duplicate.status == "done" else duplicate.status,
-            reason=". ".join(filter(None, (f"The same bytes as {duplicate.name}", duplicate.reason))),
+            status="kept" if first.status == "done" else first.status,
+            reason=". ".join(filter(None, (f"The same bytes as {first.name}", first.reason))),
             seconds=0.0,
         )
 
@@ -265,22 +335,20 @@ class NightlyBatch:
         reason = file.reason_to_wait(self._settle_seconds)
         return None if reason is None else FileOutcome(path=file.path, status="waiting", reason=reason)
 
-    def _compute(self, file: FileSnapshot, sha256: str) -> FileOutcome:
-        path = str(file.path)
-        if path.encode(errors="replace").decode() != path:  # then it can be no parameter of a flow
-            return self._reject(file, sha256, "Its path is not valid UTF-8. Rename it.")
-        results = self._results.setdefault(sha256[:12], self._out / results_name(file.path, sha256))
-        begin = time.monotonic()
-        result = self._predict_file(file.path, results)
-        seconds = time.monotonic() - begin
-        if result.error is not None:
-            outcome = self._unfinished(file, sha256, result.error)
+    def _computed(self, file: FileSnapshot, sha256: str, computed: Computed) -> FileOutcome:
+        if computed.error is not None:
+            outcome = self._unfinished(file, sha256, computed.error)
+        elif computed.is_own:
+            outcome = self._finished(file, sha256, "done") or self._changed(file, sha256)
         else:
-            reason = f"its bytes are not those in {results}: it changed while it was read"
-            outcome = self._finished(file, sha256, "done") or FileOutcome(
-                path=file.path, status="waiting", reason=reason
-            )
-        return replace(outcome, seconds=seconds, link=result.link)
+            self._results |= _results_by_hash(self._out)  # the other one may have named the folder by a copy
+            found = self._finished(file, sha256, "kept")
+            outcome = replace(found, reason=BY_ANOTHER) if found else self._changed(file, sha256)
+        return replace(outcome, seconds=computed.seconds if computed.is_own else 0.0, link=computed.link)
+
+    def _changed(self, file: FileSnapshot, sha256: str) -> FileOutcome:
+        reason = f"its bytes are not those in {self._results[sha256[:12]]}: it changed while it was read"
+        return FileOutcome(path=file.path, status="waiting", reason=reason)
 
     def _finished(self, file: FileSnapshot, sha256: str, status: FileStatus) -> FileOutcome | None:
         """Existing results for these bytes, under any name."""
@@ -297,10 +365,7 @@ class NightlyBatch:
         """Rejects bad files only: one that is still being written, or on an unreadable disk, is kept for next time."""
         if waiting := self._waiting(file):
             return waiting
-        # Disk errors are the cause of the reader's errors.
-        cause = error.__cause__
-        is_disk_error = isinstance(cause, OSError) and cause.errno is not None
-        if isinstance(error, InputError) and not is_disk_error:
+        if isinstance(error, InputError) and not isinstance(error, UnreadableInputError):
             return self._reject(file, sha256, str(error))
         reason = f"{type(error).__name__}: {error}"
         results = self._results.get(sha256[:12])
@@ -309,6 +374,8 @@ class NightlyBatch:
     def _reject(self, file: FileSnapshot, sha256: str, reason: str) -> FileOutcome:
         try:
             target = quarantine_file(file.path, sha256, reason)
+        except FileNotFoundError:
+            return FileOutcome(path=file.path, status="waiting", reason="it is not there any more")
         except OSError as error:
             reason = f"{reason} It cannot be moved aside: {error}"
             return FileOutcome(path=file.path, status="failed", reason=reason)
@@ -345,7 +412,11 @@ class NightlyReport:
     def summary(self) -> str:
         """The nightly run in one line."""
         counts = [f"{count} {status}" for status, count in reversed(self.counts.items()) if count]
-        return f"{len(self.outcomes)} files: {', '.join(counts)}" if counts else "no files in the inbox"
+        others = sum(outcome.reason == BY_ANOTHER for outcome in self.outcomes)
+        shared = f"; another nightly run computed {others} of them" if others else ""
+        return (
+            f"{len(self.outcomes)} files: {', '.join(counts)}{shared}" if counts else "no files in the inbox"
+        )
 
     @property
     def failures(self) -> str:

@@ -16,14 +16,12 @@ from virnuc_core import __version__
 from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from deployments.pools import PoolType
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.benchmark.settings import BenchSettings
     from virnuc_core.settings import (
         EmbedSettings,
         FramesSettings,
         LaneSettings,
-        NightlySettings,
         PredictSettings,
         ReprocessSettings,
         TrainSettings,
@@ -101,10 +99,15 @@ def _flow(name: str, lanes: "LaneSettings") -> Iterator[Callable[..., Answer]]:
     from virnuc_cli.local_prefect import local_prefect
 
     with local_prefect(lasting=lanes.mode == "pool"):
+        from prefect import tags
+
+        from tasks.artifacts import RUN_TAG
+
         flow = resolve_name(f"flows.{name}:{name}")
 
         def run(*arguments: Any) -> Answer:
-            report = flow(*arguments, **dict(lanes))
+            with tags(RUN_TAG):
+                report = flow(*arguments, **dict(lanes))
             return Answer(report.document, report.summary)
 
         yield run
@@ -455,54 +458,6 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
         exit_code,
     )
-
-
-@command(
-    cli,
-    click.Option(["--cron"], metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
-    click.Option(["--timezone"], metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
-    click.Option(["--inbox"], metavar="DIR|GLOB", help="Where the nightly batch finds files."),
-    click.Option(["--out"], metavar="DIR", help="Where the nightly batch puts its runs."),
-    click.Option(
-        ["--pool-type"],
-        type=click.Choice(["process", "kubernetes"]),
-        help="How workers start runs: as processes of their host, or as Jobs of a cluster [as it is; at first process].",
-    ),
-    click.Option(
-        ["--job-variable"],
-        multiple=True,
-        metavar="[POOL.]NAME=VALUE...",
-        help="How runs are started in all work pools or in one, such as image=registry/virnuc:1 or virnuc-gpu.gpus=2.",
-    ),
-    settings="virnuc_core.settings:NightlySettings",
-)
-def deploy(
-    cron: str | None,
-    timezone: str | None,
-    inbox: str | None,
-    out: str | None,
-    pool_type: "PoolType | None",
-    job_variable: tuple[str, ...],
-    settings: "NightlySettings",
-) -> Answer:
-    """Makes work pools, deployments and the nightly schedule on the Prefect server; may be run again."""
-    from flows.outputs import absolute_path
-    from virnuc_cli.local_prefect import prepare_local_prefect
-    from virnuc_cli.preflight import require_models
-    from virnuc_core.settings import PredictSettings
-
-    models = settings.given
-    if models:  # fails now instead of at night
-        require_models(PredictSettings(**models))
-    for name in {"esm_model", "dnabert_model", "head", "dna_head"} & {*models}:
-        models[name] = absolute_path(models[name])
-    prepare_local_prefect()
-    from deployments.pools import PoolChoice
-    from deployments.register import NightlyChoice, register  # imports Prefect
-
-    nightly = NightlyChoice(cron=cron, timezone=timezone, inbox=inbox, out=out, models=models)
-    done = register(nightly, PoolChoice(type=pool_type, job_variables=job_variable))
-    return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
 
 
 @command(

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 import click
 from click.core import ParameterSource
 
-from virnuc_core.env_config import VARIABLES, environment_defaults, user_config_folder, value_of
+from virnuc_core.env_config import SECRETS, VARIABLES, environment_defaults, user_config_folder, value_of
 from virnuc_core.errors import UsageError
 from virnuc_core.plain_text import visible
 from virnuc_core.settings import PRESETS
@@ -385,14 +385,14 @@ def command_origins(root: click.Context, words: Sequence[str]) -> tuple[str, lis
 
 
 def environment_origins(settings: FileSettings) -> Iterator[Origin]:
-    """Every variable that virnuc reads; passwords in URLs are removed."""
+    """Every variable that virnuc reads, without secrets and the passwords in URLs."""
     defaults = {variable.name: variable.default.replace("`", "") for variable in VARIABLES}
     for name in ENVIRONMENT_NAMES:
         value = value_of(name)
         if value is None:
             yield Origin(setting=name, value=defaults.get(name), source="default")
             continue
-        value = without_password(value)
+        value = "***" if name in SECRETS else without_password(value)
         if name in settings.environment:
             yield Origin(setting=name, value=value, source="file", where=settings.environment[name].origin)
         else:

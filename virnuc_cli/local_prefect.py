@@ -43,6 +43,8 @@ def prepare_local_prefect() -> None:
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(_SERVER_SECONDS),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # As in prefect.yaml: a lasting server takes a run without heartbeats for dead.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "virnuc_core,tasks,flows",
         # Prefect would warn about every line that is logged outside a run.
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",

@@ -5,9 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SecretStr,
+    ValidationError,
+)
 
 from virnuc_core.errors import UsageError
 
@@ -112,6 +121,13 @@ class EnvConfig(BaseModel):
         description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
     )
 
+    notify_url: SecretStr | None = Field(
+        None,
+        alias="VIRNUC_NOTIFY_URL",
+        description="address for the alarms of `virnuc deploy --notify`, which keeps it in a block of the Prefect server "
+        "[a block that is there]",
+    )
+
     @property
     def switches(self) -> tuple[str, ...]:
         """Variables of the active switches."""
@@ -134,6 +150,10 @@ def _variable(name: str, description: str) -> Variable:
 
 VARIABLES: Final = tuple(
     _variable(field.alias or "", field.description or "") for field in EnvConfig.model_fields.values()
+)
+
+SECRETS: Final = frozenset(
+    field.alias for field in EnvConfig.model_fields.values() if SecretStr in get_args(field.annotation)
 )
 
 

@@ -3,6 +3,7 @@
     VirnucError                      exit 1   anything not listed below
     ├── UsageError                   exit 2   invalid flag, parameter or environment variable
     ├── InputError                   exit 3   sequence file unreadable, or without usable records
+    │   └── UnreadableInputError     exit 3   its disk, path or permissions are at fault, not its content
     ├── MismatchError                exit 4   run folder of another input, model or setting
     ├── CheckpointError              exit 4   model weights, head or tokenizer unusable
     ├── DamagedFileError             exit 4   corrupt or incomplete file that virnuc wrote
@@ -69,6 +70,10 @@ class InputError(VirnucError):
     """A sequence file is missing, unreadable or corrupt, or has no usable record."""
 
     exit_code = 3
+
+
+class UnreadableInputError(InputError):
+    """A sequence file cannot be read from where it is; nothing is known of its content."""
 
 
 class MismatchError(VirnucError):

@@ -4,7 +4,7 @@ Command line, settings files, environment variables, flows, Python API, MLflow a
 A description may end with the default in brackets.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import NoneType, UnionType
@@ -49,6 +49,7 @@ LaneMode = Literal["local", "pool"]
 Priority = Literal["urgent", "normal", "bulk"]
 ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
+SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$"), Metavar("NAME")]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
 
@@ -199,22 +200,23 @@ class TrainSettings(TwoModelSettings):
     )
 
 
-def _optional(kind: type[Settings], names: Iterable[str], otherwise: str) -> type[Settings]:
-    """Some settings of a model with the default None, which is described as `otherwise`."""
-    fields: dict[str, Any] = {}
-    for name in names:
-        field = kind.model_fields[name]
+def _optional(fields: Mapping[str, FieldInfo], otherwise: str) -> type[Settings]:
+    """A model of these fields with the default None, which is described as `otherwise`."""
+    optional: dict[str, Any] = {}
+    for name, field in fields.items():
         meaning = (field.description or "").partition(" [")[0]
         arms: Any = Optional[field.rebuild_annotation()]  # noqa: UP045 (a value, not an annotation)
-        fields[name] = (arms, Field(default=None, description=f"{meaning} [{otherwise}]"))
-    return create_model("OptionalSettings", __base__=Settings, **fields)
+        optional[name] = (arms, Field(default=None, description=f"{meaning} [{otherwise}]"))
+    return create_model("OptionalSettings", __base__=Settings, **optional)
 
 
 _FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "shard_seconds"}
-_CHANGEABLE: Final = [name for name in ScoringSettings.model_fields if name not in _FIXED_BY_A_RUN]
+_CHANGEABLE: Final = {
+    name: field for name, field in ScoringSettings.model_fields.items() if name not in _FIXED_BY_A_RUN
+}
 
 
-class ReprocessSettings(_optional(ScoringSettings, _CHANGEABLE, "as it was")):  # type: ignore[misc]
+class ReprocessSettings(_optional(_CHANGEABLE, "as it was")):  # type: ignore[misc]
     """Settings of `reprocess`; None keeps the run's value."""
 
     head: HeadPath | None = Field(
@@ -224,13 +226,6 @@ class ReprocessSettings(_optional(ScoringSettings, _CHANGEABLE, "as it was")):  
         default=None, description="Another head for chunks without a stop-free frame [as it was]"
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
-
-
-_NIGHTLY: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
-
-
-class NightlySettings(_optional(PredictSettings, _NIGHTLY, "as deployed; at first the bundled models")):  # type: ignore[misc]
-    """The models of the nightly batch, for `deploy`; None keeps those that are deployed."""
 
 
 class LaneSettings(Settings):
@@ -246,6 +241,38 @@ class LaneSettings(Settings):
     project: Project = Field(
         default="", description="Project that the GPU hours count for (virnuc usage) [none]"
     )
+
+
+class BatchSettings(LaneSettings):
+    """How a nightly batch works through its files."""
+
+    files_at_once: Count = Field(
+        default=8, description="Number of files whose runs wait or work at a time in a pool"
+    )
+    settle_seconds: Annotated[SettleTime, Metavar("S")] = Field(
+        default=60.0, description="Leave files alone that changed in the last so many seconds"
+    )
+
+
+_DEPLOYED: Final = {
+    name: field
+    for name, field in {**PredictSettings.model_fields, **BatchSettings.model_fields}.items()
+    if name != "mode"  # a deployed batch works in the pool
+}
+
+
+class NightlySettings(_optional(_DEPLOYED, "as deployed")):  # type: ignore[misc]
+    """Settings of the nightly batch, for `deploy`; None keeps what is deployed."""
+
+    @property
+    def of_predict(self) -> dict[str, Any]:
+        """Those given of the batch's runs."""
+        return {name: value for name, value in self.given.items() if name in PredictSettings.model_fields}
+
+    @property
+    def of_batch(self) -> dict[str, Any]:
+        """Those given of the batch itself."""
+        return {name: value for name, value in self.given.items() if name in BatchSettings.model_fields}
 
 
 class FramesSettings(Settings):

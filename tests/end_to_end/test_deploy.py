@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import POOLS
+from deployments.server import GPU_POOL, POOLS
 from flows.nightly import nightly
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
-from virnuc_core import __version__
+from virnuc_core import __version__, env_config
 from virnuc_core.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -38,7 +40,9 @@ def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
     client.update_deployment_schedule(monthly.deployment_id, monthly.id, active=False)
     again = register(NightlyChoice())
     queues = [queue for pool in POOLS.values() for queue in pool.queues]
-    assert len(again) == len(before) + len(POOLS) + len(queues) + 1
+    automations = {found.name: found.trigger for found in client.read_automations()}
+    assert len(again) == len(before) + len(POOLS) + len(queues) + len(automations)
+    assert "virnuc: there was no nightly run" not in automations  # without folders there can be none
     assert all(item.line.startswith("updated ") for item in again)
     [batch] = [item for item in again if item.name == NIGHTLY]
     assert "resting until --inbox and --out are given" in batch.note
@@ -50,7 +54,6 @@ def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
     for name, pool in POOLS.items():
         found = sorted(client.read_work_queues(work_pool_name=name), key=lambda queue: queue.priority)
         assert [queue.name for queue in found] == [*pool.queues, "default"]
-    assert len(client.read_automations_by_name("virnuc: runs without a heartbeat have crashed")) == 1
 
 
 def test_the_nightly_batch_runs_the_models_that_were_deployed(
@@ -80,7 +83,13 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
     # Models are set together: naming one resets the others, naming none keeps all.
     moved = note_of_nightly(virnuc, "--cron", "30 1 * * *", "--timezone", "Europe/Berlin")
     assert moved.startswith("pool virnuc-runs, 30 1 * * * Europe/Berlin, esm_model")
-    assert note_of_nightly(virnuc, "--preset", "tiny").endswith(", preset tiny")
+    assert ", preset tiny, priority" in note_of_nightly(virnuc, "--preset", "tiny")
+
+    # Other settings are set one by one.
+    assert "precision fp32" in note_of_nightly(virnuc, "--precision", "fp32", "--files-at-once", 3)
+    assert note_of_nightly(virnuc, "--devices", "cpu").endswith(
+        "preset tiny, precision fp32, devices cpu, priority bulk, files_at_once 3"
+    )
 
     # What a person has set on the server stays, but for what is given.
     deployment = client.read_deployment_by_name(NIGHTLY)
@@ -89,8 +98,56 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
         assert "30 1 * * * Europe/Berlin, paused, " in note_of_nightly(virnuc, *flags)
     deployed = client.read_deployment_by_name(NIGHTLY).parameters
     assert deployed["inbox"] == str(inbox)
-    assert deployed["settings"] == {"chunk_length": 300}
+    assert deployed["settings"] == {"chunk_length": 300, "devices": ["cpu"], "precision": "fp32"}
     assert "paused" not in note_of_nightly(virnuc, "--cron", "0 4 * * *")
+
+
+def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    flow_id = client.read_deployment_by_name(NIGHTLY).flow_id
+    stored = {"inbox": "/in", "old_name": 1, "settings": {"preset": "tiny", "old_setting": 2}}
+    client.create_deployment(flow_id, "nightly", parameters=stored, enforce_parameter_schema=False)
+    [batch] = [item for item in register(NightlyChoice()) if item.name == NIGHTLY]
+    assert batch.note.endswith("without old_name and settings.old_setting, which predict no longer has")
+    kept = client.read_deployment_by_name(NIGHTLY).parameters
+    assert kept == {"inbox": "/in", "mode": "pool", "priority": "bulk", "settings": {"preset": "tiny"}}
+
+
+def test_alarms_keep_their_deadline_and_their_block(
+    virnuc: CommandLine, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarms() -> dict[str, Any]:
+        return {found.name.removeprefix("virnuc: "): found for found in client.read_automations()}
+
+    virnuc.refused(2, "no such block", "deploy", "--notify", "custom-webhook/ops")
+    virnuc.refused(2, "is no time of day", "deploy", "--done-by", "8")
+    monkeypatch.setenv("VIRNUC_NOTIFY_URL", "http://127.0.0.1:9/hook-key")
+    env_config.reload()
+    virnuc.refused(2, "only a slack-webhook", "deploy", "--notify", "pager-duty-webhook/ops")
+    folders = ("--inbox", tmp_path, "--out", tmp_path / "out", "--cron", "0 2 * * *", "--timezone", "UTC")
+    virnuc.done("deploy", *folders, "--done-by", "08:00", "--notify", "custom-webhook/ops")
+    monkeypatch.delenv("VIRNUC_NOTIFY_URL")
+    env_config.reload()
+    late = alarms()["a nightly run is not done in time"]
+    assert late.trigger.within == timedelta(hours=6)
+    [action] = late.actions
+    document = client.read_block_document(action.block_document_id, include_secrets=False)
+    assert (document.name, document.data["url"]) == ("ops", "{{address}}")
+    assert "hook-key" not in str(document.data)
+
+    virnuc.done("deploy", "--cron", "0 4 * * *")
+    moved = alarms()["a nightly run is not done in time"]
+    assert (moved.trigger.within, moved.actions) == (timedelta(hours=4), [action])
+    assert alarms()["there was no nightly run"].trigger.within == timedelta(hours=28)
+    shown = virnuc.done("deploy", "--show", "--json").document
+    assert (shown["schedule"], shown["done_by"], shown["notify"]) == (
+        "0 4 * * * UTC",
+        "08:00",
+        "custom-webhook/ops",
+    )
+    assert shown["inbox"] == str(tmp_path)
+    virnuc.done("deploy", "--notify", "none")
+    assert [action.type for alarm in alarms().values() for action in alarm.actions].count("do-nothing") == 5
 
 
 @pytest.mark.parametrize(
@@ -120,4 +177,29 @@ def test_a_server_that_does_not_answer_or_is_not_named() -> None:
         temporary_settings(restore_defaults={PREFECT_API_URL}),
         pytest.raises(UsageError, match="no Prefect server is named"),
     ):
+        register(NightlyChoice())
+
+
+def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    virnuc.refused(
+        2, "work pool virnuc-gpu at the server is of type 'process'", "deploy", "--pool-type", "kubernetes"
+    )
+    for pool in POOLS:
+        client.delete_work_pool(pool)
+    chosen = ("--job-variable", "image=registry/virnuc:1", "virnuc-gpu.gpus=2")
+    try:
+        virnuc.done("deploy", "--pool-type", "kubernetes", *chosen)
+        virnuc.done("deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
+        assert {client.read_work_pool(pool).type for pool in POOLS} == {"kubernetes"}
+        variables = client.read_work_pool(GPU_POOL).base_job_template["variables"]["properties"]
+        assert [variables[name]["default"] for name in ("image", "gpus", "cpu")] == [
+            "registry/virnuc:1",
+            2,
+            "16",
+        ]
+        assert client.read_deployment_by_name("embed-lane/gpu").work_pool_name == GPU_POOL
+    finally:
+        for pool in POOLS:
+            client.delete_work_pool(pool)
         register(NightlyChoice())

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 
 from flows.nightly import nightly
-from tasks.nightly import NightlyReport, lock_results
+from tasks.nightly import NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.made_models import MadeModels
 from virnuc_core import env_config
@@ -166,15 +167,28 @@ def test_killed_night_is_taken_up_by_the_next_one(inbox: Inbox) -> None:
     assert times(*made) == made
 
 
+def test_two_nights_at_once_compute_each_file_once(inbox: Inbox) -> None:
+    for number in range(3):
+        inbox.put(f"{number}.fa", fasta(number), modified=OLD + number)
+    inbox.put("bad.fa", b"no sequence at all\n")
+    with ThreadPoolExecutor(2) as threads:
+        nights = list(threads.map(lambda _: inbox.night(), range(2)))
+    of_files = [statuses(night) for night in nights]
+    for number in range(3):
+        assert sorted(found[f"{number}.fa"] for found in of_files) == ["done", "kept"]
+    assert sum(found.get("bad.fa") == "rejected" for found in of_files) == 1
+    assert sorted(path.name for path in (inbox.folder / "rejected").iterdir()) == [
+        "bad.fa",
+        "bad.fa.reason.txt",
+    ]
+    assert [night.is_completed() for night in nights] == [True, True]
+    assert "FilesRejected" in {night.name for night in nights}
+
+
 def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> None:
     assert inbox.night().message == "no files in the inbox"
     inbox.put("a.fa", fasta(1))
-    with lock_results(inbox.out):
-        state = inbox.night()
-    assert state.is_completed()
-    assert "another nightly run is at work" in str(state.message)
-    assert not list(inbox.out.glob("a-*"))
-    wrong: dict[str, object] = {"settle_seconds": -1.0, "lane_minutes": 0.0, "mode": "cloud"}
+    wrong: dict[str, object] = {"settle_seconds": -1.0, "files_at_once": 0, "mode": "cloud"}
     for name, value in wrong.items():
         with pytest.raises(ParameterTypeError, match=name):
             nightly(str(inbox.folder), str(inbox.out), **{name: value})

@@ -14,7 +14,7 @@ from deployments.server import missing_pools, workers_since
 from tests.end_to_end.conftest import wait_until
 from tests.production.conftest import Stack
 
-AUTOMATION = "virnuc: runs without a heartbeat have crashed"
+AUTOMATION = "virnuc: runs that do not begin have crashed"
 
 
 def test_everything_is_there_after_up(stack: Stack) -> None:

@@ -19,7 +19,7 @@ from dnaio.exceptions import FileFormatError
 from dnaio.readers import FastaReader, FastqReader
 from isal import igzip_lib
 
-from virnuc_core.errors import InputError
+from virnuc_core.errors import InputError, UnreadableInputError
 from virnuc_core.host_memory import memory_limit
 from virnuc_core.plain_text import visible
 from virnuc_core.specs import Alphabet, InputFile
@@ -171,9 +171,9 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         with io.FileIO(source, closefd=path != STDIN) as file:
             yield io.BufferedReader(file, _BUFFER_BYTES)
     except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist. Check the path of the sequence file.") from error
+        raise UnreadableInputError(f"{path} does not exist. Check the path of the sequence file.") from error
     except IsADirectoryError as error:
-        raise InputError(f"{path} is a folder. Name the sequence files in it.") from error
+        raise UnreadableInputError(f"{path} is a folder. Name the sequence files in it.") from error
     except EOFError as error:
         raise InputError(
             f"{path} is truncated: its compressed data end early. Copy or download it again."
@@ -192,7 +192,10 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
     except FileFormatError as error:
         raise InputError(f"{path} cannot be parsed: {error}. Mend or remove that record.") from error
     except (OSError, ValueError) as error:  # ValueError: an invalid path
-        raise InputError(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
+        # Decompressors report damaged data as an OSError without a number.
+        is_from_disk = isinstance(error, OSError) and error.errno is not None
+        kind = UnreadableInputError if is_from_disk else InputError
+        raise kind(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
 
 
 class _DamagedDataError(Exception):

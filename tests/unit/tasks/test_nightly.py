@@ -5,25 +5,32 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.nightly import (
+    Computed,
     DigestCache,
     FileOutcome,
     FileSnapshot,
+    NewFile,
     NightlyBatch,
     NightlyReport,
-    PredictResult,
+    claim_results,
     iter_inbox,
-    lock_results,
     quarantine_file,
     results_name,
     sample_name,
 )
-from virnuc_core.errors import DeviceMemoryError, InputError, MismatchError, UsageError
+from virnuc_core.errors import (
+    DeviceMemoryError,
+    InputError,
+    MismatchError,
+    UnreadableInputError,
+    UsageError,
+)
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest
 
@@ -143,6 +150,11 @@ def test_cache_that_cannot_be_used_costs_nothing_else(
     assert content is None or list(json.loads(cache.read_text())["files"]) == [str(tmp_path / "a.fa")]
 
 
+def put_report(results: Path, sha256: str) -> None:
+    document = {"inputs": [{"sha256": sha256}], "counts": {"records": 3, "contigs_virus": 2}}
+    put(RunFolder(results).report, json.dumps(document))
+
+
 class Batches:
     """An inbox and its nightly runs; predict writes its report, or raises the error in the file's content."""
 
@@ -157,22 +169,30 @@ class Batches:
     def put(self, name: str, content: str, modified: float = OLD) -> Path:
         return put(self.inbox / name, content, modified)
 
-    def predict(self, path: Path, out: Path) -> PredictResult:
-        self.calls.append((path.name, out.name))
-        content = path.read_text()
-        out.mkdir(exist_ok=True)
-        sha256 = input_digest(path).sha256
+    def compute(self, files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
+        """All at once; the last file ends first."""
+        for file in reversed(list(files)):
+            yield file, self.predict(file)
+
+    def predict(self, file: NewFile) -> Computed:
+        self.calls.append((file.path.name, file.results.name))
+        content = file.path.read_text()
+        sha256 = input_digest(file.path).sha256
+        file.results.mkdir(exist_ok=True)
         self.meanwhile()
         error = self.errors.get(content)
         if error is None:
-            document = {"inputs": [{"sha256": sha256}], "counts": {"records": 3, "contigs_virus": 2}}
-            RunFolder(out).report.write_text(json.dumps(document))
-        return PredictResult(error=error, link="http://127.0.0.1/run")
+            put_report(file.results, sha256)
+        return Computed(error=error, link="http://127.0.0.1/run")
 
     def outcomes(self) -> dict[str, FileOutcome]:
+        return {outcome.path.name: outcome for outcome in self.night().outcomes}
+
+    def night(self) -> NightlyReport:
         with DigestCache(self.out / "digests.json") as digests:
-            batch = NightlyBatch(self.out, digests, self.predict, 60.0)
-            return {outcome.path.name: outcome for outcome in batch.process(iter_inbox(str(self.inbox)))}
+            batch = NightlyBatch(self.out, digests, self.compute, 60.0)
+            outcomes = batch.process(list(iter_inbox(str(self.inbox))))
+            return NightlyReport(inbox=str(self.inbox), out=self.out, outcomes=outcomes)
 
     def statuses(self) -> dict[str, str]:
         return {name: outcome.status for name, outcome in self.outcomes().items()}
@@ -227,16 +247,13 @@ def test_failed_file_is_resumed_by_the_next_run_also_under_another_name(
     batches.errors.clear()
     (batches.inbox / "a.fa").rename(batches.inbox / "c.fa")
     assert batches.statuses() == {"b.fa": "kept", "c.fa": "done"}
-    assert batches.calls[0][1] == batches.calls[-1][1]
-    assert batches.calls[0][1].startswith("a-")
+    [before, after] = [results for name, results in batches.calls if name in ("a.fa", "c.fa")]
+    assert before == after
+    assert before.startswith("a-")
 
 
 def test_disk_that_cannot_be_read_is_no_fault_of_the_file(batches: Batches) -> None:
-    """The reader raises InputError for both; a disk error is its cause."""
-    unreadable, damaged = InputError("a.fa cannot be read"), InputError("b.fa cannot be read")
-    unreadable.__cause__ = OSError(errno.EIO, os.strerror(errno.EIO))
-    damaged.__cause__ = OSError("invalid data stream")
-    batches.errors |= {"one": unreadable, "two": damaged}
+    batches.errors |= {"one": UnreadableInputError("cannot be read"), "two": InputError("cannot be read")}
     batches.put("a.fa", "one")
     batches.put("b.fa", "two")
     assert batches.statuses() == {"a.fa": "failed", "b.fa": "rejected"}
@@ -252,6 +269,19 @@ def test_file_that_is_being_written_waits(batches: Batches) -> None:
     assert batches.statuses() == {"a.fa": "waiting"}
     batches.meanwhile = lambda: None
     assert batches.statuses() == {"a.fa": "done"}
+
+
+def test_a_copy_is_computed_when_the_first_file_changes_meanwhile(batches: Batches) -> None:
+    batches.put("a.fa", "one")
+    batches.put("b.fa", "one")
+    batches.errors["one"] = DeviceMemoryError("no memory")
+
+    def change() -> None:
+        batches.put("a.fa", "other")
+        batches.meanwhile = batches.errors.clear
+
+    batches.meanwhile = change
+    assert batches.statuses() == {"a.fa": "waiting", "b.fa": "done"}
 
 
 def test_results_of_other_bytes_do_not_count(batches: Batches) -> None:
@@ -285,12 +315,39 @@ def test_bad_file_that_cannot_be_moved_stays_and_fails(batches: Batches) -> None
     assert path.exists()
 
 
-def test_results_belong_to_one_run_at_a_time(tmp_path: Path) -> None:
-    with lock_results(tmp_path / "out") as first, lock_results(tmp_path / "out") as second:
+def test_work_of_another_nightly_run_is_kept_and_said(batches: Batches) -> None:
+    path = batches.put("a.fa", "one")
+
+    def share(files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
+        for file in files:  # computed under the name of a copy
+            put_report(batches.out / f"copy-{file.sha256[:12]}", file.sha256)
+            yield file, Computed(is_own=False, seconds=5.0)
+
+    batches.compute = share  # type: ignore[method-assign]
+    night = batches.night()
+    assert night.summary == "1 files: 1 kept; another nightly run computed 1 of them"
+    [outcome] = night.outcomes
+    assert outcome.results == batches.out / f"copy-{input_digest(path).sha256[:12]}"
+    assert night.metrics["run_seconds"] == 0
+
+
+def test_bad_file_is_moved_aside_by_one_of_two_nightly_runs(batches: Batches) -> None:
+    path = batches.put("a.fa", "bad")
+    batches.errors["bad"] = InputError("a.fa is truncated.")
+    batches.meanwhile = lambda: quarantine_file(path, "1" * 64, "a.fa is truncated.")
+    assert batches.statuses() == {"a.fa": "waiting"}
+    with pytest.raises(FileNotFoundError):
+        quarantine_file(path, "1" * 64, "a.fa is truncated.")
+    rejected = {path.name for path in (batches.inbox / "rejected").iterdir()}
+    assert rejected == {"a.fa", "a.fa.reason.txt"}
+
+
+def test_results_are_claimed_by_one_nightly_run_at_a_time(tmp_path: Path) -> None:
+    with claim_results(tmp_path / "out") as first, claim_results(tmp_path / "out") as second:
         assert (first, second) == (True, False)
-    with lock_results(tmp_path / "out") as third:
+    with claim_results(tmp_path / "out", wait=True) as third:
         assert third
-    with pytest.raises(UsageError, match="cannot be written"), lock_results(put(tmp_path / "file")):
+    with pytest.raises(UsageError, match="cannot be written"), claim_results(put(tmp_path / "file")):
         pass
 
 
