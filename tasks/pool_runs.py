@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
@@ -69,7 +69,7 @@ class PoolRun:
     delay: float = 0.0
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Followed:
     """An unfinished run: its state and since when (or its last progress), and why it is being ended, if so."""
 
@@ -178,7 +178,7 @@ class PoolRuns:
     def touch(self, run_id: UUID) -> None:
         """A run makes progress."""
         if run_id in self._followed:
-            self._followed[run_id].since = time.monotonic()
+            self._followed[run_id] = replace(self._followed[run_id], since=time.monotonic())
 
     def poll(self) -> dict[UUID, State[Any]]:
         """Sleeps for one interval; returns the final states of runs that have ended since the last call."""
@@ -188,10 +188,8 @@ class PoolRuns:
         gap, self._last_poll = now - self._last_poll, now
         for run_id, state in states.items():
             run = self._followed[run_id]
-            if gap > _SECONDS_AWAY:
-                run.since = now
-            if state.type != run.state:
-                run.state, run.since = state.type, now
+            if state.type != run.state or gap > _SECONDS_AWAY:
+                self._followed[run_id] = replace(run, state=state.type, since=now)
         if now >= self._next_notice:
             self._next_notice = now + _SECONDS_BETWEEN_NOTICES
             self._log_status(states.values())
@@ -211,10 +209,10 @@ class PoolRuns:
         late = {run_id: run for run_id, run in self._followed.items() if now - run.since > run.limit}
         stuck = [run_id for run_id, run in late.items() if run.state == StateType.CANCELLING]
         for run_id in late.keys() - stuck:
-            run = late[run_id]
-            what = "does not start" if run.state == StateType.PENDING else "hangs"
-            run.reason = f"it {what}: no progress for {run.limit:.0f} s"
-            _log.warning("run %s is cancelled: %s", run_id, run.reason)
+            what = "does not start" if late[run_id].state == StateType.PENDING else "hangs"
+            reason = f"it {what}: no progress for {late[run_id].limit:.0f} s"
+            self._followed[run_id] = replace(late[run_id], reason=reason)
+            _log.warning("run %s is cancelled: %s", run_id, reason)
         self.cancel(late.keys() - stuck)
         self._set_state(stuck, Crashed(message="it did not stop when it was cancelled"), force=True)
 
