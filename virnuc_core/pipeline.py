@@ -18,7 +18,7 @@ from virnuc_core.models.catalogue import AUTO_HEAD
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.run_json import RunReport, cleaned_on, write_report
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
@@ -201,6 +201,8 @@ def label(run: Training) -> None:
 def index(run: Run) -> None:
     """Builds the frame store, or reuses that of the same files and settings."""
     config = run.config
+    if day := cleaned_on(run.folder.report):
+        _log.warning("`virnuc clean` removed the shards of this run on %s: all of it is computed again", day)
     alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
     index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, config.rows, config.min_length)
 

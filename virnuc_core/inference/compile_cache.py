@@ -15,7 +15,7 @@ _LOCK_NAME: Final = ".lock"
 _log = logging.getLogger(__name__)
 
 
-class _Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """A folder of the cache and its direct files, removed together."""
 
     last_used: float
@@ -56,7 +56,7 @@ def using_compile_cache() -> Iterator[None]:
 
 def trim_compile_cache() -> int:
     """Removes least recently used entries until within the limit, except in user-chosen folders; returns the bytes left."""
-    entries = sorted(_entries(_cache_folder()))
+    entries = sorted(iter_entries(_cache_folder()))
     size, limit = sum(entry.size for entry in entries), env().compile_cache_gb * 1e9
     num_removed = 0
     for entry in entries:
@@ -84,7 +84,7 @@ def _cache_folder() -> Path:
     return env().home / "compiled"
 
 
-def _entries(cache: Path) -> Iterator[_Entry]:
+def iter_entries(cache: Path) -> Iterator[CacheEntry]:
     """All of the cache but empty files, which are locks; other processes may be changing it."""
     for folder, _, names in os.walk(cache):
         found: list[tuple[Path, os.stat_result]] = []
@@ -93,4 +93,4 @@ def _entries(cache: Path) -> Iterator[_Entry]:
                 found.append((path := Path(folder, name), path.stat()))
         if size := sum(status.st_size for _, status in found):
             last_used = max(max(status.st_atime, status.st_mtime) for _, status in found)
-            yield _Entry(last_used, Path(folder), [path for path, _ in found], size)
+            yield CacheEntry(last_used, Path(folder), [path for path, _ in found], size)

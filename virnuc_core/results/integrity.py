@@ -21,13 +21,13 @@ from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.aggregate import file_attributes, shard_columns
 from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.run_json import FileRecord, read_records
+from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 
 Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
-State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over"]
+State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over", "removed"]
 Fact = tuple[str, str]
 
 _BAD: Final[frozenset[State]] = frozenset({"damaged", "missing", "foreign", "unfinished"})
@@ -140,6 +140,13 @@ def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
         plan = read_plan(folder.plan)
     except DamagedFileError as error:
         return [Finding(path=folder.plan, state="damaged", message=str(error))]
+    if day := cleaned_on(folder.report):
+        message = (
+            f"{folder.shards} and {folder.frames}: `virnuc clean` removed them on {day}; the results stay."
+        )
+        removed = Finding(path=folder.shards, state="removed", message=message)
+        plan_found = Finding(path=folder.plan, state="whole")
+        return [plan_found, removed, *_check_results(folder, plan), *_leftovers(folder)]
     store = _check_store(folder, plan)
     findings = [Finding(path=folder.plan, state="whole"), store]
     intact: list[Shard] = []

@@ -24,6 +24,7 @@ from virnuc_core.settings import settings_from
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 2
+CLEANED: Final = "cleaned"  # when frames and shards were removed, if they were
 # Reported if installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
     *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
@@ -211,6 +212,14 @@ def write_report(path: Path, report: RunReport) -> None:
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the content of run.json."""
     write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def cleaned_on(report: Path) -> str:
+    """When `virnuc clean` removed the frames and shards of a run, "" if they are there or nobody knows."""
+    try:
+        return str(parse_object(report.read_bytes()).get(CLEANED, ""))
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,14 +10,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import remove_temporaries, sync_folder, temporary_name
 from virnuc_core.inference.plan import read_plan
+from virnuc_core.results.run_json import cleaned_on
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
 
 LOCK_NAME = ".virnuc.lock"
+SHARD_FILES: Final = ("shard_*.h5*", ".shard_*.tmp")
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,19 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
         UsageError: the path is not a folder, cannot be written, holds a `frames` folder that is not of a run, or another run
             is using it.
     """
+    with locking(root):
+        folder = RunFolder(root)
+        _require_own_frames(folder)
+        _take_in(folder)
+        if force:
+            _empty(folder)
+        _remove_leftovers(folder)
+        yield folder
+
+
+@contextmanager
+def locking(root: Path) -> Iterator[None]:
+    """Creates the folder if needed and holds its lock; raises UsageError if that cannot be done."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / LOCK_NAME).open("w")
@@ -50,13 +66,7 @@ def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"another run works in {root}: wait for it, or choose another --out.") from error
-        folder = RunFolder(root)
-        _require_own_frames(folder)
-        _take_in(folder)
-        if force:
-            _empty(folder)
-        _remove_leftovers(folder)
-        yield folder
+        yield
 
 
 def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
@@ -64,8 +74,13 @@ def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
 
     Raises:
         DamagedFileError: there is no intact plan to begin from.
-        UsageError: it is no predict run, a file or folder is in the way, or the folders span file systems.
+        UsageError: it is no predict run, it was cleaned, a file or folder is in the way, or the folders span file systems.
     """
+    if day := cleaned_on(folder.report):
+        raise UsageError(
+            f"{folder.root} has no frames and shards to begin from: `virnuc clean` removed them on {day}. Run the command "
+            "that made it again, which computes them anew."
+        )
     if read_plan(folder.plan).kind != "predict":
         raise UsageError(
             f"{folder.root} holds an embed run, with one model: nothing of it could be kept. Run `virnuc embed` "
@@ -154,7 +169,7 @@ def _require_own_frames(folder: RunFolder) -> None:
 def _empty(folder: RunFolder) -> None:
     """Deletes by name, so that the user's own files are kept, also in the run's subfolders."""
     own_names = {
-        folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
+        folder.shards: SHARD_FILES,
         folder.lanes: ("lane-*.jsonl", "lane-*.log*", "plan-*.jsonl", folder.token.name),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
