@@ -23,8 +23,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
 from deployments.register import NightlyChoice, register
-from flows import pool
 from flows.nightly import PoolFiles, nightly
+from tasks import pool_runs
 from tasks.nightly import NewFile, NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker
@@ -225,7 +225,7 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     register(NightlyChoice())
-    monkeypatch.setattr(pool, "_SECONDS_BETWEEN_POLLS", 0.1)
+    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
     stand_in = StandIn()
     with Worker(stand_in):
         yield stand_in
