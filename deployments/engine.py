@@ -1,7 +1,8 @@
-"""Prefect's engine for one flow run, in a process that survives its worker and holds a lock on its device.
+"""Prefect's engine for one flow run, in a process that survives its worker and holds locks.
 
-The worker reads the run's output; once it is killed, a broken pipe would end the run at its next line. The lock (a
-file, the only argument) is held until the process ends, so no other run gets the device earlier.
+The worker reads the run's output; once it is killed, a broken pipe would end the run at its next line. The locks (files,
+the arguments) are held until the process ends: no other run gets the device earlier, and a restarted worker sees which
+runs are alive.
 """
 
 import fcntl
@@ -29,7 +30,8 @@ def unbreakable(stream: TextIO) -> TextIO:
 
 if __name__ == "__main__":
     sys.stdout, sys.stderr = unbreakable(sys.stdout), unbreakable(sys.stderr)
-    if len(sys.argv) > 1:
-        device_lock = open(sys.argv.pop(1), "w")  # noqa: SIM115 - held by this process until it ends
-        fcntl.flock(device_lock, fcntl.LOCK_EX)
+    locks = [open(path, "w") for path in sys.argv[1:]]  # noqa: SIM115 - held by this process until it ends
+    del sys.argv[1:]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)

@@ -40,6 +40,8 @@ from virnuc_core.errors import UsageError, VirnucError
 
 PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
 NIGHTLY: Final = "predict/nightly"
+# Of servers that an earlier version was deployed to: after a pause of the server it crashes runs that are alive.
+_REPLACED_AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
 # Settings of the nightly run that belong together: naming one of them resets the others.
 MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
 
@@ -329,6 +331,8 @@ def _register_automations(client: SyncPrefectClient, nightly: NightlyChoice) -> 
     notify = nightly.notify is not None
     block = notification_block(client, nightly.notify) if nightly.notify not in (None, NOBODY) else None
     existing = {found.name: found for found in client.read_automations()}
+    if (replaced := existing.get(_REPLACED_AUTOMATION)) is not None:
+        client.delete_automation(replaced.id)
     for wanted in wanted_automations(times, list(existing.values()), block, notify=notify):
         before = existing.get(wanted.name)
         if before is None:

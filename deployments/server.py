@@ -1,21 +1,31 @@
 """The Prefect server of the user's settings."""
 
 import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
+
+import httpx
 
 from virnuc_core.errors import UsageError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.filters import WorkerFilter
+    from prefect.client.schemas.objects import FlowRun, Worker
 
 GPU_POOL: Final = "virnuc-gpu"
 CPU_POOL: Final = "virnuc-cpu"
 RUNS_POOL: Final = "virnuc-runs"
+LANE_TAG: Final = "lane"
+# Events of workers about their slots.
+SLOT_EVENTS: Final = "virnuc.slot."
+QUARANTINED: Final = "virnuc.slot.quarantined"
+RELEASED: Final = "virnuc.slot.released"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +50,8 @@ POOLS: Final[Mapping[str, Pool]] = {
         limit=16,
     ),
 }
+Item = TypeVar("Item")
+
 _PAGE_SIZE: Final = 200  # the server's maximum
 
 _log = logging.getLogger(__name__)
@@ -60,77 +72,119 @@ def server_url() -> str:
 
 def server_failure() -> Exception | None:
     """Why the server does not answer; None when it does."""
-    with _client() as client:
+    with connect() as client:
         return client.api_healthcheck()
 
 
 def missing_pools() -> list[str]:
     """Work pools that the server does not have yet."""
-    with _client() as client:
+    with connect() as client:
         existing = {pool.name for pool in client.read_work_pools()}
     return [name for name in POOLS if name not in existing]
 
 
 def workers_since(moment: datetime) -> set[str]:
     """Names of the workers with a heartbeat since `moment`."""
-    with _client() as client:
-        workers = [worker for pool in POOLS for worker in client.read_workers_for_work_pool(pool)]
+    with connect() as client:
+        workers = [worker for pool in POOLS for worker in _workers(client, pool)]
     heartbeats = {worker.name: worker.last_heartbeat_time for worker in workers}
     return {name for name, time in heartbeats.items() if time is not None and time >= moment}
 
 
-def crash_orphaned_runs(worker: str) -> None:
-    """Marks runs of a stopped worker of this host as Crashed if their process has ended too.
+def deployed_versions() -> list[str | None]:
+    """Versions of virnuc that have deployed what lanes and plans run; none when the server does not answer."""
+    from prefect.client.schemas.filters import DeploymentFilter
 
-    A stopped worker kills its runs without telling the server, which would notice the missing heartbeat only minutes
-    later. Runs that are still alive are left alone.
-    """
-    import httpx
+    tagged = DeploymentFilter.model_validate({"tags": {"all_": [LANE_TAG]}})
+    try:
+        with connect() as client:
+            return [each.version for each in client.read_deployments(deployment_filter=tagged)]
+    except (httpx.HTTPError, RuntimeError) as error:
+        _log.warning("the Prefect server does not tell the version of its deployments (%r)", error)
+        return []
+
+
+def crash_run(run_id: UUID, message: str) -> None:
+    """Marks a run as Crashed (Cancelled, when it was being cancelled) unless it has ended or waits for a retry."""
     from prefect.client.schemas.objects import StateType
+    from prefect.exceptions import ObjectNotFound
     from prefect.states import Cancelled, Crashed
 
-    message = f"Worker {worker} ended, and the process of this run with it."
+    with connect() as client, suppress(ObjectNotFound):
+        run = client.read_flow_run(run_id)
+        if run.state_type in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING):
+            state = Cancelled if run.state_type == StateType.CANCELLING else Crashed
+            client.set_flow_run_state(run_id, state(message=message), force=True)
+            _log.info("the run %s has ended with its worker", run.name)
+
+
+def is_run_over(job: "FlowRun") -> bool:
+    """Whether the run that requested a lane or a plan has ended; False when the server does not answer."""
+    from prefect.exceptions import ObjectNotFound
+
+    if job.parent_task_run_id is None:
+        return True
     try:
-        with _client() as client:
-            for run in _unfinished_runs(client):
-                if run.labels.get("prefect.worker.name") == worker and not _is_alive(run.infrastructure_pid):
-                    state = Cancelled if run.state_type == StateType.CANCELLING else Crashed
-                    client.set_flow_run_state(run.id, state(message=message), force=True)
-                    _log.info("%s: the run %s has ended with it", worker, run.name)
-    except httpx.HTTPError as error:
-        _log.warning("%s: the server cannot be told which runs have ended with it (%r)", worker, error)
+        with connect() as client:
+            parent = client.read_task_run(job.parent_task_run_id).flow_run_id
+            state = client.read_flow_run(parent).state if parent else None
+            return state is None or state.is_final()
+    except ObjectNotFound:
+        return True
+    except (httpx.HTTPError, RuntimeError) as error:
+        _log.debug("the run of %s cannot be read: %r", job.name, error)
+        return False
 
 
-def _client() -> "SyncPrefectClient":
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A slot, or a host, that takes no jobs."""
+
+    name: str
+    reason: str
+    since: datetime
+
+
+def quarantines() -> list[Quarantine]:
+    """What is in quarantine at workers that are online, by the events that they have sent in the last week."""
+    from prefect.client.schemas.filters import WorkerFilter
+    from prefect.events.filters import EventFilter, EventNameFilter
+
+    online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
+    with connect() as client:
+        names = {each.name for pool in POOLS for each in _workers(client, pool, online)}
+        page = client.read_events(EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS])))
+        events = list(page.events)
+        while page.next_page:
+            page = client.read_events_page(str(page.next_page))
+            events += page.events
+    latest: dict[str, Quarantine | None] = {}
+    for event in events:  # the newest first
+        worker = event.resource.id.removeprefix("virnuc.worker.").rpartition(".")[0]
+        if any(name.startswith(worker) for name in names):
+            found = Quarantine(
+                event.resource.name or worker, str(event.payload.get("reason")), event.occurred
+            )
+            latest.setdefault(event.resource.id, found if event.event == QUARANTINED else None)
+    return [each for each in latest.values() if each is not None]
+
+
+def connect() -> "SyncPrefectClient":
+    """A client of the server in Prefect's settings."""
     from prefect.client.orchestration import get_client
 
     return get_client(sync_client=True)
 
 
-def _unfinished_runs(client: "SyncPrefectClient") -> "list[FlowRun]":
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-
-    started = FlowRunFilter.model_validate(
-        {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-    )
-    pools = WorkPoolFilter.model_validate({"name": {"any_": list(POOLS)}})
-    found: list[FlowRun] = []
+def read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
+    """All items of a paginated request."""
+    found: list[Item] = []
     while True:
-        page = client.read_flow_runs(
-            flow_run_filter=started, work_pool_filter=pools, limit=_PAGE_SIZE, offset=len(found)
-        )
+        page = read(offset=len(found), limit=_PAGE_SIZE)
         found += page
         if len(page) < _PAGE_SIZE:
             return found
 
 
-def _is_alive(process_id: str | None) -> bool:
-    if process_id is None or not process_id.isdigit():
-        return False
-    try:
-        os.kill(int(process_id), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _workers(client: "SyncPrefectClient", pool: str, wanted: "WorkerFilter | None" = None) -> "list[Worker]":
+    return read_pages(partial(client.read_workers_for_work_pool, pool, wanted))

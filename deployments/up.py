@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from asyncio import TaskGroup
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +16,7 @@ import httpx
 
 from deployments.processes import Program, interruptible, keep_running, only_one
 from deployments.server import workers_since
-from deployments.worker import WorkerChoice, reserving_names, worker_names
+from deployments.worker import HostPlan, WorkerChoice, on_cpu_without_gpus, plan_host, reserving
 from virnuc_core import env_config
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError
@@ -64,7 +64,9 @@ def run_stack(stack: Stack) -> None:
     with only_one(stack.folder / "lock", complaint):
         for option, port in (("--port", stack.port), ("--mlflow-port", stack.mlflow_port)):
             _require_free(option, port)
-        with reserving_names(worker_names(stack.workers)):
+        stack = replace(stack, workers=on_cpu_without_gpus(stack.workers))
+        plan = plan_host(stack.workers)
+        with reserving(plan):
             pass  # refused now rather than by the worker, again and again
         for log in stack.folder.glob("*.log"):
             log.unlink()
@@ -75,15 +77,15 @@ def run_stack(stack: Stack) -> None:
         env_config.reload()
         with interruptible():
             try:
-                asyncio.run(_run_programs(stack))
+                asyncio.run(_run_programs(stack, plan))
             except ExceptionGroup as group:  # a program has failed, and the others have ended
                 raise group.exceptions[0] from None
 
 
-async def _run_programs(stack: Stack) -> None:
+async def _run_programs(stack: Stack, plan: HostPlan) -> None:
     """Runs until cancelled; the worker ends before the servers."""
     started = datetime.now(UTC)
-    names = worker_names(stack.workers)
+    names = plan.workers.values()
     async with TaskGroup() as servers:
         servers.create_task(keep_running(_prefect_server(stack)))
         servers.create_task(keep_running(_mlflow_server(stack)))
@@ -94,7 +96,7 @@ async def _run_programs(stack: Stack) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
             while not set(names) <= await asyncio.to_thread(workers_since, started):
                 await asyncio.sleep(_POLL_SECONDS)
-            print(_welcome(stack, sorted(names)), flush=True)
+            print(_welcome(stack, plan), flush=True)
 
 
 async def _register() -> None:
@@ -173,10 +175,11 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _welcome(stack: Stack, workers: list[str]) -> str:
+def _welcome(stack: Stack, plan: HostPlan) -> str:
+    slots = [device.name for device in plan.devices] + [f"{plan.runs} whole runs"]
     return f"""Prefect   {stack.prefect_address}
 MLflow    {stack.mlflow_address}
-workers   {", ".join(workers)}
+workers   {plan.host_id} ({", ".join(slots)})
 logs      {stack.folder}
 
 In another shell:

@@ -1,28 +1,22 @@
-"""The workers of this host: one per GPU, and one for whole runs."""
+"""The workers of this host: one for its GPUs or its CPU, with a slot for each device, and one for whole runs."""
 
 import asyncio
+import hashlib
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from deployments.processes import interruptible, only_one
-from deployments.server import (
-    GPU_POOL,
-    RUNS_POOL,
-    crash_orphaned_runs,
-    missing_pools,
-    server_failure,
-    server_url,
-)
-from virnuc_core.env_config import available_threads, child_environment, env
+from deployments.server import CPU_POOL, GPU_POOL, RUNS_POOL, missing_pools, server_failure, server_url
+from virnuc_core.env_config import available_threads, child_environment, env, value_of
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 
@@ -37,8 +31,8 @@ class WorkerChoice:
     """What this host's workers serve.
 
     Attributes:
-        devices: "auto" for every GPU, or the CPU without any; "cpu"; or GPU indices such as "0,1".
-        workers: on the CPU; None is 1.
+        devices: "auto" for every GPU; GPU indices such as "0,1"; "cpu"; or "none".
+        workers: slots on the CPU; None is 1.
         runs: number of concurrent whole runs, 0 for none.
     """
 
@@ -47,20 +41,61 @@ class WorkerChoice:
     runs: int = 4
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSlot:
+    """A device that computes one lane at a time.
+
+    Attributes:
+        name: such as "gpu0".
+        key: of this device alone, among those of all hosts.
+        visible: its CUDA_VISIBLE_DEVICES.
+    """
+
+    name: str
+    key: str
+    visible: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostPlan:
+    """The workers that a choice makes of this host.
+
+    Attributes:
+        host_id: host name, and a hash that tells the workers of namesakes, containers and SLURM jobs apart and is the
+            same after a restart.
+        pool: work pool of the devices.
+    """
+
+    host_id: str
+    pool: str
+    devices: tuple[DeviceSlot, ...]
+    runs: int
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """Name of the worker for each work pool."""
+        pools = ([self.pool] if self.devices else []) + ([RUNS_POOL] if self.runs else [])
+        return {pool: f"{self.host_id}-{pool.removeprefix('virnuc-')}" for pool in pools}
+
+    def environment(self, slot: DeviceSlot) -> dict[str, str]:
+        """Variables that show a job its device alone, and give it its share of the CPU threads."""
+        threads = max(1, available_threads() // len(self.devices))
+        return {"CUDA_VISIBLE_DEVICES": slot.visible, "VIRNUC_THREADS": str(threads)}
+
+
 def work(choice: WorkerChoice) -> None:
     """Runs the workers of this host until SIGINT or SIGTERM; their runs end with them.
 
     Raises:
         KeyboardInterrupt: the signal.
         UsageError: no server is configured, it has no work pools yet, or the choice is invalid.
-        DeviceError: a requested GPU does not exist.
+        DeviceError: there is no GPU, or not the one that was asked for.
     """
-    devices = device_environments(choice)
-    names = worker_names(choice)
+    plan = plan_host(choice)
     # Before Prefect reads its settings; runs inherit it as well.
     os.environ.update(worker_environment())
     url = server_url()
-    with interruptible(), reserving_names(names):
+    with interruptible(), reserving(plan):
         if (failure := server_failure()) is not None:
             _log.warning("the Prefect server at %s does not answer (%s); waiting for it", url, failure)
             while server_failure() is not None:
@@ -69,45 +104,78 @@ def work(choice: WorkerChoice) -> None:
             raise UsageError(
                 f"the Prefect server at {url} has no work pool {' and no '.join(missing)}: make them with `virnuc deploy`."
             )
-        from prefect.workers.process import ProcessWorker
+        from deployments.device_worker import SlotWorker, run_workers
+        from deployments.fitness import Host, Slot
+        from deployments.jobs import crash_orphaned_jobs
+        from deployments.lost_runs import crash_lost_runs
 
-        from deployments.device_worker import GpuProcessWorker, run_workers
-
-        factories: list[Callable[[], ProcessWorker]] = [
-            partial(GpuProcessWorker, GPU_POOL, name, environment, _lock_file(f"{name}.run"))
-            for name, environment in devices.items()
+        host = Host(plan.host_id)
+        slots: dict[str, list[Slot]] = {}
+        if plan.devices:
+            name = plan.workers[plan.pool]
+            slots[plan.pool] = [
+                Slot(name, device.name, plan.environment(device), _lock_file(f"{device.key}.job"))
+                for device in plan.devices
+            ]
+        if plan.runs:
+            name = plan.workers[RUNS_POOL]
+            slots[RUNS_POOL] = [
+                Slot(name, f"run{number}", {}, _lock_file(f"{name}-{number}.job"))
+                for number in range(plan.runs)
+            ]
+        folders = {pool: _folder() / name for pool, name in plan.workers.items()}
+        factories = [
+            partial(SlotWorker, pool, name, slots[pool], host, folders[pool])
+            for pool, name in plan.workers.items()
         ]
-        if choice.runs:
-            factories.append(
-                lambda: ProcessWorker(
-                    RUNS_POOL, name=names[-1], limit=choice.runs, create_pool_if_not_found=False
-                )
-            )
+        others = [crash_lost_runs(plan.host_id)] if plan.runs else []
         try:
-            asyncio.run(run_workers(factories))
+            asyncio.run(run_workers(factories, *others))
         finally:
-            for name in names:
-                crash_orphaned_runs(name)
+            for folder in folders.values():
+                crash_orphaned_jobs(folder)
 
 
-def worker_names(choice: WorkerChoice) -> list[str]:
-    """Names of the workers, the one for whole runs last; raises as `device_environments`."""
-    return [*device_environments(choice), *([f"{_host()}-runs"] if choice.runs else [])]
-
-
-def device_environments(choice: WorkerChoice) -> dict[str, dict[str, str]]:
-    """Per worker name, the variables that show a run one device and give it its share of the CPU threads.
+def plan_host(choice: WorkerChoice) -> HostPlan:
+    """The slots of this host.
 
     Raises:
         UsageError: the choice is invalid.
-        DeviceError: a requested GPU does not exist.
+        DeviceError: there is no GPU, or not the one that was asked for.
     """
-    slots = _device_slots(choice)
-    threads = str(max(1, available_threads() // len(slots)))
-    return {
-        f"{_host()}-{name}": {"CUDA_VISIBLE_DEVICES": visible, "VIRNUC_THREADS": threads}
-        for name, visible in slots.items()
-    }
+    if choice.runs < 0 or (choice.workers is not None and choice.workers < 1):
+        raise UsageError("--workers is a number from 1 on, and --runs one from 0 on.")
+    if choice.workers is not None and choice.devices != "cpu":
+        raise UsageError(
+            "--workers is for CPUs, and each GPU has one slot: leave it out, or give --devices cpu."
+        )
+    if choice.devices == "none" and not choice.runs:
+        raise UsageError("--devices none with --runs 0 leaves nothing to do: give one of them.")
+    gpus = [] if choice.devices in ("cpu", "none") else _chosen_gpus(choice.devices)
+    uuids = {row[0]: row[-1] for row in query_gpus(["index", "uuid"], units=False)} if gpus else {}
+    keys = [uuids.get(gpu, gpu) for gpu in gpus]
+    name = socket.gethostname()
+    of_this_host = (name, _machine_id(), str(env().home.resolve()), value_of("SLURM_JOB_ID") or "", *keys)
+    digest = hashlib.sha256("\0".join(of_this_host).encode()).hexdigest()[:6]
+    host_id = f"{name.partition('.')[0]}-{digest}"
+    devices = [
+        # An index is of this host alone.
+        DeviceSlot(name=f"gpu{gpu}", key=key if key != gpu else f"{host_id}-gpu{gpu}", visible=gpu)
+        for gpu, key in zip(gpus, keys, strict=True)
+    ]
+    if choice.devices == "cpu":
+        names = [f"cpu{number}" for number in range(choice.workers or 1)]
+        devices = [DeviceSlot(name=name, key=f"{host_id}-{name}", visible="") for name in names]
+    pool = CPU_POOL if choice.devices == "cpu" else GPU_POOL
+    return HostPlan(host_id=host_id, pool=pool, devices=tuple(devices), runs=choice.runs)
+
+
+def on_cpu_without_gpus(choice: WorkerChoice) -> WorkerChoice:
+    """Makes slots on the CPU of "auto" on a host without GPUs, and logs it."""
+    if choice.devices != "auto" or _visible_gpus():
+        return choice
+    _log.warning("this host shows no GPU: its CPU works, for runs with the setting devices=cpu or auto")
+    return replace(choice, devices="cpu")
 
 
 def worker_environment() -> Mapping[str, str]:
@@ -121,43 +189,48 @@ def worker_environment() -> Mapping[str, str]:
 
 
 @contextmanager
-def reserving_names(names: Sequence[str]) -> Iterator[None]:
-    """Reserves names on this host, else UsageError: the server could not tell runs of equally named workers apart."""
+def reserving(plan: HostPlan) -> Iterator[None]:
+    """Reserves devices and names on this host, else UsageError: two workers would use a device at once."""
     with ExitStack() as locks:
-        for name in names:
+        for key in (*(device.key for device in plan.devices), *plan.workers.values()):
             complaint = (
-                f"a worker {name} is at work on this host already: end it first, or give other --devices, and "
-                "--runs 0 for a second command on one host."
+                f"a worker is at work for {key} already: end it first, or give other --devices, and --runs 0 for a "
+                "second command on one host."
             )
-            locks.enter_context(only_one(_lock_file(name), complaint))
+            locks.enter_context(only_one(_lock_file(key), complaint))
         yield
 
 
+def _folder() -> Path:
+    return env().home.resolve() / "workers"
+
+
 def _lock_file(name: str) -> Path:
-    return env().home.resolve() / "workers" / f"{name}.lock"
+    return _folder() / f"{name}.lock"
 
 
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]
+def _machine_id() -> str:
+    """The machine's id; of the boot, in a container without one; "" on other systems than Linux."""
+    for path in (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")):
+        if path.is_file() and (found := path.read_text().strip()):
+            return found
+    return ""
 
 
-def _device_slots(choice: WorkerChoice) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES for each device, by the device's short name."""
-    if choice.runs < 0 or (choice.workers is not None and choice.workers < 1):
-        raise UsageError("--workers is a number from 1 on, and --runs one from 0 on.")
-    gpus = [] if choice.devices == "cpu" else _visible_gpus()
-    if choice.devices == "cpu" or (choice.devices == "auto" and not gpus):
-        return {f"cpu{number}": "" for number in range(choice.workers or 1)}
-    if choice.workers is not None:
-        raise UsageError(
-            "--workers is for hosts without GPUs: each GPU has one worker. Leave it out, or give --devices cpu."
+def _chosen_gpus(devices: str) -> Sequence[str]:
+    """CUDA_VISIBLE_DEVICES of each chosen GPU; raises as `plan_host`."""
+    gpus = _visible_gpus()
+    if devices == "auto" and gpus:
+        return gpus
+    if devices == "auto":
+        raise DeviceError(
+            "this host shows no GPU: repair what `nvidia-smi` reports, or give --devices cpu to serve the work pool "
+            f"{CPU_POOL}, or --devices none for whole runs alone."
         )
-    if choice.devices == "auto":
-        return {f"gpu{gpu}": gpu for gpu in gpus}
-    indices = [part.strip() for part in choice.devices.split(",")]
+    indices = [part.strip() for part in devices.split(",")]
     if not all(index.isascii() and index.isdigit() for index in indices) or len(set(indices)) < len(indices):
         raise UsageError(
-            f"--devices {choice.devices} is not understood: give auto, cpu, or GPU indices such as 0,1, each once."
+            f"--devices {devices} is not understood: give auto, cpu, none, or GPU indices such as 0,1, each once."
         )
     if missing := [index for index in indices if int(index) >= len(gpus)]:
         available = f"0 to {len(gpus) - 1}" if gpus else "none"
@@ -165,10 +238,11 @@ def _device_slots(choice: WorkerChoice) -> dict[str, str]:
             f"GPU {', '.join(missing)} is not available on this host (indices that are: {available}): choose another one, "
             "or --devices cpu."
         )
-    return {f"gpu{gpus[int(index)]}": gpus[int(index)] for index in indices}
+    return [gpus[int(index)] for index in indices]
 
 
 def _visible_gpus() -> Sequence[str]:
-    """The GPUs in CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
+    """Those in CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists; none when it lists none."""
+    listed = [row[0] for row in query_gpus(["index"], units=False)]
     visible = env().cuda_visible_devices
-    return [row[0] for row in query_gpus(["index"], units=False)] if visible is None else visible
+    return listed if visible is None or not listed else visible

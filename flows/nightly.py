@@ -115,7 +115,7 @@ def nightly(
         **settings.params,
         **where.params,
     }
-    with tracked_run(flow_run.name, params, prefect_tags(results)) as tracked:
+    with tracked_run(flow_run.name, params, prefect_tags(results), results) as tracked:
         files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
         with DigestCache(results / DIGESTS_NAME) as digests:
             batch = NightlyBatch(results, digests, compute_files, settle_seconds)

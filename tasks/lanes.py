@@ -208,7 +208,9 @@ class LaneTracking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self._run.hurry()  # being stopped, with hundreds of lanes perhaps
         self._write()
         lanes = self._lanes.values()
         for lane in lanes:
@@ -216,8 +218,8 @@ class LaneTracking:
         self._run.log_metrics(_gpu_metrics([sample for lane in lanes for sample in lane.gpu_samples]))
         self._run.log_metrics(gpu_use(sum(lane.gpu_seconds for lane in lanes)))
         curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
-        if curves and self._run.run_id is not None:
-            self._run.log_figure("throughput", throughput_figure(curves))
+        if curves and kind is None:
+            self._run.log_figure("throughput", lambda: throughput_figure(curves))
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
         """Opens a child run for a new lane; everything else is written later."""

@@ -47,9 +47,12 @@ _LABELLED_FILES: Final = (
 )
 _WORKERS: Final = (
     click.Option(
-        ["--devices"], default="auto", metavar="auto|cpu|0,1,...", help="GPUs that get a worker each [auto]."
+        ["--devices"],
+        default="auto",
+        metavar="auto|cpu|none|0,1,...",
+        help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
     ),
-    click.Option(["--workers"], type=int, metavar="N", help="Workers on a host without GPUs [1]."),
+    click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
 )
 
 
@@ -466,7 +469,7 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
     answers=False,
 )
 def worker(devices: str, workers: int | None, runs: int) -> None:
-    """Works for the Prefect server until it is stopped: one worker a GPU of this host."""
+    """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
     from deployments.worker import WorkerChoice, work
     from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
 

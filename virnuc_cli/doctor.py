@@ -4,6 +4,7 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,13 +17,19 @@ from virnuc_cli.config import (
     without_password,
 )
 from virnuc_cli.local_prefect import prepare_local_prefect
-from virnuc_core.doctor import checks
-from virnuc_core.doctor.checks import Finding
+from virnuc_core.doctor import checks, host
+from virnuc_core.doctor.host import Finding
 from virnuc_core.env_config import VARIABLES, env, names_with_prefix
 from virnuc_core.errors import UsageError, VirnucError
 
+if TYPE_CHECKING:
+    from deployments.server import Quarantine
+
 _ANSWER_WITHIN_S = 5.0
 _PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API_URL for a temporary one"
+
+_PREFECT_AUTH = "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to what the server expects"
+_QUARANTINE = "it takes no jobs until its check passes, within a minute, or the worker is started again"
 
 
 def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
@@ -31,7 +38,7 @@ def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Itera
         "versions": checks.version_findings,
         "cuda": checks.cuda_findings,
         "devices": checks.device_findings,
-        "host": checks.host_findings,
+        "host": host.host_findings,
         "settings": lambda: settings_findings(root, config),
         "prefect": prefect_findings,
         "mlflow": store_findings,
@@ -85,23 +92,47 @@ def prefect_findings() -> Iterator[Finding]:
         return
     shown = without_password(url)
     try:
-        httpx.get(f"{url}/health", timeout=_ANSWER_WITHIN_S).raise_for_status()
-        version = str(httpx.get(f"{url}/admin/version", timeout=_ANSWER_WITHIN_S).json())
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        found = f"{shown} does not answer ({without_password(str(error))})"
-        yield Finding("prefect", "server", "problem", found, _PREFECT_SERVER)
+        version, quarantined = _ask_server()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RuntimeError) as error:
+        is_refusal = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
+        if is_refusal:
+            found, advice = f"{shown} refuses this client: not authorized", _PREFECT_AUTH
+        else:
+            found, advice = f"{shown} does not answer ({without_password(str(error))})", _PREFECT_SERVER
+        yield Finding("prefect", "server", "problem", found, advice)
         return
     found = f"{shown} answers, version {version}"
-    if version.split(".")[:2] == prefect.__version__.split(".")[:2]:
+    if _is_same(version):
         yield Finding("prefect", "server", "ok", found)
     else:
         advice = f"it and Prefect {prefect.__version__} here should be of one version"
         yield Finding("prefect", "server", "warning", found, advice)
+    for each in quarantined:
+        found = f"in quarantine since {each.since:%Y-%m-%d %H:%M} UTC: {each.reason}"
+        yield Finding("workers", each.name, "warning", found, _QUARANTINE)
+
+
+def _ask_server() -> "tuple[str, list[Quarantine]]":
+    """Version of the server, and which slots and hosts take no jobs; asks with the user's password or API key."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from deployments.server import quarantines
+
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_WITHIN_S}):
+        version = str(get_client(sync_client=True).api_version())
+        return version, quarantines() if _is_same(version) else []
+
+
+def _is_same(version: str) -> bool:
+    import prefect
+
+    return version.split(".")[:2] == prefect.__version__.split(".")[:2]
 
 
 def store_findings() -> Iterator[Finding]:
     """Whether MLflow's store is reachable and writable."""
-    from tasks.tracking import check_store  # imports httpx
+    from tasks.mlflow_store import check_store  # imports httpx
 
     where = without_password(env().tracking_uri or f"SQLite in {env().home}")
     if reason := check_store():

@@ -1,22 +1,17 @@
 """`virnuc deploy`: registration at a server, and the models, schedule and folders of the nightly run."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Cancelling, Running
 
 from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import GPU_POOL, POOLS, crash_orphaned_runs
+from deployments.server import GPU_POOL, POOLS
 from flows.nightly import nightly
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
@@ -172,42 +167,17 @@ def test_what_cannot_be_used_is_refused_when_it_is_deployed(
     virnuc.refused(code, message, "deploy", *(flag.replace("_", " ") for flag in flags.split()))
 
 
-def test_a_server_that_does_not_answer_or_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        with pytest.raises(UsageError, match=r"127\.0\.0\.1:9/api does not answer"):
-            register(NightlyChoice())
-        crash_orphaned_runs("host-gpu7")
-    assert "the server cannot be told" in caplog.text
+def test_a_server_that_does_not_answer_or_is_not_named() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(UsageError, match=r"127\.0\.0\.1:9/api does not answer"),
+    ):
+        register(NightlyChoice())
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
         pytest.raises(UsageError, match="no Prefect server is named"),
     ):
         register(NightlyChoice())
-
-
-def test_runs_that_ended_with_their_worker_are_reported(client: SyncPrefectClient) -> None:
-    register(NightlyChoice())
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    lane = client.read_deployment_by_name("embed-lane/gpu")
-
-    def begun(state: State[Any], worker: str, pid: int) -> UUID:
-        asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cuda", "token": "0"}
-        run = client.create_flow_run_from_deployment(lane.id, parameters=asked, state=state)
-        client.update_flow_run(run.id, infrastructure_pid=str(pid))
-        client.update_flow_run_labels(run.id, {"prefect.worker.name": worker})
-        return run.id
-
-    runs = {
-        begun(Running(), "host-gpu7", process.pid): "Crashed",
-        begun(Cancelling(), "host-gpu7", process.pid): "Cancelled",
-        begun(Running(), "host-gpu7", os.getpid()): "Running",
-        begun(Running(), "host-gpu8", process.pid): "Running",
-    }
-    crash_orphaned_runs("host-gpu7")
-    assert {run_id: client.read_flow_run(run_id).state_name for run_id in runs} == runs
-    for run_id in runs:
-        client.set_flow_run_state(run_id, Cancelled(), force=True)
 
 
 def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:

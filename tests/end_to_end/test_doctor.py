@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import ESM2
@@ -81,9 +81,11 @@ def test_servers_that_do_not_answer(virnuc: CommandLine, monkeypatch: pytest.Mon
 
 
 class OldPrefect(BaseHTTPRequestHandler):
+    """Knows the client with the password me:secret alone."""
+
     def do_GET(self) -> None:
         body = b'"3.1.0"' if self.path.endswith("/admin/version") else b"true"
-        self.send_response(200)
+        self.send_response(200 if self.headers["Authorization"] == "Basic bWU6c2VjcmV0" else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -107,12 +109,20 @@ def test_other_versions_of_the_server_and_of_torch(
 ) -> None:
     known = KnownVersions(package="torch", part="compute", since="0", before="0.0.1", newer="problem")
     monkeypatch.setattr(versions.check_versions, "__defaults__", ((known,),))
-    with temporary_settings({PREFECT_API_URL: old_prefect}):
+    with temporary_settings({PREFECT_API_URL: old_prefect, PREFECT_API_AUTH_STRING: "me:secret"}):
         code, found = findings(virnuc)
     assert code == 5
     assert "before 0.0.1" in found["versions", "torch"]["advice"]
     assert found["prefect", "server"]["state"] == "warning"
     assert "version 3.1.0" in found["prefect", "server"]["found"]
+
+
+def test_a_server_that_does_not_know_the_password(virnuc: CommandLine, old_prefect: str) -> None:
+    with temporary_settings({PREFECT_API_URL: old_prefect, PREFECT_API_AUTH_STRING: "me:wrong"}):
+        _, found = findings(virnuc)
+    assert found["prefect", "server"]["state"] == "problem"
+    assert "not authorized" in found["prefect", "server"]["found"]
+    assert "PREFECT_API_AUTH_STRING" in found["prefect", "server"]["advice"]
 
 
 def test_a_settings_file_and_a_variable_that_are_wrong(

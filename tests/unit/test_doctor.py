@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.doctor import checks
+from virnuc_core import __version__
+from virnuc_core.doctor import checks, host, preflight
 from virnuc_core.doctor.checks import RunOutput, compare_outputs
 from virnuc_core.env_config import reload
 from virnuc_core.models.catalogue import BUNDLED_HEADS
+from virnuc_core.versions import series
 
 VECTORS = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
 SCORES = np.full((6, 2), 0.5, np.float32)
@@ -88,7 +90,7 @@ def test_the_home_is_one_that_can_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / home))
     reload()
-    findings = {finding.name: finding for finding in checks.host_findings()}
+    findings = {finding.name: finding for finding in host.host_findings()}
     assert set(findings) >= {"open files", "working folder", "VIRNUC_HOME", "temporary folder"}
     assert (findings["VIRNUC_HOME"].state == "problem") == bool(advice)
     assert found in findings["VIRNUC_HOME"].found
@@ -107,3 +109,17 @@ def test_a_device_that_computes_wrongly_is_a_problem(change: float, score_change
     found = compare_outputs("cuda:0", RunOutput((VECTORS, vectors), SCORES + score_change), reference)
     assert (found.state, found.is_device) == (state, True)
     assert ("computes wrongly" in found.advice) == (state == "problem")
+
+
+def test_preflight_names_what_makes_this_host_unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preflight.host_fault() is None
+    monkeypatch.setattr(host, "_LEAST_DISK_GB", (1e9, 1e9))
+    assert "make room" in (preflight.host_fault() or "")
+    assert preflight.version_fault(None) is None
+    assert preflight.version_fault(f"{series(__version__)}.99") is None
+    assert "0.0.1" in (preflight.version_fault("0.0.1") or "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it has a GPU")
+def test_preflight_of_a_gpu_that_is_not_there() -> None:
+    assert "no GPU" in (preflight.gpu_fault() or "")

@@ -1,10 +1,8 @@
-"""Checks of versions, CUDA, devices, the host, caches and bundled models, and a small run on every device."""
+"""Checks of versions, CUDA, devices, caches and bundled models, and a small run on every device; host.py has the rest."""
 
 import os
 import platform
 import random
-import resource
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ import torch
 
 from virnuc_core import __version__
 from virnuc_core.doctor.comparison import cosines
+from virnuc_core.doctor.host import Finding
 from virnuc_core.env_config import available_threads, env
-from virnuc_core.errors import VirnucError, storage_error
-from virnuc_core.host_memory import free_memory
+from virnuc_core.errors import VirnucError
 from virnuc_core.inference.compile_cache import compile_cache_environment
 from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolve_devices, resolve_precision
 from virnuc_core.inference.launcher import run_lane
@@ -30,7 +28,6 @@ from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 from virnuc_core.models.hub import cache_folder, verify
-from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -49,34 +46,12 @@ from virnuc_core.versions import (
 _LEAST_GPU_MEMORY_GB: Final = 4.0
 # Ampere, which the kernels require.
 _TRIED_CAPABILITY: Final = (8, 0)
-# Required and recommended.
-_LEAST_MEMORY_GB: Final = (1.0, 4.0)
-_LEAST_DISK_GB: Final = (0.5, 10.0)
-_LEAST_FILES: Final = 1024
 
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
 # fp16 on a GPU stays above 0.9999996 and within 0.002 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
 _MOST_SCORE_DIFFERENCE: Final = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check; `is_device` is set for GPUs and their software."""
-
-    topic: str
-    name: str
-    state: State
-    found: str
-    advice: str = ""
-    is_device: bool = False
-
-    @property
-    def summary(self) -> str:
-        """For the terminal, with the advice on a line of its own."""
-        line = f"{self.state:<7}  {self.topic}: {self.name}: {self.found}"
-        return visible(f"{line}\n         -> {self.advice}" if self.advice else line)
 
 
 def version_findings() -> Iterator[Finding]:
@@ -173,47 +148,6 @@ def _choices(device: str) -> str:
         if entry.name in ("650M", "DNABERT-S")
     )
     return f"{precision}, {' and '.join(chosen)} attention"
-
-
-def host_findings() -> Iterator[Finding]:
-    """Memory, open-file limit, and the disks that a run writes to."""
-    if (free := free_memory()) is not None:
-        advice = "end other programs, or give the job more memory"
-        state, advice = _graded(free / 1e9, _LEAST_MEMORY_GB, advice)
-        yield Finding("host", "memory", state, f"{free / 1e9:.1f} GB free", advice)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
-    if soft < _LEAST_FILES and soft != resource.RLIM_INFINITY:
-        advice = f"ulimit -n {min(4 * _LEAST_FILES, hard) if hard > 0 else 4 * _LEAST_FILES}"
-        yield Finding("host", "open files", "warning", found, advice)
-    else:
-        yield Finding("host", "open files", "ok", found)
-    folders = {"working folder": Path.cwd(), "VIRNUC_HOME": env().home, "temporary folder": None}
-    for name, folder in folders.items():
-        yield _disk(name, folder)
-
-
-def _disk(name: str, folder: Path | None) -> Finding:
-    """Free space, and whether files can be created; a missing home is created by the first run."""
-    try:
-        folder = folder or Path(tempfile.gettempdir())
-        existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-        with tempfile.TemporaryFile(dir=existing):
-            free = shutil.disk_usage(existing).free / 1e9
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        advice = "set VIRNUC_HOME to one that can" if name == "VIRNUC_HOME" else storage_error(error).args[0]
-        found = f"{folder or 'no folder for temporary files'} cannot be written ({reason})"
-        return Finding("host", name, "problem", found, advice)
-    state, advice = _graded(free, _LEAST_DISK_GB, "make room, or work on another disk")
-    return Finding("host", name, state, f"{free:.1f} GB free in {folder}", advice)
-
-
-def _graded(amount: float, least: tuple[float, float], advice: str) -> tuple[State, str]:
-    """State and advice for an amount; `least` is what is required and what is recommended."""
-    if amount < least[0]:
-        return "problem", advice
-    return ("warning", advice) if amount < least[1] else ("ok", "")
 
 
 def cache_findings() -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.flows import load_flow_from_entrypoint
 
 import deployments
-from deployments.alarms import AUTOMATIONS_FILE
+from deployments.lost_runs import WINDOW_SECONDS
 from deployments.register import NIGHTLY, PREFECT_FILE
 from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
 from flows.pool import WORK_POOLS
@@ -75,9 +75,7 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
     environment = pool["job_variables"]["env"]
     assert all(isinstance(value, str) for value in environment.values())
     # Three heartbeats may be missed.
-    heartbeats = yaml.safe_load(AUTOMATIONS_FILE.read_text())["automations"][0]
-    assert heartbeats["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
-    assert heartbeats["trigger"]["within"] > 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    assert 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) < WINDOW_SECONDS
     # The code comes from each host's installation.
     assert DOCUMENT["pull"] == []
     assert ":" not in item["entrypoint"]

@@ -1,28 +1,24 @@
 """Workers of a host, what their runs see, and what prevents `virnuc worker` and `virnuc up` from starting."""
 
-import asyncio
-import fcntl
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from deployments.device_worker import GpuProcessWorker
 from deployments.processes import only_one
+from deployments.server import CPU_POOL, GPU_POOL, RUNS_POOL
 from deployments.worker import (
     WorkerChoice,
-    device_environments,
+    on_cpu_without_gpus,
+    plan_host,
+    reserving,
     work,
     worker_environment,
-    worker_names,
 )
 from virnuc_cli.main import main
 from virnuc_core.errors import DeviceError, UsageError
@@ -38,42 +34,63 @@ def _home(tmp_path: Path, set_env: SetEnv) -> None:
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_env: SetEnv) -> None:
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_env: SetEnv) -> Path:
     """A machine whose nvidia-smi lists two GPUs."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    program.write_text("#!/bin/sh\nprintf '0, GPU-aa\\n1, GPU-bb\\n'\n")
     program.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     set_env(PATH=f"{program.parent}:/usr/bin:/bin", VIRNUC_THREADS=7)
+    return program
 
 
 @pytest.mark.parametrize(
-    ("choice", "visible_to_all", "expected", "threads"),
+    ("choice", "visible_to_all", "pool", "expected", "threads"),
     [
-        (WorkerChoice(), None, {"gpu0": "0", "gpu1": "1"}, "3"),
-        (WorkerChoice(devices="1", runs=0), None, {"gpu1": "1"}, "7"),
-        (WorkerChoice(devices="cpu"), None, {"cpu0": ""}, "7"),
-        (WorkerChoice(devices="1, 0"), "5,MIG-7", {"gpuMIG-7": "MIG-7", "gpu5": "5"}, "3"),
-        (WorkerChoice(workers=3), "", {"cpu0": "", "cpu1": "", "cpu2": ""}, "2"),
+        (WorkerChoice(), None, GPU_POOL, {"gpu0": "0", "gpu1": "1"}, "3"),
+        (WorkerChoice(devices="1", runs=0), None, GPU_POOL, {"gpu1": "1"}, "7"),
+        (WorkerChoice(devices="cpu"), None, CPU_POOL, {"cpu0": ""}, "7"),
+        (WorkerChoice(devices="1, 0"), "5,MIG-7", GPU_POOL, {"gpuMIG-7": "MIG-7", "gpu5": "5"}, "3"),
+        (WorkerChoice(devices="cpu", workers=3), "", CPU_POOL, {"cpu0": "", "cpu1": "", "cpu2": ""}, "2"),
+        (WorkerChoice(devices="none", runs=1), None, None, {}, ""),
     ],
 )
-def test_one_worker_a_device_and_one_for_runs(
-    two_gpus: None,
+def test_a_slot_for_each_device_and_a_pool_for_each_kind(
+    two_gpus: Path,
     set_env: SetEnv,
     choice: WorkerChoice,
     visible_to_all: str | None,
+    pool: str | None,
     expected: dict[str, str],
     threads: str,
 ) -> None:
     if visible_to_all is not None:
         set_env(CUDA_VISIBLE_DEVICES=visible_to_all)
-    assert device_environments(choice) == {
-        f"{HOST}-{name}": {"CUDA_VISIBLE_DEVICES": visible, "VIRNUC_THREADS": threads}
+    plan = plan_host(choice)
+    assert {slot.name: plan.environment(slot) for slot in plan.devices} == {
+        name: {"CUDA_VISIBLE_DEVICES": visible, "VIRNUC_THREADS": threads}
         for name, visible in expected.items()
     }
-    names = [*expected, "runs"] if choice.runs else [*expected]
-    assert worker_names(choice) == [f"{HOST}-{name}" for name in names]
+    pools = ([pool] if pool else []) + ([RUNS_POOL] if choice.runs else [])
+    names = {each: f"{plan.host_id}-{each.removeprefix('virnuc-')}" for each in pools}
+    assert plan.workers == names
+    assert plan.host_id.startswith(f"{HOST}-")
+
+
+def test_identity_is_the_same_after_a_restart_and_tells_namesakes_apart(
+    two_gpus: Path, tmp_path: Path, set_env: SetEnv
+) -> None:
+    both, one = plan_host(WorkerChoice()), plan_host(WorkerChoice(devices="0"))
+    assert plan_host(WorkerChoice(runs=1)).host_id == both.host_id
+    set_env(SLURM_JOB_ID="17")
+    of_job = plan_host(WorkerChoice(devices="0"))
+    set_env(SLURM_JOB_ID="18", VIRNUC_HOME=tmp_path / "other")
+    of_other_job = plan_host(WorkerChoice(devices="0"))
+    two_gpus.write_text(two_gpus.read_text().replace("GPU-aa", "GPU-cc"))
+    on_namesake = plan_host(WorkerChoice(devices="0"))
+    plans = (both, one, of_job, of_other_job, on_namesake)
+    assert len({plan.host_id for plan in plans}) == len(plans)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +98,42 @@ def test_one_worker_a_device_and_one_for_runs(
     [
         (WorkerChoice(devices="gpu"), UsageError, "--devices gpu is not understood"),
         (WorkerChoice(devices="0,0"), UsageError, "--devices 0,0 is not understood"),
-        (WorkerChoice(workers=2), UsageError, "--workers is for hosts without GPUs"),
+        (WorkerChoice(workers=2), UsageError, "--workers is for CPUs"),
         (WorkerChoice(devices="cpu", workers=0), UsageError, "--workers is a number from 1 on"),
         (WorkerChoice(runs=-1), UsageError, "--runs one from 0 on"),
+        (WorkerChoice(devices="none", runs=0), UsageError, "nothing to do"),
         (WorkerChoice(devices="0,2"), DeviceError, r"GPU 2 is not available .*\(indices that are: 0 to 1\)"),
     ],
 )
 def test_choices_that_make_no_sense(
-    two_gpus: None, choice: WorkerChoice, error: type[Exception], message: str
+    two_gpus: Path, choice: WorkerChoice, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        device_environments(choice)
+        plan_host(choice)
+
+
+@pytest.mark.parametrize(
+    ("script", "visible"), [("exit 9", None), ("exit 9", "0"), ("printf '0, GPU-aa'", "")]
+)
+@pytest.mark.parametrize("devices", ["auto", "0"])
+def test_a_host_that_shows_no_gpu_never_serves_the_gpu_pool(
+    two_gpus: Path, set_env: SetEnv, script: str, visible: str | None, devices: str
+) -> None:
+    two_gpus.write_text(f"#!/bin/sh\n{script}\n")
+    if visible is not None:
+        set_env(CUDA_VISIBLE_DEVICES=visible)
+    with pytest.raises(DeviceError, match="--devices cpu"):
+        plan_host(WorkerChoice(devices=devices))
+
+
+def test_up_works_on_the_cpu_of_a_host_without_gpus(
+    two_gpus: Path, set_env: SetEnv, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert on_cpu_without_gpus(WorkerChoice()) == WorkerChoice()
+    set_env(CUDA_VISIBLE_DEVICES="")
+    assert on_cpu_without_gpus(WorkerChoice(workers=2)) == WorkerChoice(devices="cpu", workers=2)
+    assert "shows no GPU" in caplog.text
+    assert on_cpu_without_gpus(WorkerChoice(devices="0")) == WorkerChoice(devices="0")
 
 
 def test_runs_use_this_python_and_the_users_interval(set_env: SetEnv) -> None:
@@ -109,37 +151,6 @@ def test_no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(UsageError, match="PREFECT_API_URL"),
     ):
         work(WorkerChoice(devices="cpu"))
-
-
-def test_runs_of_a_worker_see_its_device_and_take_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tests/production covers Prefect's part, which starts the process and polls the server."""
-    started: list[ProcessJobConfiguration] = []
-    asked: list[str] = []
-
-    async def start(self: object, run: object, configuration: ProcessJobConfiguration, _: object) -> object:
-        started.append(configuration)
-        return ProcessWorkerResult(identifier="1", status_code=0)
-
-    async def ask(self: ProcessWorker) -> list[FlowRun]:
-        asked.append(self.name)
-        return []
-
-    monkeypatch.setattr(ProcessWorker, "run", start)
-    monkeypatch.setattr(ProcessWorker, "get_and_submit_flow_runs", ask)
-    lock = tmp_path / "a lock"
-    worker = GpuProcessWorker("pool", "host-gpu1", {"CUDA_VISIBLE_DEVICES": "1"}, lock)
-    configuration = ProcessJobConfiguration(command="python -m deployments.engine", env={"A": "b"})
-    asyncio.run(worker.run(FlowRun(id=uuid4(), flow_id=uuid4()), configuration))
-    assert started[0].env == {"A": "b", "CUDA_VISIBLE_DEVICES": "1"}
-    assert started[0].command == f"python -m deployments.engine '{lock}'"
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        asyncio.run(worker.get_and_submit_flow_runs())
-        assert asked == []
-    asyncio.run(worker.get_and_submit_flow_runs())
-    assert asked == ["host-gpu1"]
 
 
 # A run that waits on stdin and then prints.
@@ -160,15 +171,19 @@ run("deployments.engine", run_name="__main__", alter_sys=False)
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_run_holds_its_lock_and_survives_its_worker(tmp_path: Path, is_read: bool) -> None:
-    lock = tmp_path / "lock"
+    lock, other = tmp_path / "lock", tmp_path / "other"
     with subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(lock)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", ENGINE, str(other), str(lock)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"begun\n"
-        with pytest.raises(UsageError, match="in use"), only_one(lock, "in use"):
-            pass
+        for held in (lock, other):
+            with pytest.raises(UsageError, match="in use"), only_one(held, "in use"):
+                pass
         if is_read:
             out, _ = process.communicate(b"go\n", timeout=60)
             assert out.decode().splitlines() == ["Zeile ä"] * 3
@@ -195,16 +210,19 @@ def test_up_refuses_a_port_that_it_cannot_use(
             assert f"give another {option}" in said
 
 
-@pytest.mark.parametrize(
-    ("lock", "message"),
-    [
-        ("up/lock", "runs already with the home folder"),
-        (f"workers/{HOST}-cpu0.lock", f"a worker {HOST}-cpu0 is at work on this host already"),
-    ],
-)
-def test_one_stack_a_home_and_one_worker_a_device(
-    tmp_path: Path, lock: str, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with only_one(tmp_path / lock, ""):
+def test_one_stack_a_home_and_one_worker_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with only_one(tmp_path / "up" / "lock", ""):
         assert main(["up", "--devices", "cpu"]) == 2
-    assert message in capfd.readouterr().err
+    assert "runs already with the home folder" in capfd.readouterr().err
+    with reserving(plan_host(WorkerChoice(devices="cpu", runs=0))):
+        assert main(["up", "--devices", "cpu"]) == 2
+    assert "-cpu0 already: end it first" in capfd.readouterr().err
+
+
+def test_a_gpu_has_one_worker_however_many_are_chosen(two_gpus: Path) -> None:
+    with (
+        reserving(plan_host(WorkerChoice(runs=0))),
+        pytest.raises(UsageError, match="at work for GPU-bb already"),
+        reserving(plan_host(WorkerChoice(devices="1", runs=0))),
+    ):
+        pass

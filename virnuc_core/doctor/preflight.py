@@ -1,0 +1,53 @@
+"""Whether this host, and a GPU of it, are fit for a job; leaves torch and CUDA out of the process that asks.
+
+As a program (`python -m virnuc_core.doctor.preflight`) it computes on the GPU of CUDA_VISIBLE_DEVICES and says on
+standard error what is wrong.
+"""
+
+import sys
+from typing import Final
+
+from virnuc_core import __version__
+from virnuc_core.doctor.host import disk_finding
+from virnuc_core.env_config import env
+from virnuc_core.versions import series
+
+# Sums of 128 products of numbers up to 3 are exact in fp16.
+_ROWS: Final = 4096
+_COLUMNS: Final = 128
+
+
+def host_fault() -> str | None:
+    """What is wrong with this host's disk; None when nothing is."""
+    finding = disk_finding("VIRNUC_HOME", env().home)
+    return f"{finding.found}: {finding.advice}" if finding.state == "problem" else None
+
+
+def version_fault(deployed: str | None) -> str | None:
+    """Why this virnuc cannot do jobs of a deployment of another version; None when it can, or the version is unknown."""
+    if deployed is None or series(deployed) == series(__version__):
+        return None
+    return f"virnuc {__version__} is installed here and the deployment is of {deployed}: install that, or run `virnuc deploy`"
+
+
+def gpu_fault() -> str | None:
+    """What is wrong with the first GPU that this process sees; None when its products are right."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch sees no GPU: see nvidia-smi and the driver"
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.randint(-3, 4, shape, generator=generator).float()
+        for shape in ((_ROWS, _COLUMNS), (_COLUMNS, _ROWS))
+    )
+    expected = left @ right
+    for dtype in (torch.float32, torch.float16):
+        found = left.to("cuda", dtype) @ right.to("cuda", dtype)
+        if not torch.equal(found.float().cpu(), expected):
+            return f"a product of matrices in {dtype} is wrong: do not use this GPU"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(gpu_fault())
