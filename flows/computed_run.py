@@ -83,7 +83,7 @@ def compute_run(
     params = {**params, "devices": run.lanes.shown_devices, **params_of(run.plan)}
     if isinstance(run, pipeline.Move):
         params["reprocessed_from"] = run.old.fingerprint
-    with tracked_run(flow_run.name, params, prefect_tags(root)) as tracked:
+    with tracked_run(flow_run.name, params, prefect_tags(root), root) as tracked:
         run.links = tracked.links
         if run.inputs:
             link_run(tracked, run.plan.inputs, run.origins)

@@ -72,7 +72,7 @@ def evaluate(
         "files": ",".join(Path(path).name for path in files.paths),
         "mode": mode,
     }
-    with tracked_run(flow_run.name, params, prefect_tags(folder)) as tracked:
+    with tracked_run(flow_run.name, params, prefect_tags(folder), folder) as tracked:
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
         run = predict(

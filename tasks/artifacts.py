@@ -21,6 +21,8 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from virnuc_core.plain_text import hide_secrets_in_logs
+
 # Of every run that somebody asked for; automations.yaml goes by it.
 RUN_TAG: Final = "virnuc"
 LOGGERS: Final = ("virnuc_core", "tasks", "flows")
@@ -34,8 +36,9 @@ _log = logging.getLogger(__name__)
 def attach_api_log_handler() -> None:
     """Sends virnuc's log lines from INFO on to the flow run's page; idempotent.
 
-    The terminal is not affected, since its handlers have levels of their own.
+    The terminal is not affected, since its handlers have levels of their own. Secrets of URLs are left out of all lines.
     """
+    hide_secrets_in_logs()
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if logger.getEffectiveLevel() > logging.INFO:

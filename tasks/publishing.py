@@ -36,8 +36,6 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
         show_table("virnuc-lanes", speed_rows(report, folder), "Where each lane worked, and how fast")
     show_table("virnuc-packing", packing_rows(report), "How full the batches of each model were")
 
-    if tracked.run_id is None:
-        return
     in_prefect = {"Prefect": flow_page} if flow_page else {}
     tracked.describe(run_page(report, {**places, **in_prefect}))
     tracked.log_metrics(report.figures)
@@ -46,7 +44,8 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     if report.lanes:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
-        tracked.log_figure("p_virus", p_virus_figure(folder.predictions, report.plan.threshold))
+        threshold = report.plan.threshold
+        tracked.log_figure("p_virus", lambda: p_virus_figure(folder.predictions, threshold))
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:

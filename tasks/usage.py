@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from tasks.mlflow_store import find_runs
 from tasks.publishing import PROJECT_TAG
-from tasks.tracking import find_runs
 from virnuc_core.errors import UsageError
 
 Month = Annotated[str, Field(pattern=r"^\d{4}-(0[1-9]|1[0-2])$")]

@@ -132,7 +132,7 @@ def _is_same(version: str) -> bool:
 
 def store_findings() -> Iterator[Finding]:
     """Whether MLflow's store is reachable and writable."""
-    from tasks.tracking import check_store  # imports httpx
+    from tasks.mlflow_store import check_store  # imports httpx
 
     where = without_password(env().tracking_uri or f"SQLite in {env().home}")
     if reason := check_store():

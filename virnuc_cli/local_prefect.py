@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.plain_text import hide_secrets_in_logs
 from virnuc_core.versions import log_version_warnings
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def prepare_local_prefect() -> None:
     Raises:
         UsageError: the home folder is not writable.
     """
+    hide_secrets_in_logs()
     log_version_warnings("orchestration")
     home = env().home.resolve() / "prefect"
     if env().prefect_home is None:
@@ -124,7 +126,7 @@ def _import_what_runs_need() -> None:
     """Takes about as long as the server's start, on another core."""
     import flows.embed
     import flows.predict  # noqa: F401
-    from tasks.tracking import open_store_early
+    from tasks.mlflow_store import open_store_early
 
     open_store_early()
 

@@ -1,4 +1,4 @@
-"""`virnuc usage` and `virnuc clean`: what runs have cost, and what need not be kept of them."""
+"""`virnuc usage`, `virnuc clean` and `virnuc track`: what runs have cost, what need not be kept, what MLflow lacks."""
 
 import re
 from dataclasses import asdict
@@ -30,6 +30,27 @@ def usage(month: str | None) -> Answer:
     return Answer(
         {"month": month, "projects": [asdict(one) for one in found]}, table if rows else f"no runs in {month}"
     )
+
+
+@command(cli, click.Argument(["runs"], nargs=-1, metavar="[RUN]..."))
+def track(runs: tuple[str, ...]) -> Answer:
+    """Records in MLflow what could not be recorded when it was away, and ends the records of killed runs.
+
+    RUN is the --out of a run; without any, all runs of this VIRNUC_HOME are completed. The next run does the same.
+    """
+    from tasks.run_record import complete_records  # imports httpx
+    from virnuc_core.env_config import env
+    from virnuc_core.remote import output_path
+    from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
+
+    folders = [env().home / "tracking"]
+    if runs:
+        found = [Path(f"{output_path(run)}{suffix}") for run in runs for suffix in ("", EMBED_SUFFIX)]
+        folders = [RunFolder(folder).tracking for folder in found if folder.is_dir()]
+        if not folders:
+            raise InputError(f"{', '.join(runs)} is no folder of a run. Give the --out of a run.")
+    completed = complete_records(folders)
+    return Answer({"completed": completed}, f"{completed} records completed in MLflow")
 
 
 @command(

@@ -1,7 +1,10 @@
 """Sanitises untrusted text for tables, logs and terminals."""
 
+import logging
 import re
-from typing import Final
+from contextlib import suppress
+from traceback import format_exception
+from typing import Any, Final
 from unicodedata import category
 
 LONGEST_NAME: Final = 1000  # bytes
@@ -30,6 +33,25 @@ def without_secrets(text: str) -> str:
     return (
         _URL.sub(lambda url: f"{url[1]}{url[2]}{'?...' if url[3] else ''}", text) if "://" in text else text
     )
+
+
+def hide_secrets_in_logs() -> None:
+    """From now on leaves them out of every log line of this process, whoever writes it, and of its traceback."""
+    make_record = logging.getLogRecordFactory()
+    if getattr(make_record, "hides_secrets", False):
+        return
+
+    def make_plain(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make_record(*args, **kwargs)
+        with suppress(TypeError, ValueError):  # values that do not fit: the handler reports it
+            if "://" in (text := record.getMessage()):
+                record.msg, record.args = without_secrets(text), ()
+        if record.exc_info and record.exc_info[1]:
+            record.exc_text = without_secrets("".join(format_exception(record.exc_info[1])).rstrip())
+        return record
+
+    make_plain.hides_secrets = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(make_plain)
 
 
 def cell_text(text: str) -> str:

@@ -1,6 +1,8 @@
 """What run.json, Prefect and MLflow record of a run, and that a run does not depend on MLflow."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,7 +14,8 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFil
 from prefect.logging.handlers import APILogHandler
 
 from tasks import artifacts
-from tests.end_to_end.conftest import CommandLine
+from tests.end_to_end.conftest import CommandLine, wait_until
+from tests.made_mlflow import mlflow_server
 from tests.made_models import MadeModels
 from virnuc_core import env_config
 
@@ -121,3 +124,39 @@ def test_a_store_that_cannot_be_written_costs_no_result(
     result = virnuc.done("predict", contigs, "--out", run, *models.flags)
     assert (run / "run.json").exists()
     assert result.err.count("warning: MLflow") == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_during_a_run_has_all_of_it_later_and_once(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path, set_env: Callable[..., None]
+) -> None:
+    root = tmp_path / "run"
+    command = ("predict", contigs, "--out", root, *models.flags, "--shard-seconds", 0.001, "--json")
+    with mlflow_server(tmp_path) as server:
+        set_env(MLFLOW_TRACKING_URI=server.url, VIRNUC_HOME=tmp_path / "home")
+
+        def stop() -> None:
+            wait_until(lambda: list(root.glob("shards/*.h5")))
+            server.stop()
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        result = virnuc.done(*command)
+        thread.join()
+        assert result.err.count("MLflow") == 1
+        assert virnuc("track", root).code == 6
+        server.start()
+        assert virnuc.done("track", root, "--json").document == {"completed": 1}
+        assert virnuc.done("track", "--json").document == {"completed": 0}
+
+        client = MlflowClient(server.url)
+        experiment = client.get_experiment_by_name("virnuc")
+        runs = client.search_runs([experiment.experiment_id])
+        assert [run.info.status for run in runs] == ["FINISHED"] * 2
+        (run,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+        shards = result.document["shards"]["total"]
+        assert len(client.get_metric_history(run.info.run_id, "progress/shards")) == shards
+        assert run.data.metrics["contigs_virus"] == result.document["counts"]["contigs_virus"]
+        files = {file.path for file in client.list_artifacts(run.info.run_id)}
+        assert {"contigs.tsv", "run.json", "lanes.tsv", "p_virus.png", "throughput.png"} <= files
+    assert not (root / "tracking").exists()

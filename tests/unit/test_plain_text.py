@@ -1,5 +1,6 @@
 """Names and messages from input files are made harmless; ordinary ones are unchanged."""
 
+import logging
 import re
 
 import pytest
@@ -7,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnuc_core.errors import InputError
-from virnuc_core.plain_text import LONGEST_NAME, cell_text, plain_name, visible
+from virnuc_core.plain_text import (
+    LONGEST_NAME,
+    cell_text,
+    hide_secrets_in_logs,
+    plain_name,
+    visible,
+    without_secrets,
+)
 
 ORDINARY = """
     contig_1 NODE_1_length_5/2 sp|P12345|X_HUMAN read#0/1 a=b x-1 5'UTR a"b a,b a;b chr1:5-9(+),x=1 C:\\x ../x gène
@@ -55,3 +63,33 @@ def test_a_message_keeps_its_line_ends() -> None:
 def test_no_part_of_a_name_begins_a_formula_wherever_a_spreadsheet_splits(name: str) -> None:
     for part in re.split("[,;\t]", cell_text(name)):
         assert part[:1] not in tuple("=+-@\uff1d\uff0b\uff0d\uff20'\"")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pass@host:5000/a", "http://host:5000/a"),
+        ("see (https://host/x?X-Amz-Signature=a%2F) and", "see (https://host/x?...) and"),
+        ("s3://bucket/key is 'http://u:p@w@host'", "s3://bucket/key is 'http://host'"),
+        ("a@b.c://d", "a@b.c://d"),
+        ("why? http://host/ said so", "why? http://host/ said so"),
+    ],
+)
+def test_secrets_of_urls_are_left_out(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_log_lines_of_other_libraries_hold_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    hide_secrets_in_logs()
+    hide_secrets_in_logs()
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("httpx").info(
+            "HTTP Request: %s %s", "GET", "http://user:password@host/x?token=secret"
+        )
+        try:
+            raise ValueError("no answer from http://user:password@host")
+        except ValueError:
+            logging.getLogger("prefect").exception("Encountered an exception")
+    assert "http://host/x?..." in caplog.text
+    assert "no answer from http://host" in caplog.text
+    assert "password" not in caplog.text

@@ -2,15 +2,21 @@
 
 import json
 import logging
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
-from tasks import tracking
+from tasks import mlflow_store, run_record
 from tasks.publishing import prefect_tags
 from tasks.tracking import MetricPoint, TrackedRun, tracked_run
+from tests.made_storage import object_storage
 from virnuc_core.env_config import env
 from virnuc_core.specs import InputFile
 
@@ -29,17 +35,10 @@ def client(home: Path, set_env: SetEnv) -> MlflowClient:
     return MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
 
 
-@pytest.fixture
-def no_home(tmp_path: Path) -> Path:
-    """Where no store can be made."""
-    (tmp_path / "file").touch()
-    return tmp_path / "file"
-
-
 def test_run_is_kept_in_virnucs_home(
     client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "MAX_ARTIFACT_BYTES", 10)
+    monkeypatch.setattr(mlflow_store, "MAX_ARTIFACT_BYTES", 10)
     small, large = tmp_path / "small.tsv", tmp_path / "large.tsv"
     small.write_text("1234567890")
     large.write_text("12345678901")
@@ -77,38 +76,179 @@ def test_status_is_that_of_the_run(client: MlflowClient, error: type[BaseExcepti
     assert client.get_run(str(runs[0].run_id)).info.status == status
 
 
-def test_store_that_fails_costs_one_warning_and_not_the_runs_inside(
-    client: MlflowClient, home: Path, no_home: Path, set_env: SetEnv, caplog: pytest.LogCaptureFixture
-) -> None:
-    set_env(VIRNUC_HOME=no_home)
-    with caplog.at_level(logging.WARNING), tracked_run("nightly", {"a": 1}, {}) as run:
+@pytest.fixture
+def unusable(tmp_path: Path, set_env: SetEnv) -> Path:
+    """A store that cannot be used until this file is deleted."""
+    (tmp_path / "late").touch()
+    set_env(MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/late/mlflow.db", VIRNUC_HOME=tmp_path / "own")
+    return tmp_path / "late"
+
+
+def store_of(file: Path) -> MlflowClient:
+    file.unlink(missing_ok=True)
+    file.mkdir(exist_ok=True)
+    return MlflowClient(f"sqlite:///{file}/mlflow.db")
+
+
+def runs_of(client: MlflowClient) -> dict[str, Run]:
+    experiment = client.get_experiment_by_name("virnuc")
+    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def record(folder: Path, name: str = "sample") -> None:
+    with tracked_run(name, {"a": 1}, {}, folder) as run:
         run.log_metrics({"frames": 3})
-        run.log_files([Path("none")])
         run.log_table("table", [{"a": 1}])
-        run.describe("text")
-        assert run.child("lane", {}, {}).run_id is None
-        assert run.links == {}
-        set_env(VIRNUC_HOME=home)
-        with tracked_run("first", {}, {}) as first:
-            pass
-    assert [record.name for record in caplog.records] == ["tasks.tracking"]
-    assert client.get_run(str(first.run_id)).info.status == "FINISHED"
+        lane = run.child("lane of " + name, {}, {}, start_time=12.5)
+        lane.log_metrics({"frames": 2}, at=13.0)
+        lane.finish("FAILED", at=14.0)
 
 
-def test_store_is_tried_again_after_a_while(
-    client: MlflowClient, no_home: Path, caplog: pytest.LogCaptureFixture
+def check(runs: Mapping[str, Run], name: str = "sample") -> None:
+    run, lane = runs[name], runs[f"lane of {name}"]
+    assert (run.info.status, lane.info.status) == ("FINISHED", "FAILED")
+    assert (run.data.params, run.data.metrics) == ({"a": "1"}, {"frames": 3.0})
+    assert lane.data.tags["mlflow.parentRunId"] == run.info.run_id
+    assert (lane.info.start_time, lane.info.end_time) == (12_500, 14_000)
+
+
+def test_what_the_store_does_not_take_is_kept_and_written_later(
+    unusable: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    missing = no_home.with_name("none")  # any failure will do
-    with caplog.at_level(logging.WARNING), tracked_run("sample", {}, {}) as run:
-        run.log_files([missing])
-        run.log_metrics({"during": 1})
-        run._store._open_until = 0.0  # a while later
-        run.log_metrics({"after": 1})
-        run.log_files([missing])
-    kept = client.get_run(str(run.run_id))
-    assert kept.info.status == "FINISHED"  # written even if the store has just failed
-    assert kept.data.metrics == {"after": 1}
-    assert len(caplog.records) == 1
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with caplog.at_level(logging.WARNING):
+        record(folder)
+    assert [line.name for line in caplog.records] == ["tasks.run_record"]
+    client = store_of(unusable)
+    record(folder, "next")
+    runs = runs_of(client)
+    assert len(runs) == 4
+    check(runs)
+    check(runs, "next")
+    assert [file.path for file in client.list_artifacts(runs["sample"].info.run_id)] == ["table.tsv"]
+    assert not (folder / "tracking").exists()
+    assert not list((tmp_path / "own" / "tracking").iterdir())
+
+
+def test_a_home_completes_the_runs_of_other_folders(unusable: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    record(tmp_path / "run")
+    client = store_of(unusable)
+    with tracked_run("other", {}, {}):
+        check(runs_of(client))
+
+
+def test_a_store_that_comes_back_during_the_run_has_all_of_it_once(
+    unusable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_record, "SECONDS_BETWEEN_TRIALS", 0.0)
+    with tracked_run("sample", {}, {}) as run:
+        run.log_metrics({"frames": 1}, step=1)
+        run.log_metrics({"frames": 2}, step=2)
+        client = store_of(unusable)
+        run.log_metrics({"frames": 3}, step=3)
+        assert run.links
+    assert len(client.get_metric_history(str(run.run_id), "frames")) == 3
+    assert client.get_run(str(run.run_id)).info.status == "FINISHED"
+
+
+def test_a_record_may_be_written_twice(unusable: Path, tmp_path: Path) -> None:
+    """The process that writes it later may be killed at any place, also in the middle of a line."""
+    record(tmp_path)
+    client = store_of(unusable)
+    (left,) = (tmp_path / "tracking").iterdir()
+    copy = shutil.copytree(left, tmp_path / "copy" / left.name)
+    for folder in (left, copy):
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"run": 0, "do": "par')
+        again = run_record.RunRecord.reopen(folder)
+        assert again
+        assert again.complete() == ""
+    runs = runs_of(client)
+    check(runs)
+    assert len(client.search_runs([runs["sample"].info.experiment_id])) == 2
+    assert len(client.get_metric_history(runs["sample"].info.run_id, "frames")) == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tasks.tracking import tracked_run
+with tracked_run("killed", {}, {}, Path(sys.argv[1])) as run:
+    ended = run.child("ended", {}, {})
+    ended.finish("FINISHED")
+    run.child("lane", {}, {})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_runs_of_a_killed_process_are_ended(client: MlflowClient, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    with tracked_run("next", {}, {}, tmp_path):
+        runs = runs_of(client)
+        statuses = {name: runs[name].info.status for name in ("killed", "lane", "ended", "next")}
+    assert statuses == {"killed": "KILLED", "lane": "KILLED", "ended": "FINISHED", "next": "RUNNING"}
+    assert not (tmp_path / "tracking").exists()
+
+
+def test_a_run_that_is_alive_is_left_alone(client: MlflowClient, tmp_path: Path) -> None:
+    with tracked_run("first", {}, {}, tmp_path) as first:
+        code = KILLED.replace("os.kill(os.getpid(), signal.SIGKILL)", "")
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+        assert client.get_run(str(first.run_id)).info.status == "RUNNING"
+
+
+def test_artifacts_that_cannot_be_stored_hold_up_nothing_else(
+    tmp_path: Path, set_env: SetEnv, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with object_storage(set_env) as storage:
+        client = MlflowClient(uri)
+        client.create_experiment("virnuc", artifact_location=f"{storage.url}/artifacts")
+        set_env(MLFLOW_TRACKING_URI=uri, MLFLOW_S3_ENDPOINT_URL=f"http://{storage.host}:{storage.port}")
+        with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "boto3", None)  # as where it is not installed
+            record(tmp_path)
+        check(runs_of(client))
+        assert "boto3" in caplog.text
+        with tracked_run("next", {}, {}, tmp_path):
+            pass
+        assert [name.rpartition("/")[2] for name in storage.written] == ["table.tsv"]
+
+
+def test_a_stopped_run_keeps_what_it_has_no_time_to_send(client: MlflowClient, tmp_path: Path) -> None:
+    with tracked_run("sample", {}, {}, tmp_path) as run:
+        run._record.hurry(0.0)  # type: ignore[union-attr]
+        for number in range(2000):
+            run.child(f"lane {number}", {}, {}).finish("KILLED")
+    assert client.get_run(str(run.run_id)).info.status == "RUNNING"
+    (left,) = (tmp_path / "tracking").iterdir()
+    assert len((left / "metrics.jsonl").read_text().splitlines()) == 3 * 2000 + 1
+    shutil.rmtree(left)
+
+
+def test_what_mlflow_refuses_is_left_out(client: MlflowClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), tracked_run("sample", {"a": 1}, {}) as run:
+        run.log_params({"a": 2})
+        run.log_metrics({"frames": 3})
+    assert client.get_run(str(run.run_id)).data.metrics == {"frames": 3.0}
+    assert "refuses" in caplog.text
+
+
+def test_a_figure_that_cannot_be_drawn_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with tracked_run("sample", {}, {}) as run:
+        run.log_figure("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert "broken.png cannot be drawn" in caplog.text
+
+
+def test_messages_hold_no_password(tmp_path: Path, set_env: SetEnv, caplog: pytest.LogCaptureFixture) -> None:
+    set_env(MLFLOW_TRACKING_URI="http://user:secret@127.0.0.1:1")
+    with caplog.at_level(logging.DEBUG), tracked_run("sample", {}, {}, tmp_path):
+        pass
+    assert "127.0.0.1:1" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_error_of_virnuc_is_not_hidden() -> None:

@@ -8,7 +8,8 @@ from mlflow import MlflowClient
 
 from tasks.lanes import LaneTracking
 from tasks.publishing import PROJECT_TAG
-from tasks.tracking import TrackedRun, TrackingStore, tracked_run
+from tasks.run_record import RunRecord
+from tasks.tracking import TrackedRun, tracked_run
 from tasks.usage import last_month, usage_of
 from tests.made_lanes import at, done, finished, loaded, started
 from virnuc_core.errors import UsageError
@@ -30,7 +31,9 @@ def _store(client: MlflowClient, set_env: SetEnv) -> None:
 def add_run(day: str, project: str, **metrics: float) -> None:
     begin = datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
     tags = {PROJECT_TAG: project} if project else {}
-    TrackedRun.open(TrackingStore(), "run", {}, tags, begin).log_metrics(metrics)
+    record = RunRecord.create(None)
+    TrackedRun.open(record, "run", {}, tags, start_time=begin).log_metrics(metrics)
+    record.close()
 
 
 @pytest.mark.parametrize(("price", "cost"), [(None, {}), ("3.5", {"gpu_cost": 7.0})])
