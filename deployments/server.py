@@ -53,6 +53,7 @@ POOLS: Final[Mapping[str, Pool]] = {
 Item = TypeVar("Item")
 
 _PAGE_SIZE: Final = 200  # the server's maximum
+_EVENTS_PAGE_SIZE: Final = 50  # as well
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +154,8 @@ def quarantines() -> list[Quarantine]:
     online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
     with connect() as client:
         names = {each.name for pool in POOLS for each in _workers(client, pool, online)}
-        page = client.read_events(EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS])))
+        about_slots = EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS]))
+        page = client.read_events(about_slots, limit=_EVENTS_PAGE_SIZE)
         events = list(page.events)
         while page.next_page:
             page = client.read_events_page(str(page.next_page))

@@ -27,6 +27,7 @@ from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport, LaneStarted
 from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
 from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
@@ -100,13 +101,17 @@ def plan_run(folder: str, config: RunConfig, kind: Kind, device: str, token: str
     journal = LaneJournal(run.lane_journal(plan_journal_name(flow_run.id)))
     with _working_in(run, token, journal, lane=0):
         own = _own_device(device)
-        journal.write(LaneStarted(lane=0, device=own, host=socket.gethostname(), pid=os.getpid(), shards=()))
+        gpus = query_gpus(["index"], units=False) if device == "cuda" else ()
+        host, pid = socket.gethostname(), os.getpid()
+        journal.write(
+            LaneStarted(lane=0, device=own, host=host, pid=pid, shards=(), devices_of_host=len(gpus) or 1)
+        )
         if others := [name for name in env().switches if name not in (config.switches or ())]:
             _log.warning(
                 "%s is set for this worker and does not count: set it where the run is asked for",
                 ", ".join(others),
             )
-        plan(run, config, kind, (own,))
+        plan(run, config, kind, (own,), token)
 
 
 class FlowLanes(ABC):
@@ -159,6 +164,7 @@ class LocalLanes(FlowLanes):
         assignments = assign_shards(read_plan(folder.plan), pending, len(self._devices))
         if not assignments:
             return
+        watch.follow_all(skip=True)
         with ThreadPoolExecutor(len(assignments), thread_name_prefix="lane") as threads:
             lanes = [
                 # A subflow finds its parent in the context.
@@ -170,11 +176,13 @@ class LocalLanes(FlowLanes):
             ]
             try:
                 while wait(lanes, timeout=_SECONDS_BETWEEN_POLLS).not_done:
+                    watch.follow_all()
                     watch.poll()
             except BaseException:
                 # This thread is being stopped, and the lanes' threads wait for their processes.
                 end_lane_processes()
                 raise
+        watch.follow_all()
         watch.poll()
         failed = [lane for lane in lanes if lane.exception() is not None]
         if failed:

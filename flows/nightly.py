@@ -20,7 +20,7 @@ from prefect.states import Completed
 from prefect.utilities.urls import url_for
 
 from flows.outputs import require_absolute
-from flows.pool import PoolRuns, require_lasting_server
+from flows.pool import require_lasting_server
 from flows.predict import predict
 from tasks.artifacts import RUN_TAG, attach_api_log_handler
 from tasks.nightly import (
@@ -35,6 +35,7 @@ from tasks.nightly import (
     make_writable,
     publish_nightly,
 )
+from tasks.pool_runs import PoolRun, PoolRuns
 from tasks.publishing import prefect_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core import errors
@@ -182,14 +183,14 @@ class PoolFiles:
         """Yields each file when its run has ended; an error cancels the runs of this nightly run."""
         at_work: dict[UUID, NewFile] = {}
         crashes = Counter[str]()
-        with PoolRuns(RUNS_POOL) as runs:
+        with PoolRuns(RUNS_POOL, PREDICT_DEPLOYMENT, self._parameters["priority"]) as runs:
             try:
                 while True:
                     for file in islice(files, self._files_at_once - len(at_work)):
                         at_work[self._begin_or_join(runs, file)] = file
                     if not at_work:
                         return
-                    for run_id, state in runs.poll_final_states().items():
+                    for run_id, state in runs.poll().items():
                         file = at_work.pop(run_id)
                         run = runs.find_newest(self._tag(file))
                         is_own = run is None or self._own_tag in run.tags
@@ -213,19 +214,18 @@ class PoolFiles:
         tag = self._tag(file)
         newest = runs.find_newest(tag)
         if newest is not None and not self._is_over(newest):
-            runs.follow([newest.id])
+            runs.follow(newest)
             if self._own_tag not in newest.tags:
                 self._joined.add(newest.id)
             return newest.id
         number = 1 + int((newest.idempotency_key or "-0").rpartition("-")[2]) if newest else 1
-        return runs.submit(
-            PREDICT_DEPLOYMENT,
-            f"predict {file.path.name}",
-            {**self._parameters, "inputs": [str(file.path)], "out": str(file.results)},
-            queue=self._parameters["priority"],
-            tags=(RUN_TAG, tag, self._own_tag),
+        run = PoolRun(
             key=f"{tag}-{number}",
+            name=f"predict {file.path.name}",
+            parameters={**self._parameters, "inputs": [str(file.path)], "out": str(file.results)},
+            tags=(RUN_TAG, tag, self._own_tag),
         )
+        return runs.submit([run])[0]
 
     def _is_over(self, run: FlowRun) -> bool:
         """Whether a run is none that this nightly run may share."""

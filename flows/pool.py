@@ -1,44 +1,37 @@
 """Lanes in a work pool: runs of a deployment, computed by workers on any machine that sees the run's folder.
 
 The server knows the state of each lane; everything else goes through the run's folder. A retried run reattaches to the
-lanes of the previous attempt that are still running and submits the rest.
+lanes of the previous attempt and submits the rest.
 """
 
 import hashlib
 import logging
-import math
+import os
 import secrets
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from itertools import count
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, WorkerFilter
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.deployments import run_deployment
+from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Cancelling
 
 from flows.lanes import FlowLanes, lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
-from tasks.stages import find_pending
+from tasks.pool_runs import ONLINE, PoolRun, PoolRuns
+from tasks.stages import awaiting_storage, find_pending
 from virnuc_core.env_config import env
 from virnuc_core.errors import LaneError, UsageError, VirnucError
 from virnuc_core.files import make_folder, write_text
-from virnuc_core.inference.events import LaneFailed
-from virnuc_core.inference.lane_journal import JournalTail, raise_failure
-from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.events import GpuSample, LaneFailed, LaneStarted, ShardDone
+from virnuc_core.inference.lane_journal import JournalTail, error_of
+from virnuc_core.inference.launcher import lane_timeout
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
@@ -48,27 +41,132 @@ from virnuc_core.settings import LaneSettings, RunConfig
 WORK_POOLS: Final = {"cuda": "virnuc-gpu", "cpu": "virnuc-cpu"}
 # Before a resubmission; a host or a file system may need that long to recover.
 RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
+# Lanes that wait at the server, or as many as are at work: their parameters are sent with every poll of a worker.
+MIN_WAITING: Final = 16
 
-_SECONDS_BETWEEN_POLLS: Final = 2.0
-_SECONDS_BETWEEN_NOTICES: Final = 60.0
-_SECONDS_TO_FIRST_NOTICE: Final = 15.0
-_POLLS_UNTIL_STOPPED: Final = 30
-_PAGE_SIZE: Final = 200  # the server's maximum
-_ONLINE: Final = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
-_UNFINISHED: Final = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-
-Item = TypeVar("Item")
+_MAX_FAILURES: Final = 3
+_MAX_IN_VAIN: Final = 10
+# A lane ends a device process that hangs by itself, and tries again.
+_PARENT_PATIENCE: Final = 1.5
+_REASONS_SHOWN: Final = 5
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lane:
-    """Its number in the run, its shards, and its failures in a row without a finished shard."""
+class Lane:
+    """Its number in the run, its shards, how often it was submitted before, and failures that count against it."""
 
     number: int
     shards: tuple[int, ...]
+    attempt: int = 0
     failures: int = 0
+
+    def again(self, shards: tuple[int, ...], failures: int) -> "Lane":
+        """What is left of it, to be submitted once more."""
+        return replace(self, shards=shards, failures=failures, attempt=self.attempt + 1)
+
+    @property
+    def delay(self) -> float:
+        """Seconds until it may start again."""
+        return RETRY_DELAYS_SECONDS[min(self.attempt, len(RETRY_DELAYS_SECONDS)) - 1] if self.attempt else 0.0
+
+
+class Backlog:
+    """The shards that no lane has, and what is known about failures: which work to try again, and which to give up.
+
+    A lane is set aside after three failures without a finished shard, and tried again when all others are done. A failure
+    does not count against a lane that did not start, or whose device fails everything while others work.
+    """
+
+    def __init__(
+        self, costs: Sequence[float], pending: Iterable[int], lane_seconds: float, first: int
+    ) -> None:
+        self._costs = costs
+        self._pending = deque(pending)
+        self._left = sum(costs[shard] for shard in self._pending)
+        self._lane_seconds = lane_seconds
+        self._next_number = first
+        self._set_aside: list[Lane] = []
+        self._is_second_round_due = False
+        self._working: set[str] = set()  # devices that finished a shard and have not failed since
+        self._failing: set[str] = set()  # devices that failed and have not finished a shard since
+        self._reasons: dict[int, tuple[type[VirnucError], str]] = {}
+        self._unstarted = self._fruitless = 0
+
+    def take(self, num_slots: int) -> Lane | None:
+        """The next lane: an equal part of what is left, but neither longer than asked for nor shorter than a tenth."""
+        if not self._pending:
+            return None
+        wanted = max(self._lane_seconds / 10, min(self._lane_seconds, self._left / num_slots))
+        shards = [self._pending.popleft()]
+        seconds = self._costs[shards[0]]
+        while self._pending and seconds + self._costs[self._pending[0]] <= wanted:
+            shards.append(self._pending.popleft())
+            seconds += self._costs[shards[-1]]
+        self._left -= seconds
+        self._next_number += 1
+        return Lane(number=self._next_number - 1, shards=tuple(shards))
+
+    def on_start(self) -> None:
+        """A lane's process has started."""
+        self._unstarted = 0
+
+    def on_shard(self, device: str) -> None:
+        """A shard was finished on a device of a host."""
+        self._unstarted = self._fruitless = 0
+        self._working.add(device)
+        self._failing.discard(device)
+        self._is_second_round_due = bool(self._set_aside)
+
+    def retry(
+        self, lane: Lane, missing: tuple[int, ...], device: str | None, reason: tuple[type[VirnucError], str]
+    ) -> Lane | None:
+        """The lane to submit for the missing shards of one that ended, or None if it is set aside.
+
+        `device` is None for a lane that ended before it started.
+        """
+        if len(missing) < len(lane.shards):
+            return lane.again(missing, failures=0)
+        self._reasons[lane.number] = reason
+        if device is None:
+            self._unstarted += 1
+            return lane.again(missing, lane.failures)
+        self._fruitless += 1
+        self._working.discard(device)
+        counts = device not in self._failing or not self._working
+        self._failing.add(device)
+        lane = lane.again(missing, lane.failures + counts)
+        if lane.failures < _MAX_FAILURES:
+            return lane
+        self._set_aside.append(lane)
+        return None
+
+    def take_second_round(self) -> list[Lane]:
+        """The lanes that were set aside, if a shard was finished since."""
+        if not self._is_second_round_due:
+            return []
+        lanes, self._set_aside, self._is_second_round_due = self._set_aside, [], False
+        return [replace(lane, failures=0) for lane in lanes]
+
+    def is_hopeless(self, devices: Iterable[str], num_lanes: int) -> bool:
+        """Whether to give up: `num_lanes` wait or are at work, of these some on `devices`, and one after another fails."""
+        limit = max(_MAX_IN_VAIN, _MAX_FAILURES * num_lanes)
+        return max(self._unstarted, self._fruitless) >= limit and self._failing.issuperset(devices)
+
+    def error(self, num_missing: int) -> VirnucError:
+        """Why shards are missing; of the class of the failures if they have one in common."""
+        kinds = {kind for kind, _ in self._reasons.values()}
+        numbers: dict[str, list[str]] = {}
+        for number, (_, text) in sorted(self._reasons.items()):
+            numbers.setdefault(text, []).append(str(number))
+        shown = [f"lane {', '.join(lanes)}: {text}" for text, lanes in numbers.items()]
+        more = f"; and {len(shown) - _REASONS_SHOWN} more reasons" if len(shown) > _REASONS_SHOWN else ""
+        kind = kinds.pop() if len(kinds) == 1 else LaneError
+        return kind(
+            f"{num_missing} of {len(self._costs)} shards could not be computed: {'; '.join(shown[:_REASONS_SHOWN])}{more} "
+            "Finished shards are kept: run the same command again to go on."
+        )
 
 
 class PoolLanes(FlowLanes):
@@ -109,219 +207,181 @@ class PoolLanes(FlowLanes):
         super().__init__(self._device)
         self._queue = where.priority
         self._lane_seconds = 60 * where.lane_minutes
+        self._devices_of_host = 1
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
         parameters = {
-            "folder": str(folder.root.resolve()),
+            "folder": os.path.abspath(folder.root),
             "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
             "device": self._device,
             "token": _token(folder),
         }
-        delay = 0.0
-        with PoolRuns(self._pool) as runs:
-            # Queued lanes would run first; they are resubmitted once there is a plan.
-            runs.stop(run.id for run in runs.find_unfinished(_run_tag(folder)) if not _is_at_work(run))
-            for failures in count():
-                run_id = runs.submit(self._planning, f"plan {folder.root.name}", parameters, delay=delay)
-                while not (ended := runs.poll_final_states()):
-                    pass
-                failure = None
-                for entry in JournalTail(folder.lane_journal(plan_journal_name(run_id))).read_new():
-                    if isinstance(entry.event, LaneFailed):
-                        failure = entry.event
+        attempt, failures, delay, tag = 0, 0, 0.0, _run_tag(folder)
+        with PoolRuns(self._pool, self._planning, "plans") as runs:
+            runs.stop(runs.find_unfinished(tag))
+            while True:
+                run = PoolRun(
+                    key=f"{_attempt_id()}-plan-{attempt}",
+                    name=f"plan {folder.root.name}",
+                    parameters=parameters,
+                    tags=(tag,),
+                    timeout=_PARENT_PATIENCE * lane_timeout([]),
+                    delay=delay,
+                )
+                [run_id] = runs.submit([run])
+                while not (ended := runs.poll()):
+                    runs.end_overdue()
+                tail = JournalTail(folder.lane_journal(plan_journal_name(run_id)))
+                events = [entry.event for entry in tail.read_new()]
+                for event in events:
+                    if isinstance(event, LaneStarted):
+                        self._devices_of_host = event.devices_of_host
                 if ended[run_id].is_completed():
                     break
-                delay = _retry_delay_or_raise("the planning", failure, ended[run_id], failures)
+                failure = events[-1] if events and isinstance(events[-1], LaneFailed) else None
+                kind_of_error, reason = _reason(failure, ended[run_id])
+                attempt, failures = attempt + 1, failures + bool(events)
+                is_final = failure is not None and not failure.retryable
+                if is_final or failures > _MAX_FAILURES or attempt >= _MAX_IN_VAIN:
+                    raise kind_of_error(reason)
+                delay = RETRY_DELAYS_SECONDS[min(attempt, len(RETRY_DELAYS_SECONDS)) - 1]
+                _log.warning("the planning failed and is tried again in %.0f s: %s", delay, reason)
         return read_plan(folder.plan)
 
     def work(self, folder: RunFolder, watch: LaneWatch) -> None:
-        """Submits lanes until no shard is missing; a failed lane is resubmitted with its missing shards.
+        """Submits lanes until no shard is missing; those that fail are tried again, elsewhere if there is another device.
 
-        When one fails for good, the others are cancelled; finished shards are kept.
+        Raises:
+            VirnucError: shards remain that could not be computed; finished ones are kept.
         """
         plan = read_plan(folder.plan)
-        with PoolRuns(self._pool) as runs:
-            lanes = _reattach_lanes(runs, folder, plan, watch)
-            taken = {shard for lane in lanes.values() for shard in lane.shards}
-            pending = find_pending(folder, taken)
-            first = max((lane.number for lane in lanes.values()), default=-1) + 1
-            seconds = sum(plan.shards[shard].cost for shard in pending)
-            num_lanes = lanes_for(seconds, self._lane_seconds, runs.count_workers())
-            for number, shards in enumerate(assign_shards(plan, pending, num_lanes), start=first):
-                lane = _Lane(number=number, shards=shards)
-                lanes[self._submit(runs, folder, plan, lane)] = lane
-            while lanes:
-                ended = runs.poll_final_states()
-                watch.poll()
-                for run_id, state in ended.items():
-                    lane = lanes.pop(run_id)
-                    missing = missing_shards(folder, lane.shards)
-                    if not missing:
-                        continue
-                    failures = lane.failures if len(missing) == len(lane.shards) else 0
-                    failure = watch.failure(lane_journal_name(lane.number, run_id))
-                    delay = _retry_delay_or_raise(f"lane {lane.number}", failure, state, failures)
-                    retry = replace(lane, shards=missing, failures=failures + 1)
-                    lanes[self._submit(runs, folder, plan, retry, delay)] = retry
+        with PoolRuns(self._pool, self._computing, self._queue) as runs:
+            work = _PoolWork(runs, watch, folder, plan, self._device)
+            num_slots = self._devices_of_host * runs.count_workers()
+            pending, first = work.reattach()
+            backlog = Backlog([shard.cost for shard in plan.shards], pending, self._lane_seconds, first)
+            while work.submit_waiting(backlog, num_slots):
+                work.attend(backlog)
+            if missing := awaiting_storage(missing_shards, folder, pending):
+                raise backlog.error(len(missing))
 
-    def _submit(
-        self, runs: "PoolRuns", folder: RunFolder, plan: RunPlan, lane: _Lane, delay: float = 0
-    ) -> UUID:
-        parameters = {
-            "folder": str(folder.root.resolve()),
-            "shards": lane.shards,
-            "lane": lane.number,
-            "device": self._device,
+
+class _PoolWork:
+    """The lanes of a run that are at the server."""
+
+    def __init__(
+        self, runs: PoolRuns, watch: LaneWatch, folder: RunFolder, plan: RunPlan, device: str
+    ) -> None:
+        self._runs, self._watch, self._folder, self._plan = runs, watch, folder, plan
+        self._lanes: dict[UUID, Lane] = {}
+        self._tags = (_run_tag(folder), f"virnuc-plan:{plan.fingerprint[:12]}")
+        self._parameters = {
+            "folder": os.path.abspath(folder.root),
+            "device": device,
             "token": _token(folder),
         }
-        name, tags = f"lane-{lane.number} {len(lane.shards)} shards", (_run_tag(folder), _plan_tag(plan))
-        return runs.submit(self._computing, name, parameters, queue=self._queue, tags=tags, delay=delay)
 
+    def reattach(self) -> tuple[tuple[int, ...], int]:
+        """Takes over the lanes of an earlier attempt, and stops those of another plan in this folder.
 
-class PoolRuns:
-    """Flow runs that are polled; when the block is left by an error, they are cancelled.
-
-    An unreachable server is waited for: the runs in the pool continue without it.
-    """
-
-    def __init__(self, pool: str) -> None:
-        self._pool = pool
-        self._client = get_client(sync_client=True)
-        self._unfinished: set[UUID] = set()
-        self._next_notice = time.monotonic() + _SECONDS_TO_FIRST_NOTICE
-
-    def __enter__(self) -> Self:
-        self._client.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
-        try:
-            if kind is not None:
-                self._cancel(self._unfinished)
-        finally:
-            self._client.__exit__(kind, *details)
-
-    def submit(
-        self,
-        deployment: str,
-        name: str,
-        parameters: Mapping[str, Any],
-        *,
-        queue: str | None = None,
-        tags: Sequence[str] = (),
-        delay: float = 0,
-        key: str | None = None,
-    ) -> UUID:
-        """Submits a run as a child of the current one; `delay` in seconds.
-
-        With an idempotency `key`, it is the run that was submitted with it before, if there is one.
+        Returns the shards that no lane has, and the first number for a new lane.
         """
-        run = run_deployment(
-            deployment,
-            parameters=dict(parameters),
-            flow_run_name=name,
-            work_queue_name=queue,
-            tags=tags,
-            scheduled_time=datetime.now(UTC) + timedelta(seconds=delay),
-            idempotency_key=key,
-            timeout=0,
-        )
-        run_id = cast(FlowRun, run).id
-        self._unfinished.add(run_id)
-        return run_id
-
-    def count_workers(self) -> int:
-        """Online workers of the pool."""
-        read = partial(self._client.read_workers_for_work_pool, self._pool, worker_filter=_ONLINE)
-        return len(_read_pages(read))
-
-    def find_unfinished(self, tag: str) -> list[FlowRun]:
-        """Unfinished runs with this tag, whoever submitted them."""
-        wanted = FlowRunFilter.model_validate(
-            {"tags": {"all_": [tag]}, "state": {"type": {"any_": _UNFINISHED}}}
-        )
-        return _read_pages(partial(self._client.read_flow_runs, flow_run_filter=wanted))
-
-    def find_newest(self, tag: str) -> FlowRun | None:
-        """The run with this tag that was submitted last."""
-        wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
-        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
-        found = self._client.read_flow_runs(flow_run_filter=wanted, sort=newest_first, limit=1)
-        return found[0] if found else None
-
-    def follow(self, run_ids: Iterable[UUID]) -> None:
-        """Also polls runs submitted by an earlier attempt."""
-        self._unfinished.update(run_ids)
-
-    def leave(self, run_ids: Iterable[UUID]) -> None:
-        """Polls and cancels these runs no longer."""
-        self._unfinished.difference_update(run_ids)
-
-    def stop(self, run_ids: Iterable[UUID]) -> None:
-        """Cancels runs and waits up to a minute for them to end."""
-        others = set(run_ids)
-        self.follow(others)
-        self._cancel(others)
-        for _ in range(_POLLS_UNTIL_STOPPED):
-            if not others & self._unfinished:
-                return
-            self.poll_final_states()
-        _log.warning("%d runs do not stop; going on without them", len(others & self._unfinished))
-        self._unfinished -= others
-
-    def poll_final_states(self) -> dict[UUID, State[Any]]:
-        """Sleeps for one interval; returns the final states of runs that have ended since the last call."""
-        time.sleep(_SECONDS_BETWEEN_POLLS)
-        is_notice_due = time.monotonic() >= self._next_notice
-        if is_notice_due:
-            self._next_notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
-        try:
-            states = self._read_states()
-            if is_notice_due:
-                self._log_status(states.values())
-        except httpx.HTTPError as error:
-            if is_notice_due:
-                _log.warning("Prefect's server does not answer (%r): waiting for it", error)
-            return {}
-        ended = {run_id: state for run_id, state in states.items() if state.is_final()}
-        self._unfinished -= ended.keys()
-        return ended
-
-    def _cancel(self, run_ids: Iterable[UUID]) -> None:
-        """Running lanes take a while to stop and keep their finished shards."""
-        for run_id in list(run_ids):
-            with suppress(httpx.HTTPError, ObjectNotFound):
-                self._client.set_flow_run_state(run_id, Cancelling())
-
-    def _read_states(self) -> dict[UUID, State[Any]]:
-        """The state of every run; a deleted one counts as cancelled."""
-        ids = sorted(self._unfinished)
-        states: dict[UUID, State[Any]] = {
-            run_id: Cancelled(message="somebody deleted the run") for run_id in ids
-        }
-        for begin in range(0, len(ids), _PAGE_SIZE):
-            wanted = FlowRunFilter.model_validate({"id": {"any_": ids[begin : begin + _PAGE_SIZE]}})
-            for run in self._client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE_SIZE):
-                if run.state is not None:
-                    states[run.id] = run.state
-        return states
-
-    def _log_status(self, states: Iterable[State[Any]]) -> None:
-        """Also warns when no worker is online."""
-        counts = Counter(state.name or state.type.value for state in states if not state.is_final())
-        if counts:
-            counted = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
-            _log.info("work pool %s: %s", self._pool, counted)
-        is_waiting = bool(counts) and set(counts) <= {"Scheduled", "Late", "AwaitingRetry"}
-        if is_waiting and not self.count_workers():
+        others = []
+        for run in self._runs.find_unfinished(self._tags[0]):
+            parameters = run.parameters
+            is_ours = self._tags[1] in run.tags and parameters["token"] == self._parameters["token"]
+            if is_ours and run.state is not None and not run.state.is_cancelling():
+                self._add(run.id, Lane(number=parameters["lane"], shards=tuple(parameters["shards"])))
+                self._runs.follow(run, self._timeout(parameters["shards"]))
+            else:
+                others.append(run)
+        if self._lanes or others:
             _log.warning(
-                "%d runs wait, and no worker is online in the work pool %s: start `virnuc worker` on a machine "
-                "that sees the run's folder",
-                counts.total(),
-                self._pool,
+                "%d lanes of an earlier run still wait or work and are taken over; %d others are stopped",
+                len(self._lanes),
+                len(others),
             )
+        self._runs.stop(others)
+        taken = {shard for lane in self._lanes.values() for shard in lane.shards}
+        first = max((lane.number for lane in self._lanes.values()), default=-1) + 1
+        return find_pending(self._folder, taken), first
+
+    def submit_waiting(self, backlog: Backlog, num_slots: int) -> bool:
+        """Submits as many lanes as may wait; returns whether any wait or are at work then."""
+        room = max(MIN_WAITING, self._runs.num_at_work) - self._runs.num_waiting
+        num_slots = max(1, num_slots, self._runs.num_at_work)
+        lanes: list[Lane] = []
+        while len(lanes) < room and (lane := backlog.take(num_slots)):
+            lanes.append(lane)
+        if not lanes and not self._lanes:
+            lanes = backlog.take_second_round()
+        self._submit(lanes)
+        return bool(self._lanes)
+
+    def attend(self, backlog: Backlog) -> None:
+        """Waits for one interval, and sees to the lanes that ended or hang.
+
+        Raises:
+            VirnucError: one lane after another fails, and none is at work on a device that works.
+        """
+        ended = self._runs.poll()
+        runs = {lane_journal_name(lane.number, run_id): run_id for run_id, lane in self._lanes.items()}
+        for name, events in self._watch.poll().items():
+            start = self._watch.start(name)
+            for event in events:
+                if not isinstance(event, GpuSample):
+                    self._runs.touch(runs[name])
+                if isinstance(event, LaneStarted):
+                    backlog.on_start()
+                elif isinstance(event, ShardDone) and start:
+                    backlog.on_shard(start.place)
+        self._runs.end_overdue()
+        retries = [
+            lane for run_id, state in ended.items() if (lane := self._take_back(run_id, state, backlog))
+        ]
+        starts = [self._watch.start(name) for name, run_id in runs.items() if run_id in self._lanes]
+        if backlog.is_hopeless({start.place for start in starts if start}, len(self._lanes) + len(retries)):
+            every = range(len(self._plan.shards))
+            raise backlog.error(len(awaiting_storage(missing_shards, self._folder, every)))
+        self._submit(retries)
+
+    def _take_back(self, run_id: UUID, state: State[Any], backlog: Backlog) -> Lane | None:
+        """What is to be tried again of a lane that has ended."""
+        lane = self._lanes.pop(run_id)
+        name = lane_journal_name(lane.number, run_id)
+        self._watch.leave(name)
+        missing = awaiting_storage(missing_shards, self._folder, lane.shards)
+        if not missing:
+            return None
+        start, (kind, reason) = self._watch.start(name), _reason(self._watch.failure(name), state)
+        retry = backlog.retry(lane, missing, start.place if start else None, (kind, reason))
+        what = f"is tried again in {retry.delay:.0f} s" if retry else "is set aside until the others are done"
+        _log.warning("lane %d failed and %s: %s", lane.number, what, reason)
+        return retry
+
+    def _submit(self, lanes: Sequence[Lane]) -> None:
+        runs = [
+            PoolRun(
+                key=f"{_attempt_id()}-{lane.number}-{lane.attempt}",
+                name=f"lane-{lane.number} {len(lane.shards)} shards",
+                parameters={**self._parameters, "shards": lane.shards, "lane": lane.number},
+                tags=self._tags,
+                timeout=self._timeout(lane.shards),
+                delay=lane.delay,
+            )
+            for lane in lanes
+        ]
+        for run_id, lane in zip(self._runs.submit(runs), lanes, strict=True):
+            self._add(run_id, lane)
+
+    def _add(self, run_id: UUID, lane: Lane) -> None:
+        self._lanes[run_id] = lane
+        self._watch.follow(lane_journal_name(lane.number, run_id))
+
+    def _timeout(self, shards: Iterable[int]) -> float:
+        return _PARENT_PATIENCE * lane_timeout(self._plan.shards[shard].cost for shard in shards)
 
 
 def require_lasting_server() -> str:
@@ -335,23 +395,12 @@ def require_lasting_server() -> str:
     return url
 
 
-def lanes_for(seconds: float, lane_seconds: float, num_workers: int) -> int:
-    """Number of lanes for `seconds` of estimated work at about `lane_seconds` each.
-
-    A multiple of the workers, so that none idles during the last lanes, but no lane shorter than a tenth of
-    `lane_seconds`, most of which would be its startup.
-    """
-    num_lanes = max(1, math.ceil(seconds / lane_seconds))
-    rounded = math.ceil(num_lanes / max(1, num_workers)) * num_workers
-    return max(num_lanes, min(rounded, math.floor(10 * seconds / lane_seconds)))
-
-
 def _pool_device(client: SyncPrefectClient, device: str) -> str:
     """The kind of device, "cuda" or "cpu", for `device` "auto" or "cpu"."""
     if device == "cpu":
         return "cpu"
     had_workers = client.read_workers_for_work_pool(WORK_POOLS["cuda"], limit=1)
-    if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=_ONLINE):
+    if had_workers or not client.read_workers_for_work_pool(WORK_POOLS["cpu"], worker_filter=ONLINE):
         return "cuda"
     _log.info("%s never had a worker: the lanes compute on CPUs, in %s", *WORK_POOLS.values())
     return "cpu"
@@ -365,59 +414,14 @@ def _token(folder: RunFolder) -> str:
     return folder.token.read_text()
 
 
-def _reattach_lanes(runs: PoolRuns, folder: RunFolder, plan: RunPlan, watch: LaneWatch) -> dict[UUID, _Lane]:
-    """The lanes of an earlier attempt that are running for this plan; its other lanes are stopped.
-
-    Idempotency keys do not work here: they would also return crashed lanes, and the remaining shards are reassigned.
-    """
-    lanes: dict[UUID, _Lane] = {}
-    others: list[UUID] = []
-    for run in runs.find_unfinished(_run_tag(folder)):
-        if _is_at_work(run) and _plan_tag(plan) in run.tags:
-            number, shards = run.parameters["lane"], tuple(run.parameters["shards"])
-            lanes[run.id] = _Lane(number=number, shards=shards)
-            watch.adopt(lane_journal_name(number, run.id))
-        else:
-            others.append(run.id)
-    if lanes or others:
-        _log.warning(
-            "%d lanes of an earlier run are still at work and are waited for; %d others are stopped",
-            len(lanes),
-            len(others),
-        )
-    runs.stop(others)
-    runs.follow(lanes)
-    return lanes
-
-
-def _retry_delay_or_raise(what: str, failure: LaneFailed | None, state: State[Any], failures: int) -> float:
-    """Seconds before a resubmission, after `failures` earlier failures in a row; `failure` is from the journal.
-
-    Raises it when it is permanent or came too often.
-    """
-    # Without an entry in the journal, a process was killed (Crashed), or did not get as far as our code (Failed).
-    can_help = failure.retryable if failure else not state.is_failed()
-    if can_help and failures < len(RETRY_DELAYS_SECONDS):
-        delay = RETRY_DELAYS_SECONDS[failures]
-        reason = failure.message if failure else f"{state.name}: {state.message}"
-        _log.warning("%s failed and is tried again in %.0f s: %s", what, delay, reason)
-        return delay
+def _reason(failure: LaneFailed | None, state: State[Any]) -> tuple[type[VirnucError], str]:
+    """Class and text of what ended a run: from its journal, or else what the server knows."""
     if failure:
-        raise_failure(failure)
-    raise LaneError(
-        f"{what} ended in state {state.name} ({state.message}); the log of its run on the Prefect server says more. "
-        "Finished shards are kept: run the same command again to go on."
+        return error_of(failure)
+    return (
+        LaneError,
+        f"its run ended in state {state.name} ({state.message}); its log on the Prefect server says more.",
     )
-
-
-def _read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
-    """All items of a paginated request."""
-    found: list[Item] = []
-    while True:
-        page = read(offset=len(found), limit=_PAGE_SIZE)
-        found += page
-        if len(page) < _PAGE_SIZE:
-            return found
 
 
 def _for_worker(config: RunConfig) -> RunConfig:
@@ -427,16 +431,11 @@ def _for_worker(config: RunConfig) -> RunConfig:
     return config.model_copy(update={**paths, "switches": env().switches})
 
 
-def _is_at_work(run: FlowRun) -> bool:
-    """Whether a worker has taken the run and nobody has cancelled it."""
-    return run.state is not None and (run.state.is_pending() or run.state.is_running())
-
-
 def _run_tag(folder: RunFolder) -> str:
-    """Identifies the folder that a lane works for."""
-    return f"virnuc-run:{hashlib.sha256(str(folder.root.resolve()).encode()).hexdigest()[:12]}"
+    """Identifies the folder that a run in the pool works for."""
+    return f"virnuc-run:{hashlib.sha256(os.path.abspath(folder.root).encode()).hexdigest()[:12]}"
 
 
-def _plan_tag(plan: RunPlan) -> str:
-    """Identifies the plan of a lane: `--force` replaces the plan in the same folder."""
-    return f"virnuc-plan:{plan.fingerprint[:12]}"
+def _attempt_id() -> str:
+    """Identifies the current attempt of the current flow run."""
+    return f"{flow_run.id}-{flow_run.run_count}"

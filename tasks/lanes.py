@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Protocol, Self
 
 from tasks.pages.plots import throughput_figure
@@ -141,38 +140,57 @@ class LaneRows:
 
 
 class LaneWatch:
-    """Tails the journals of a run's lanes, on whatever host they run; existing entries of earlier runs are skipped."""
+    """Tails the journals of a run's lanes, on whatever host they run."""
 
     def __init__(self, folder: RunFolder, observers: Sequence[LaneObserver] = ()) -> None:
         self._folder = folder
         self._observers = observers
         self._tails: dict[str, JournalTail] = {}
         self._entries: dict[str, list[JournalEntry]] = {}
-        for path in folder.lanes.glob(_JOURNALS):
-            self._tail(path).skip()
 
-    def adopt(self, name: str) -> None:
-        """Reads an earlier run's journal from its start: its lane now works for this run."""
-        self._tails[name] = JournalTail(self._folder.lane_journal(name))
+    def follow(self, name: str, *, skip: bool = False) -> None:
+        """Reads a journal, which need not exist yet, from its start, or with `skip` what is added to it."""
+        if name in self._entries:
+            return
+        self._tails[name], self._entries[name] = JournalTail(self._folder.lane_journal(name)), []
+        if skip:
+            self._tails[name].skip()
 
-    def poll(self) -> None:
-        """Passes new entries to the observers, in their order."""
-        for path in sorted(self._folder.lanes.glob(_JOURNALS)):
-            entries = self._entries.setdefault(path.stem, [])
-            if entries and isinstance(entries[-1].event, LaneFinished):
-                continue
-            for entry in self._tail(path).read_new():
+    def follow_all(self, *, skip: bool = False) -> None:
+        """Follows every lane that has a journal."""
+        for path in self._folder.lanes.glob(_JOURNALS):
+            self.follow(path.stem, skip=skip)
+
+    def leave(self, name: str) -> None:
+        """Reads a journal no more: its lane has ended."""
+        self._tails.pop(name, None)
+
+    def poll(self) -> dict[str, list[LaneEvent]]:
+        """Passes new entries to the observers, in the order of the journals' names, and returns them."""
+        new: dict[str, list[LaneEvent]] = {}
+        for name in sorted(self._tails):
+            entries = self._entries[name]
+            for entry in self._tails[name].read_new():
                 if not entries and not isinstance(entry.event, LaneStarted | LaneFailed):
                     continue  # a lane of an earlier run that is being stopped
                 entries.append(entry)
+                new.setdefault(name, []).append(entry.event)
                 for observer in self._observers:
-                    observer.on_entry(path.stem, entry)
+                    observer.on_entry(name, entry)
+            if entries and isinstance(entries[-1].event, LaneFinished):
+                self.leave(name)
         for observer in self._observers:
             observer.end_poll()
+        return new
+
+    def start(self, name: str) -> LaneStarted | None:
+        """The last start of a lane's process, if any."""
+        starts = [entry.event for entry in self._entries[name] if isinstance(entry.event, LaneStarted)]
+        return starts[-1] if starts else None
 
     def failure(self, name: str) -> LaneFailed | None:
         """The journal's record of what stopped a lane for good, if any."""
-        entries = self._entries.get(name)
+        entries = self._entries[name]
         event = entries[-1].event if entries else None
         return event if isinstance(event, LaneFailed) else None
 
@@ -185,9 +203,6 @@ class LaneWatch:
             if entries and isinstance(entries[0].event, LaneStarted)
         ]
         return sorted(reports, key=lambda report: (report.lane, report.started))
-
-    def _tail(self, path: Path) -> JournalTail:
-        return self._tails.setdefault(path.stem, JournalTail(path))
 
 
 class LaneTracking:

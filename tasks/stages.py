@@ -1,7 +1,9 @@
 """The stages of a run as Prefect tasks."""
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
@@ -12,7 +14,7 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from tasks.artifacts import ProgressArtifact
 from virnuc_core import pipeline
-from virnuc_core.errors import is_retryable
+from virnuc_core.errors import StorageLostError, is_retryable
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
@@ -26,7 +28,11 @@ from virnuc_core.settings import RunConfig
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, 60.0]
+# All of them for storage that is away, the first three for other errors that may go away.
+RETRY_DELAYS_SECONDS: Final = [2.0, 10.0, *[60.0] * 10]
+_MAX_RETRIES: Final = 3
+
+_log = logging.getLogger(__name__)
 
 # Set while this process is being stopped: no retries then.
 stopping: Final = threading.Event()
@@ -35,8 +41,8 @@ stopping: Final = threading.Event()
 def resumable_task(function: Callable[P, R]) -> Task[P, R]:
     """Makes a task of a function that finds finished work on disk.
 
-    Nothing is cached or persisted: a retry calls it again, and it resumes. Only transient errors are retried. OSError
-    becomes `StorageError`.
+    Nothing is cached or persisted: a retry calls it again, and it resumes. Only transient errors are retried, those of
+    storage for 10 minutes. OSError becomes `StorageError`.
     """
 
     @wraps(function)
@@ -55,9 +61,31 @@ def resumable_task(function: Callable[P, R]) -> Task[P, R]:
 
 
 def retry_if_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether a failed task is retried."""
-    error = state.result(raise_on_failure=False)
-    return not stopping.is_set() and isinstance(error, BaseException) and is_retryable(error)
+    """Whether a failed task is retried; says so."""
+    error, tries = state.result(raise_on_failure=False), run.run_count
+    most = len(RETRY_DELAYS_SECONDS) if isinstance(error, StorageLostError) else _MAX_RETRIES
+    if stopping.is_set() or not isinstance(error, BaseException) or not is_retryable(error) or tries > most:
+        return False
+    _log.warning("%s is tried again in %.0f s: %s", task.name, RETRY_DELAYS_SECONDS[tries - 1], error)
+    return True
+
+
+def awaiting_storage(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls a function of the run's files, again for 10 minutes while the storage is away; it is no task.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    delays = iter(RETRY_DELAYS_SECONDS)
+    while True:
+        try:
+            with pipeline.translate_os_errors():
+                return read(*args, **kwargs)
+        except StorageLostError as error:
+            if (delay := next(delays, None)) is None:
+                raise
+            _log.warning("waiting %.0f s for the run's folder: %s", delay, error)
+            time.sleep(delay)
 
 
 # Without planning and computing, which are tasks and runs of the lanes.
@@ -77,9 +105,11 @@ def as_tasks(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
 
 
 @resumable_task
-def plan(folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...]) -> RunPlan:
-    """Writes the plan, or checks that the one in the folder is of the same run."""
-    return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder)
+def plan(
+    folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...], token: str | None = None
+) -> RunPlan:
+    """Writes the plan, or checks that the one in the folder is of the same run; `token` as for `open_plan`."""
+    return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder, token)
 
 
 @resumable_task

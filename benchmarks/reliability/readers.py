@@ -25,9 +25,8 @@ from flows.predict import predict
 from virnuc_cli.main import main
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import VirnucError
 from virnuc_core.inference.events import GpuSample, LaneFailed, LaneStarted
-from virnuc_core.inference.lane_journal import JournalTail, LaneJournal, lane_report, raise_failure
+from virnuc_core.inference.lane_journal import JournalTail, LaneJournal, error_of, lane_report
 from virnuc_core.inference.plan import read_plan, require_same_plan
 from virnuc_core.inference.shard import pending_shards, read_identity
 from virnuc_core.models.catalogue import head_of, require_known_model, resolve_head
@@ -166,8 +165,7 @@ def _read_journal(path: Path) -> None:
         json.dumps(lane_report(entries).seconds)
     for entry in entries:
         if isinstance(entry.event, LaneFailed):
-            with contextlib.suppress(VirnucError):
-                raise_failure(entry.event)
+            error_of(entry.event)
 
 
 # Hostile parameters: which entry point is called, and with what.

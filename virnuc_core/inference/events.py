@@ -34,7 +34,8 @@ class StageSeconds:
 class LaneStarted:
     """A lane's process has started; `shards` is empty if it only plans.
 
-    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host.
+    `device` is "cpu" or "cuda:N", where N is the number or UUID of the GPU on the host; `devices_of_host` counts the GPUs
+    there, and is 1 without any.
     """
 
     lane: int
@@ -42,6 +43,12 @@ class LaneStarted:
     host: str
     pid: int
     shards: tuple[int, ...]
+    devices_of_host: int = 1
+
+    @property
+    def place(self) -> str:
+        """Host and device."""
+        return f"{self.host} {self.device}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

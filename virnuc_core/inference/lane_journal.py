@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NoReturn, Self, get_args
+from typing import Final, Self, get_args
 
 from virnuc_core import errors
 from virnuc_core.env_config import env
@@ -153,16 +153,12 @@ def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
     )
 
 
-def raise_failure(failure: LaneFailed) -> NoReturn:
-    """Raises a lane's error in this process.
-
-    Raises:
-        VirnucError: of the original class; the base class for any other error.
-    """
+def error_of(failure: LaneFailed) -> tuple[type[VirnucError], str]:
+    """Class and text of a lane's error; the base class for one that is not of virnuc."""
     kind = getattr(errors, failure.error, None)
     if isinstance(kind, type) and issubclass(kind, VirnucError):
-        raise kind(failure.message)
-    raise VirnucError(f"lane {failure.lane}: {failure.error}: {failure.message}")
+        return kind, failure.message
+    return VirnucError, f"{failure.error}: {failure.message}"
 
 
 def _entry_from_line(line: bytes) -> JournalEntry | None:

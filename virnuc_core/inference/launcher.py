@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from logging.handlers import QueueHandler
@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
-from virnuc_core.env_config import available_threads, physical_gpu
+from virnuc_core.env_config import available_threads, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, UsageError, VirnucError
 from virnuc_core.inference.compile_cache import compile_cache_environment, using_compile_cache
 from virnuc_core.inference.events import (
@@ -31,7 +31,7 @@ from virnuc_core.inference.events import (
     ShardDone,
 )
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal, lane_report
-from virnuc_core.inference.plan import RunPlan
+from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 
@@ -53,6 +53,9 @@ for _name, _value in CPU_LIBRARIES.items():
 _LANE_PROCESS: Final = "virnuc-lane"  # prefix of process names
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
+# Models may have to be loaded and compiled before the first shard, and estimates may be wrong.
+_LEAST_TIMEOUT: Final = 1800.0
+_TIMEOUT_PER_COST: Final = 20.0
 _SIGNAL_HINTS: Final = {
     "SIGKILL": " (often: the machine ran out of memory)",
     "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
@@ -145,6 +148,7 @@ def run_lane(
 
     Raises:
         LaneError: the process died before finishing.
+        DeviceLostError: the process hangs, and was ended.
         VirnucError: raised by the lane, or wrapping an unexpected error.
         OSError: the lane could not read or write a file.
     """
@@ -162,12 +166,13 @@ def run_lane(
         name=f"{_LANE_PROCESS}-{lane}",
         daemon=True,
     )
+    timeout = lane_timeout(shard.cost for shard in read_plan(folder.plan).shards)
     process.start()
     sender.close()  # leaves the child's copy only, so that its exit gives EOF here
     is_done = False
     try:
         emit(_lane_started(lane, machine_device, process.pid or 0, indices))
-        for event in _received(receiver, process, f"lane {lane} on {device}", len(indices)):
+        for event in _received(receiver, process, f"lane {lane} on {device}", len(indices), timeout):
             if isinstance(event, ModelsLoaded):
                 # Counted from process start, and with the host-wide device name.
                 event = replace(event, device=machine_device, seconds=time.perf_counter() - started)
@@ -178,6 +183,12 @@ def run_lane(
         receiver.close()
         _end(process, seconds_to_finish=_SECONDS_TO_END if is_done else 0)
     return lane_report(entries)
+
+
+def lane_timeout(costs: Iterable[float]) -> float:
+    """Seconds without a finished shard after which a lane hangs, for shards of these estimated seconds."""
+    slowest = max(costs, default=0.0)
+    return env().lane_timeout or max(_LEAST_TIMEOUT, _TIMEOUT_PER_COST * slowest)
 
 
 def end_lane_processes() -> None:
@@ -233,11 +244,20 @@ def _child_environment(device: str, num_lanes: int) -> dict[str, str]:
     return environment
 
 
-def _received(receiver: Connection, process: SpawnProcess, name: str, total: int) -> Iterator[LaneEvent]:
+def _received(
+    receiver: Connection, process: SpawnProcess, name: str, total: int, timeout: float
+) -> Iterator[LaneEvent]:
     """Yields the lane's events until it has finished; log records go to this process's loggers."""
     left = total
+    deadline = time.monotonic() + timeout
     while True:
         try:
+            if not receiver.poll(max(0.0, deadline - time.monotonic())):
+                raise DeviceLostError(
+                    f"{name} hangs: no shard was finished for {timeout:.0f} s (VIRNUC_LANE_TIMEOUT), with {left} of "
+                    f"{total} to do, and its process is ended. See the kernel's log, and the storage of the run. Finished "
+                    "shards are kept: run the same command again to go on."
+                )
             message = receiver.recv()
         except (EOFError, OSError):  # OSError if it died mid-message
             process.join()
@@ -255,6 +275,7 @@ def _received(receiver: Connection, process: SpawnProcess, name: str, total: int
             return
         else:
             left -= isinstance(message, ShardDone)
+            deadline = time.monotonic() + timeout
             yield message
 
 
@@ -272,7 +293,10 @@ def _end(process: SpawnProcess, seconds_to_finish: float) -> None:
         process.join(_SECONDS_TO_END)
     if process.is_alive():
         process.kill()
-        process.join()
+        process.join(_SECONDS_TO_END)
+    if process.is_alive():  # in a call of the kernel that cannot be interrupted
+        _log.error("process %s cannot be ended: the system's log may say what it waits for", process.pid)
+        return
     process.close()
 
 

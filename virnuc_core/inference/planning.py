@@ -131,14 +131,21 @@ def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[objec
 
 
 def open_plan(
-    config: RunConfig, store: FrameStore, kind: Kind, devices: tuple[str, ...], folder: RunFolder
+    config: RunConfig,
+    store: FrameStore,
+    kind: Kind,
+    devices: tuple[str, ...],
+    folder: RunFolder,
+    token: str | None = None,
 ) -> RunPlan:
     """Reads the plan of a run folder, creating it if missing.
 
     A run derived from another one keeps its shards, and the resolved settings of unchanged models. With other emergency
     switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type.
+    With a `token`, nothing is written once the run has been started over.
 
     Raises:
+        HostError: the folder no longer has this token.
         MismatchError: the folder holds a run with other settings.
         DamagedFileError: the existing plan cannot be read.
         VirnucError: a model, head or setting cannot be used.
@@ -147,6 +154,8 @@ def open_plan(
     if not folder.plan.exists():
         previous = read_plan(folder.previous.plan) if folder.previous else None
         plan = make_plan(config, store, kind, devices, previous)
+        if token is not None:
+            folder.require_token(token)
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
@@ -154,6 +163,8 @@ def open_plan(
         # With other arithmetic, the same duration gives other bounds.
         config = config.model_copy(update={"shard_seconds": None})
     wanted = make_plan(config, store, kind, devices, existing)
+    if token is not None:
+        folder.require_token(token)
     require_same_plan(existing.uniform, wanted, folder)
     if existing.threshold != wanted.threshold:
         existing = replace(existing, threshold=wanted.threshold)

@@ -1,23 +1,16 @@
-"""Names of flow runs, checks of their paths, and how a pool divides and repeats work."""
+"""Names of flow runs, and checks of their paths."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
-from flows import pool
 from flows.computed_run import labelled_name, run_name
 from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
-from flows.outputs import require_absolute, require_run
-from flows.pool import lanes_for
+from flows.outputs import absolute_path, require_absolute, require_run
 from flows.reprocess import reprocess_name
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.inference.events import LaneFailed
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
 
@@ -88,37 +81,13 @@ def test_a_run_has_a_plan(tmp_path: Path) -> None:
     require_run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "num_workers", "expected"),
-    [
-        (0.0, 8, 1),
-        (30.0, 8, 1),  # half a minute is one lane, however many workers there are
-        (600.0, 8, 8),
-        (601.0, 0, 2),  # nobody is online yet
-        (6000.0, 8, 16),
-        (6001.0, 4, 12),
-        (180.0, 8, 3),  # of a minute each, and not eight of twenty seconds
-    ],
-)
-def test_lanes_are_a_multiple_of_the_workers(seconds: float, num_workers: int, expected: int) -> None:
-    assert lanes_for(seconds, 600.0, num_workers) == expected
-
-
-@given(st.floats(0, 1e9), st.floats(1, 1e4), st.integers(0, 1000))
-def test_no_lane_is_longer_than_asked_for_or_much_shorter(
-    seconds: float, lane_seconds: float, num_workers: int
-) -> None:
-    num_lanes = lanes_for(seconds, lane_seconds, num_workers)
-    assert num_lanes >= 1
-    assert seconds / num_lanes <= lane_seconds * (1 + 1e-9)
-    assert num_lanes == 1 or seconds / num_lanes >= lane_seconds / 10 * (1 - 1e-9)
-    assert num_lanes < max(1, math.ceil(seconds / lane_seconds)) + max(1, num_workers)
-
-
-def test_only_a_failure_that_may_go_away_is_asked_for_again() -> None:
-    transient = LaneFailed(lane=0, error="LaneError", message="it died", retryable=True)
-    permanent = LaneFailed(lane=0, error="InputError", message="no such file", retryable=False)
-    delay = pool._retry_delay_or_raise("lane 0", transient, Failed(), failures=0)
-    assert delay == pool.RETRY_DELAYS_SECONDS[0]
-    with pytest.raises(InputError, match="no such file"):
-        pool._retry_delay_or_raise("lane 0", permanent, Failed(), failures=0)
+def test_a_path_is_a_model_where_no_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in the pool has another folder, and must mean the same models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "650M").mkdir()
+    (tmp_path / "mine.pt").symlink_to(tmp_path / "blob")
+    (tmp_path / "blob").touch()
+    assert absolute_path("650M") == "650M"
+    assert absolute_path("./650M") == str(tmp_path / "650M")
+    assert absolute_path("mine.pt") == str(tmp_path / "mine.pt")
+    assert absolute_path("absent.pt") == "absent.pt"

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.errors import DeviceLostError, UsageError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail
@@ -84,6 +85,27 @@ def test_only_what_is_missing_is_computed(
     for index in indices:
         assert run.folder.shard(index).read_bytes() == finished_run.folder.shard(index).read_bytes()
     assert compute_missing(run.folder, run.plan, devices) == []
+
+
+def test_a_lane_that_hangs_is_ended(run: MadeRun, set_env: Callable[..., None]) -> None:
+    """As in a driver or a file system that does not answer; its process does not even take SIGTERM."""
+    set_env(VIRNUC_LANE_TIMEOUT=1.5)
+
+    def stop(event: LaneEvent) -> None:
+        if isinstance(event, LaneStarted):
+            os.kill(event.pid, signal.SIGSTOP)
+
+    message = r"lane 0 on cpu hangs: no shard was finished for 2 s \(VIRNUC_LANE_TIMEOUT\), with 2 of 2 to do"
+    with pytest.raises(DeviceLostError, match=message):
+        run_lane(run.folder, (0, 1), "cpu", on_event=stop)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_lane_hangs_after_a_multiple_of_what_its_shards_take(set_env: Callable[..., None]) -> None:
+    assert launcher.lane_timeout([]) == launcher.lane_timeout([1.0, 90.0]) == 1800.0
+    assert launcher.lane_timeout([1.0, 200.0]) == 4000.0
+    set_env(VIRNUC_LANE_TIMEOUT=60)
+    assert launcher.lane_timeout([200.0]) == 60.0
 
 
 def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,45 +85,54 @@ def write(folder: RunFolder, name: str, *events: LaneEvent) -> None:
 def test_journals_are_followed_as_they_come_and_grow(folder: RunFolder) -> None:
     recorder = Recorder()
     watch = LaneWatch(folder, [recorder])
-    watch.poll()
+    watch.follow("lane-0000-a")
+    watch.follow("lane-0001-b")
+    assert watch.poll() == {}
     write(folder, "lane-0001-b", started(1))
     write(folder, "lane-0000-a", started(), done(0), finished())
-    write(folder, "plan-c", failed())
-    watch.poll()
+    write(folder, "lane-0002-c", started(2))  # of another run
+    assert list(watch.poll()) == ["lane-0000-a", "lane-0001-b"]
     write(folder, "lane-0001-b", loaded(1))
     write(folder, "lane-0000-a", done(1))  # a lane that has finished is not read again
-    watch.poll()
+    assert watch.poll() == {"lane-0001-b": [loaded(1)]}
+    watch.leave("lane-0001-b")
+    write(folder, "lane-0001-b", done(1))
+    assert watch.poll() == {}
     first = [("lane-0000-a", event) for event in (started(), done(0), finished())]
     second = [("lane-0001-b", event) for event in (started(1), loaded(1))]
-    assert recorder.seen == [None, *first, second[0], None, second[1], None]
+    assert recorder.seen == [None, *first, second[0], None, second[1], None, None]
     assert [len(report.shards) for report in watch.reports] == [1, 0]
 
 
-def test_earlier_runs_are_skipped_unless_they_are_adopted(folder: RunFolder) -> None:
+def test_entries_of_earlier_runs_are_skipped(folder: RunFolder) -> None:
     write(folder, "lane-0000-old", started(), failed())
-    write(folder, "lane-0001-ours", started(1), loaded(1))
     write(folder, "lane-0002-same", started(2), done(0, 2))
     recorder = Recorder()
     watch = LaneWatch(folder, [recorder])
-    watch.adopt("lane-0001-ours")
+    watch.follow_all(skip=True)
     write(folder, "lane-0000-old", done(0))  # being stopped
     write(folder, "lane-0002-same", started(2, host="other"), done(1, 2))  # the same flow run, retried
+    write(folder, "lane-0003-new", started(3))
+    watch.follow_all()
     watch.poll()
     assert recorder.seen == [
-        *(("lane-0001-ours", started(1)), ("lane-0001-ours", loaded(1))),
-        *(("lane-0002-same", started(2, host="other")), ("lane-0002-same", done(1, 2)), None),
+        *(("lane-0002-same", started(2, host="other")), ("lane-0002-same", done(1, 2))),
+        *(("lane-0003-new", started(3)), None),
     ]
-    assert [len(report.shards) for report in watch.reports] == [0, 1]
+    assert [len(report.shards) for report in watch.reports] == [1, 0]
 
 
-def test_failure_is_the_last_entry_of_a_lane(folder: RunFolder) -> None:
+def test_start_and_failure_are_the_last_of_a_lane(folder: RunFolder) -> None:
     watch = LaneWatch(folder)
     write(folder, "lane-0000-a", started(), failed())
-    write(folder, "lane-0001-b", started(), failed(), started(), finished())
+    write(folder, "lane-0001-b", started(), failed(), started(host="other"), finished())
     write(folder, "lane-0002-c", failed())
+    names = ["lane-0000-a", "lane-0001-b", "lane-0002-c", "lane-0003-d"]
+    for name in names:
+        watch.follow(name)
     watch.poll()
-    failures = [watch.failure(f"lane-000{name}") for name in ("0-a", "1-b", "2-c", "3-d")]
-    assert failures == [failed(), None, failed(), None]
+    assert [watch.failure(name) for name in names] == [failed(), None, failed(), None]
+    assert [watch.start(name) for name in names] == [started(), started(host="other"), None, None]
     assert len(watch.reports) == 2
 
 

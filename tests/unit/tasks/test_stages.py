@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from tasks import stages
-from tasks.stages import find_pending, resumable_task
+from tasks.stages import awaiting_storage, find_pending, resumable_task
 from tests.made_models import MadeRun
 from tests.made_moves import copy_of
 from virnuc_core import pipeline
@@ -22,9 +22,10 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def is_tried_again(error: BaseException) -> bool:
+def is_tried_again(error: BaseException, tries: int = 1) -> bool:
     assert fail.retry_condition_fn is not None
-    return bool(fail.retry_condition_fn(fail, TaskRun.model_construct(), Failed(data=error)))
+    run = TaskRun.model_construct(run_count=tries)
+    return bool(fail.retry_condition_fn(fail, run, Failed(data=error)))
 
 
 def test_only_what_may_go_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +34,31 @@ def test_only_what_may_go_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stages, "stopping", stages.threading.Event())
     stages.stopping.set()
     assert not is_tried_again(LaneError("the process died"))
+
+
+def test_storage_that_is_away_is_waited_for_for_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    assert [is_tried_again(LaneError("died"), tries) for tries in (3, 4)] == [True, False]
+    most = len(stages.RETRY_DELAYS_SECONDS)
+    lost = StorageLostError("shard_00042.h5 cannot be read or written: Stale file handle.")
+    assert [is_tried_again(lost, tries) for tries in (4, most, most + 1)] == [True, True, False]
+    assert sum(stages.RETRY_DELAYS_SECONDS) >= 600
+    assert fail.retries == most
+    assert "fail is tried again in 60 s: shard_00042.h5 cannot be read" in caplog.text
+
+
+def test_reading_waits_for_storage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    errors = iter([OSError(errno.ESTALE, "Stale file handle", "shards")] * 3)
+
+    def read() -> str:
+        for error in errors:
+            raise error
+        return "listed"
+
+    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
+    with pytest.raises(StorageLostError, match="shards cannot be read"):
+        awaiting_storage(read)
+    assert caplog.text.count("waiting 0 s for the run's folder: shards cannot be read") == 2
+    assert awaiting_storage(read) == "listed"
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StorageLostError), (errno.ENOSPC, StorageError)])
