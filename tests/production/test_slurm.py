@@ -96,6 +96,7 @@ def test_one_run_in_a_job(cluster: dict[str, str], genomes: Path, tmp_path: Path
     assert (tmp_path / "scratch" / "virnuc-4000" / "mlflow.db").exists()
 
 
+@pytest.mark.timeout(600)
 def test_workers_as_an_array_of_jobs(cluster: dict[str, str], genomes: Path, tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
