@@ -70,7 +70,7 @@ def train(
     def publish_training(run: Run, tracked: TrackedRun) -> None:
         assert isinstance(run, Training)
         publish(run.folder, run.report, tracked)
-        reports.append(publish_head(run, tracked))
+        reports.append(publish_head(run, tracked, champion=settings.champion))
 
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:

@@ -1,29 +1,39 @@
 """Nightly runs over an inbox: each new file becomes a run, whatever else happens."""
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
-from flows.nightly import nightly
-from tasks.nightly import NightlyReport
+from deployments.register import NightlyChoice, register
+from flows.nightly import PoolFiles, nightly
+from tasks import pool_runs
+from tasks.nightly import NewFile, NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
+from tests.end_to_end.test_pool import Worker
 from tests.made_models import MadeModels
 from virnuc_core import env_config
 from virnuc_core.errors import UsageError
 from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.reader import input_digest
 from virnuc_core.settings import PredictSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -48,8 +58,8 @@ class Inbox:
         (self.folder / name).write_bytes(content)
         os.utime(self.folder / name, (modified, modified))
 
-    def night(self) -> State[NightlyReport]:
-        return nightly(str(self.folder), str(self.out), self.settings, return_state=True)
+    def night(self, **parameters: Any) -> State[NightlyReport]:
+        return nightly(str(self.folder), str(self.out), self.settings, **parameters, return_state=True)
 
 
 @pytest.fixture
@@ -183,6 +193,120 @@ def test_two_nights_at_once_compute_each_file_once(inbox: Inbox) -> None:
     ]
     assert [night.is_completed() for night in nights] == [True, True]
     assert "FilesRejected" in {night.name for night in nights}
+
+
+class StandIn:
+    """Takes the runs of files in the pool, and writes results instead of computing them."""
+
+    def __init__(self) -> None:
+        self.crashes_left = 0
+        self.failure = ""
+
+    def __call__(self, run: FlowRun) -> None:
+        [path] = run.parameters["inputs"]
+        sha256 = input_digest(path).sha256
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(run.id, Running(), force=True)
+            if self.crashes_left:
+                self.crashes_left -= 1
+                state: State[None] = Crashed(message="Process exited with -9")
+            elif self.failure or b"bad" in Path(path).read_bytes():
+                error = self.failure or f"InputError: {path} is truncated."
+                state = Failed(message=f"Flow run encountered an exception: {error}")
+            else:
+                report = RunFolder(Path(run.parameters["out"])).report
+                report.parent.mkdir()
+                counts = {"records": 1, "contigs_virus": 0}
+                report.write_text(json.dumps({"inputs": [{"sha256": sha256}], "counts": counts}))
+                state = Completed()
+            client.set_flow_run_state(run.id, state, force=True)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    register(NightlyChoice())
+    monkeypatch.setattr(pool_runs, "_SECONDS_BETWEEN_POLLS", 0.1)
+    stand_in = StandIn()
+    with Worker(stand_in):
+        yield stand_in
+
+
+def runs_of(inbox: Inbox, name: str) -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs()
+    return [run for run in runs if run.parameters.get("inputs") == [str(inbox.folder / name)]]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_two_nights_in_the_pool_share_one_run_a_file(inbox: Inbox) -> None:
+    for number in range(20):
+        content = b"bad" if number < 3 else str(number).encode()
+        inbox.put(f"{number}.fa", content + str(number).encode(), modified=OLD + number)
+    with ThreadPoolExecutor(2) as threads:
+        nights = list(threads.map(lambda _: inbox.night(mode="pool", files_at_once=4), range(2)))
+    of_files = [statuses(night) for night in nights]
+    for number in range(20):
+        found = sorted(one.get(f"{number}.fa", "gone") for one in of_files)
+        assert found in (
+            [["gone", "rejected"], ["rejected", "waiting"]] if number < 3 else [["done", "kept"]]
+        )
+        [run] = runs_of(inbox, f"{number}.fa")
+        assert "virnuc" in run.tags
+        assert run.work_queue_name == "normal"
+    assert all("another nightly run computed" in str(night.message) for night in nights)
+    reasons = inbox.folder / "rejected"
+    assert len(list(reasons.glob("*.reason.txt"))) == len(list(reasons.glob("?.fa"))) == 3
+
+
+def test_a_failed_run_of_a_file_does_not_block_the_next_night(inbox: Inbox, stand_in: StandIn) -> None:
+    inbox.put("a.fa", b"one")
+    stand_in.failure = "DeviceMemoryError: the GPU is full."
+    night = inbox.night(mode="pool")
+    assert night.is_failed()
+    assert "a.fa: DeviceMemoryError: the GPU is full." in str(night.message)
+    stand_in.failure, stand_in.crashes_left = "", 2
+    assert statuses(inbox.night(mode="pool")) == {"a.fa": "done"}
+    assert sorted(run.state_name or "" for run in runs_of(inbox, "a.fa")) == [
+        "Completed",
+        "Crashed",
+        "Crashed",
+        "Failed",
+    ]
+
+
+def test_a_run_that_crashes_again_and_again_fails_its_file(inbox: Inbox, stand_in: StandIn) -> None:
+    inbox.put("a.fa", b"one")
+    stand_in.crashes_left = 99
+    night = inbox.night(mode="pool")
+    assert night.is_failed()
+    assert "Process exited with -9" in str(night.message)
+    assert len(runs_of(inbox, "a.fa")) == 3
+
+
+def test_a_night_that_ends_early_cancels_its_own_runs_alone(inbox: Inbox) -> None:
+    register(NightlyChoice())
+    new = NewFile(path=inbox.folder / "a.fa", sha256="1" * 64, results=inbox.out / "a")
+
+    @flow
+    def interrupted(files: list[NewFile]) -> None:
+        def end() -> Iterator[NewFile]:
+            yield from files
+            raise KeyboardInterrupt
+
+        parameters = {"settings": inbox.settings, "priority": "bulk"}
+        list(PoolFiles(inbox.out, parameters, files_at_once=9).compute(end()))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted([new])
+    [own] = runs_of(inbox, "a.fa")
+    assert own.state_type == StateType.CANCELLED
+    with get_client(sync_client=True) as client:
+        # As if another night had begun it.
+        client.set_flow_run_state(own.id, Scheduled(), force=True)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted([new])
+        assert client.read_flow_run(own.id).state_type == StateType.SCHEDULED
+        client.set_flow_run_state(own.id, Cancelled(), force=True)
 
 
 def test_a_night_with_nothing_to_do_and_one_that_cannot_begin(inbox: Inbox) -> None:

@@ -1,5 +1,6 @@
 """What a worker tells the Prefect server about its jobs, and asks it."""
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,16 @@ from uuid import uuid4
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
+from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Pending, Running, Scheduled
 
+from deployments.fitness import Fitness
 from deployments.jobs import Job, crash_orphaned_jobs
 from deployments.processes import only_one
 from deployments.register import NightlyChoice, register
-from deployments.server import deployed_versions, is_run_over
+from deployments.server import GPU_POOL, deployed_versions, is_run_over, quarantines
+from tests.end_to_end.conftest import wait_until
 from virnuc_core import __version__
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -83,3 +87,29 @@ def test_a_deployment_says_which_virnuc_its_workers_need(client: SyncPrefectClie
     assert run.deployment_version == __version__
     assert is_run_over(run)  # nobody waits for it
     client.set_flow_run_state(run.id, Cancelled(), force=True)
+
+
+def test_what_is_in_quarantine_is_told_by_events(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+
+    async def nothing() -> str | None:
+        return None
+
+    async def live() -> None:
+        sick, fit, gone = (
+            Fitness("host-123456-gpu", "gpu0", nothing),
+            Fitness("host-123456-gpu", "gpu1", nothing),
+            Fitness("offline-gpu", "gpu0", nothing),
+        )
+        for slot in (sick, fit, gone):
+            slot.quarantine("it is lost")
+        fit.poll()
+        assert fit._check is not None
+        await fit._check
+
+    client.send_worker_heartbeat(GPU_POOL, "host-123456-gpu")
+    asyncio.run(live())
+    wanted = EventFilter(event=EventNameFilter(prefix=["virnuc.slot."]))
+    wait_until(lambda: len(client.read_events(wanted, limit=50).events) == 4)
+    [found] = quarantines()
+    assert (found.name, found.reason) == ("host-123456-gpu gpu0", "it is lost")

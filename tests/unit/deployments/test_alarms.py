@@ -48,14 +48,14 @@ def test_alarms_can_be_registered_and_notify_whom_they_are_told_to() -> None:
     block = uuid4()
     loud = wanted_automations(times, [], block, notify=True)
     targets = [[getattr(action, "block_document_id", None) for action in one.actions] for one in loud]
-    assert targets == [[None], [None], *[[block]] * 5]
+    assert targets == [[None], *[[block]] * (ALL - 1)]
     at_server = [Automation(id=uuid4(), **dict(one)) for one in loud]
-    at_server[2].enabled = False
+    at_server[1].enabled = False
     kept = wanted_automations(times, at_server, None, notify=False)
-    assert [dict(one) for one in kept] == [{**dict(one), "enabled": one.name != loud[2].name} for one in loud]
+    assert [dict(one) for one in kept] == [{**dict(one), "enabled": one.name != loud[1].name} for one in loud]
     off = wanted_automations(times, at_server, None, notify=True)
-    assert {type(one.actions[0]) for one in off[2:]} == {DoNothing}
-    assert {type(one.actions[0]) for one in loud[2:]} == {SendNotification}
+    assert {type(one.actions[0]) for one in off[1:]} == {DoNothing}
+    assert {type(one.actions[0]) for one in loud[1:]} == {SendNotification}
 
 
 def test_alarms_go_by_the_tags_and_states_of_the_flows() -> None:

@@ -319,7 +319,7 @@ def test_a_file_becomes_the_next_version_of_a_model(client: MlflowClient, tmp_pa
     for content in ("first", "second"):
         head.write_text(content)
         with tracked_run("sample", {}, {}) as run:
-            run.register_model("heads-made", head, {"sha256": content}, "# made")
+            run.register_head("heads-made", head, {"sha256": content}, "# made", features=512)
     versions = {int(found.version): found for found in client.search_model_versions("name='heads-made'")}
     assert [versions[number].tags["sha256"] for number in (1, 2)] == ["first", "second"]
     assert versions[2].description == "# made"

@@ -1,0 +1,173 @@
+"""Nightly batches with real workers, and alarms that reach a real webhook."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+from prefect.states import Cancelled, Pending
+
+from deployments.register import NIGHTLY
+from tests.end_to_end.conftest import random_dna, wait_until
+from tests.production.conftest import SETTINGS, Stack
+from virnuc_core.env_config import reload
+
+pytestmark = pytest.mark.slow
+
+BLOCK = "custom-webhook/nights"
+
+
+class Webhook(HTTPServer):
+    """Keeps the messages that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Receiver)
+        self.messages: list[dict[str, str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook"
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Webhook)
+        self.server.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    with Webhook() as webhook:
+        threading.Thread(target=webhook.serve_forever, daemon=True).start()
+        monkeypatch.setenv("VIRNUC_NOTIFY_URL", webhook.url)
+        reload()
+        yield webhook
+        webhook.shutdown()
+
+
+@pytest.fixture
+def folders(stack: Stack, webhook: Webhook, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Inbox and results of the nightly batch; its schedule is paused."""
+    inbox, out = tmp_path / "inbox", tmp_path / "out"
+    inbox.mkdir()
+    quick = ("--devices", SETTINGS["devices"][0], "--files-at-once", "3", "--settle-seconds", "0")
+    deadline = ("--cron", "0 2 * * *", "--timezone", "UTC", "--done-by", "02:01")
+    choice = ("--inbox", inbox, "--out", out, *quick, *deadline, "--notify", BLOCK)
+    done = stack.shell("virnuc_cli", "deploy", *choice)
+    assert done.returncode == 0, done.stderr
+    [schedule] = stack.client.read_deployment_schedules(stack.client.read_deployment_by_name(NIGHTLY).id)
+    stack.client.update_deployment_schedule(schedule.deployment_id, schedule.id, active=False)
+    for automation in stack.client.read_automations():
+        stack.client.resume_automation(automation.id)
+    yield inbox, out
+    assert stack.shell("virnuc_cli", "deploy", "--notify", "none").returncode == 0
+
+
+def begin_night(stack: Stack, **parameters: Any) -> UUID:
+    deployment = stack.client.read_deployment_by_name(NIGHTLY)
+    return stack.client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+
+
+def ended(stack: Stack, run_id: UUID) -> FlowRun | None:
+    run = stack.client.read_flow_run(run_id)
+    return run if run.state is not None and run.state.is_final() else None
+
+
+def disable(stack: Stack, *names: str) -> None:
+    """Turns off the alarms of this name, which other runs of the tests would raise."""
+    for automation in stack.client.read_automations():
+        if automation.name in names:
+            stack.client.pause_automation(automation.id)
+
+
+@pytest.mark.timeout(1800)
+def test_two_nights_at_once_over_twenty_files_three_of_them_broken(
+    stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
+) -> None:
+    inbox, out = folders
+    for number in range(20):
+        text = "no sequence at all\n" if number < 3 else f">c{number}\n{random_dna(600, seed=number)}\n"
+        (inbox / f"{number:02}.fa").write_text(text)
+    disable(stack, "virnuc: a nightly run is not done in time")
+    nights = [begin_night(stack) for _ in range(2)]
+    runs = [wait_until(lambda night=night: ended(stack, night), 1500) for night in nights]  # type: ignore[misc]
+    assert {run.state_type for run in runs} == {StateType.COMPLETED}, [run.state for run in runs]
+    assert "FilesRejected" in {run.state_name for run in runs}
+
+    results = [path.parent.name[:2] for path in out.glob("*/run.json")]
+    assert sorted(results) == [f"{number:02}" for number in range(3, 20)]
+    children = [child for night in nights for child in stack.children(night).values()]
+    asked = sorted(child.parameters["inputs"][0] for child in children)
+    assert asked == [str(inbox / f"{number:02}.fa") for number in range(20)]
+    assert all("virnuc" in child.tags and child.work_queue_name == "bulk" for child in children)
+    for number in range(3):
+        reason = inbox / "rejected" / f"{number:02}.fa.reason.txt"
+        assert "neither FASTA nor FASTQ" in reason.read_text()
+    wait_until(lambda: webhook.messages, 30)
+    [alarm] = webhook.messages
+    assert alarm["subject"].endswith(" ended as FilesRejected")
+    assert "rejected" in alarm["body"]
+
+
+def test_a_night_whose_parent_is_killed_goes_on_with_its_runs(
+    stack: Stack, webhook: Webhook, folders: tuple[Path, Path], examples_dir: Path
+) -> None:
+    inbox, out = folders
+    shutil.copy(examples_dir / "contigs.fa.gz", inbox)
+    night = begin_night(stack)
+    wait_until(lambda: stack.children(night), 120)
+    stack.process_of(night).kill()
+    stack.wait_for(night, "Crashed", 60)
+    wait_until(lambda: any("Crashed" in message["subject"] for message in webhook.messages), 30)
+    wait_until(lambda: list(out.glob("contigs-*/run.json")), 300)
+    again = begin_night(stack)
+    assert stack.wait_for(again, "Completed", 200).state is not None
+    assert stack.children(again) == {}
+
+
+def shorten(stack: Stack, name: str) -> None:
+    """Lets an automation wait for ten seconds."""
+    [found] = stack.client.read_automations_by_name(name)
+    assert isinstance(found.trigger, EventTrigger)
+    found.trigger.within = timedelta(seconds=10)
+    stack.client.update_automation(found.id, AutomationCore.model_validate(found.model_dump(exclude={"id"})))
+
+
+def test_a_run_that_does_not_begin_is_taken_for_crashed(stack: Stack) -> None:
+    shorten(stack, "virnuc: runs that do not begin have crashed")
+    lane = stack.client.read_deployment_by_name("embed-lane/cpu")
+    asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cpu", "token": "0"}
+    run = stack.client.create_flow_run_from_deployment(lane.id, parameters=asked, state=Pending())
+    stack.wait_for(run.id, "Crashed", 90)
+    assert stack.shell("virnuc_cli", "deploy").returncode == 0
+
+
+def test_a_night_that_no_worker_takes_raises_an_alarm_soon_and_at_its_deadline(
+    stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
+) -> None:
+    shorten(stack, "virnuc: a nightly run does not begin")
+    nights = stack.client.read_work_queue_by_name("nights", work_pool_name="virnuc-runs")
+    stack.client.update_work_queue(nights.id, is_paused=True)
+    night = begin_night(stack)
+    try:
+        wait_until(lambda: len(webhook.messages) == 2, 180)
+    finally:
+        stack.client.set_flow_run_state(night, Cancelled(), force=True)
+        stack.client.update_work_queue(nights.id, is_paused=False)
+    first, second = webhook.messages
+    assert first["subject"].endswith(" does not begin")
+    assert second["subject"].endswith(" is not done")
+    assert second["body"].startswith("It is Late ")
