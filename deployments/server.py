@@ -78,9 +78,9 @@ def server_failure() -> Exception | None:
 
 
 def missing_pools() -> list[str]:
-    """Work pools that the server does not have yet."""
+    """Work pools for processes that the server does not have, not yet or because they are for a cluster."""
     with connect() as client:
-        existing = {pool.name for pool in client.read_work_pools()}
+        existing = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
     return [name for name in POOLS if name not in existing]
 
 
