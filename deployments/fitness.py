@@ -195,6 +195,7 @@ async def fault_of_program(
             stdout=subprocess.DEVNULL,
             stderr=said,
             pass_fds=[file.fileno() for file in held],
+            start_new_session=True,  # a signal to the worker is no verdict on the device
         )
         try:
             async with asyncio.timeout(_PROGRAM_SECONDS):

@@ -83,6 +83,19 @@ def traffic_table(results: Results) -> str:
     return markdown(f"what|a lane|10^9 frames, {lanes:,} lanes of {_DEFAULT_MINUTES} min", cells)
 
 
+def requests_table(results: Results) -> str:
+    """Requests of a parent for a lane without work, by version of virnuc."""
+    measured = results["lane_requests"]
+    kinds = dict.fromkeys(kind for found in measured.values() for kind in found["requests"])
+    rows = [
+        (f"`{kind}`", *(f"{found['requests'].get(kind, 0) / found['lanes']:.2f}" for found in measured.values()))
+        for kind in kinds
+    ]
+    in_all = ("all", *(f"**{found['in_all'] / found['lanes']:.2f}**" for found in measured.values()))
+    heads = "|".join(f"{commit}, {found['lanes']:,} lanes" for commit, found in measured.items())
+    return markdown(f"requests for a lane|{heads}", [*rows, in_all])
+
+
 def work_rows(results: Results) -> Iterator[Json]:
     """GPU time of a billion frames."""
     for row in results["lane_simulation"]["work"]:
@@ -168,6 +181,8 @@ def command_rows(results: Results) -> Iterator[Json]:
     yield {"file": "lane_overhead", "command": measured["command"].strip(), "machine": where}
     simulated = {"command": results["lane_simulation"]["command"], "machine": "the same for every machine"}
     yield {"file": "lane_simulation", **simulated}
+    asked = "python -m benchmarks.lane_requests --commit COMMIT"
+    yield {"file": "lane_requests", "command": asked, "machine": "as for lane_overhead, busier"}
 
 
 TABLES: Final[dict[str, MakeTable]] = {
@@ -180,6 +195,7 @@ TABLES: Final[dict[str, MakeTable]] = {
         server_rows,
     ),
     "traffic": traffic_table,
+    "requests": requests_table,
     "work": table(
         "models|frames/s, one GPU|GPU hours|8 GPUs|100 GPUs|1,000 GPUs|files",
         "{models}|{frames_per_second:count}|{hours:count}|{on_8:.1f} h|{on_100:.1f} h|{minutes_on_1000:.0f} min|{names}",
