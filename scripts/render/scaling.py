@@ -10,6 +10,7 @@ from scripts.render.tables import FORMATS, Json, MakeTable, Results, markdown, t
 _BILLION: Final = 10**9
 # Default of `lane_minutes`.
 _DEFAULT_MINUTES: Final = 10
+_FEW_REQUESTS: Final = 0.05  # of a lane, not worth a row
 _percent = FORMATS["percent"]
 
 
@@ -87,9 +88,14 @@ def requests_table(results: Results) -> str:
     """Requests of a parent for a lane without work, by version of virnuc."""
     measured = results["lane_requests"]
     kinds = dict.fromkeys(kind for found in measured.values() for kind in found["requests"])
-    rows = [
-        (f"`{kind}`", *(f"{found['requests'].get(kind, 0) / found['lanes']:.2f}" for found in measured.values()))
+    shares = {
+        kind: [found["requests"].get(kind, 0) / found["lanes"] for found in measured.values()]
         for kind in kinds
+    }
+    rows = [
+        (f"`{kind}`", *(f"{share:.2f}" for share in each))
+        for kind, each in shares.items()
+        if max(each) >= _FEW_REQUESTS
     ]
     in_all = ("all", *(f"**{found['in_all'] / found['lanes']:.2f}**" for found in measured.values()))
     heads = "|".join(f"{commit}, {found['lanes']:,} lanes" for commit, found in measured.items())
