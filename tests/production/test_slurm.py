@@ -96,6 +96,7 @@ def test_one_run_in_a_job(cluster: dict[str, str], genomes: Path, tmp_path: Path
     assert (tmp_path / "scratch" / "virnuc-4000" / "mlflow.db").exists()
 
 
+@pytest.mark.timeout(900)
 def test_workers_as_an_array_of_jobs(cluster: dict[str, str], genomes: Path, tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
@@ -112,7 +113,7 @@ def test_workers_as_an_array_of_jobs(cluster: dict[str, str], genomes: Path, tmp
             try:
                 server = Server(client=client)
                 run_id = server.ask(inputs=[str(genomes)], out=str(tmp_path / "run"))
-                server.wait_for(run_id, "Completed")
+                server.wait_for(run_id, "Completed", 500)
                 lanes = [run for run in server.children(run_id).values() if run.name.startswith("lane")]
                 workers = {run.labels["prefect.worker.name"] for run in lanes}
             finally:
