@@ -213,6 +213,11 @@ def _reading_registry(what: str) -> Iterator[None]:
         ) from error
 
 
+def store_name() -> str:
+    """The store of the present settings, without secrets."""
+    return without_secrets(env().tracking_uri or f"SQLite in {env().home.resolve()}")
+
+
 def is_refused(error: Exception) -> bool:
     """Whether MLflow will never take what it was given."""
     from mlflow.exceptions import MlflowException
