@@ -84,7 +84,10 @@ class Fitness:
             self._emit(QUARANTINED, reason)
 
     async def _run_check(self) -> None:
-        reason = await self._find_fault()
+        try:
+            reason = await self._find_fault()
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = f"its check failed: {error!r}"
         if self._due < math.inf:
             return  # something has happened since
         self._is_checked = True
@@ -195,6 +198,7 @@ async def fault_of_program(
             stdout=subprocess.DEVNULL,
             stderr=said,
             pass_fds=[file.fileno() for file in held],
+            start_new_session=True,  # a signal to the worker is no verdict on the device
         )
         try:
             async with asyncio.timeout(_PROGRAM_SECONDS):

@@ -28,6 +28,21 @@ _PULSE: Final = "virnuc.worker.pulse"
 _log = logging.getLogger(__name__)
 
 
+class SteadyServer:
+    """Since when the Prefect server has answered without a break."""
+
+    def __init__(self, window: float, now: float) -> None:
+        self._window = window
+        self._since = now
+
+    def confirm(self, silent: list[UUID] | None, now: float) -> list[UUID]:
+        """Runs that are lost, of those that are silent; None for a server that did not answer."""
+        if silent is None:
+            self._since = now
+            return []
+        return silent if now - self._since > self._window else []
+
+
 async def crash_lost_runs(worker: str, window: float = WINDOW_SECONDS, every: float = PULSE_SECONDS) -> None:
     """Marks runs without a heartbeat for `window` seconds as Crashed; looks every `every` seconds until cancelled.
 
@@ -36,26 +51,22 @@ async def crash_lost_runs(worker: str, window: float = WINDOW_SECONDS, every: fl
     from prefect.events import emit_event
 
     resource = f"virnuc.worker.{worker}"
-    steady_since = time.monotonic()
+    server = SteadyServer(window, time.monotonic())
     while True:
         pulse = datetime.now(UTC)
         emit_event(_PULSE, {"prefect.resource.id": resource})
         await asyncio.sleep(every)
         try:
             async with asyncio.timeout(every):
-                lost = await asyncio.to_thread(_find_lost_runs, resource, pulse, timedelta(seconds=window))
-                if lost is None:
-                    steady_since = time.monotonic()
-                elif time.monotonic() - steady_since > window:
-                    for run_id in lost:
-                        message = f"No heartbeat for {window:.0f} s."
-                        await asyncio.to_thread(crash_run, run_id, message)
+                silent = await asyncio.to_thread(find_silent_runs, resource, pulse, timedelta(seconds=window))
+                for run_id in server.confirm(silent, time.monotonic()):
+                    await asyncio.to_thread(crash_run, run_id, f"No heartbeat for {window:.0f} s.")
         except (httpx.HTTPError, RuntimeError, TimeoutError) as error:
-            steady_since = time.monotonic()
+            server.confirm(None, time.monotonic())
             _log.warning("the Prefect server does not answer (%r): no run is taken for lost meanwhile", error)
 
 
-def _find_lost_runs(resource: str, pulse: datetime, window: timedelta) -> list[UUID] | None:
+def find_silent_runs(resource: str, pulse: datetime, window: timedelta) -> list[UUID] | None:
     """Runs that have had heartbeats, but none for `window`; None when the event at `pulse` has not arrived."""
     from prefect.client.schemas.filters import FlowRunFilter
 
@@ -65,7 +76,7 @@ def _find_lost_runs(resource: str, pulse: datetime, window: timedelta) -> list[U
     )
     with connect() as client:
         last = _last_events(client, now - window)
-        if last.get(resource, now - window) < pulse:
+        if resource not in last or last[resource] < pulse:
             return None
         runs = read_pages(lambda **page: client.read_flow_runs(flow_run_filter=started, **page))
         silent = {

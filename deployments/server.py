@@ -53,6 +53,7 @@ POOLS: Final[Mapping[str, Pool]] = {
 Item = TypeVar("Item")
 
 _PAGE_SIZE: Final = 200  # the server's maximum
+_EVENTS_PAGE_SIZE: Final = 50  # as well
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +78,9 @@ def server_failure() -> Exception | None:
 
 
 def missing_pools() -> list[str]:
-    """Work pools that the server does not have yet."""
+    """Work pools for processes that the server does not have, not yet or because they are for a cluster."""
     with connect() as client:
-        existing = {pool.name for pool in client.read_work_pools()}
+        existing = {pool.name for pool in client.read_work_pools() if pool.type == "process"}
     return [name for name in POOLS if name not in existing]
 
 
@@ -153,7 +154,8 @@ def quarantines() -> list[Quarantine]:
     online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
     with connect() as client:
         names = {each.name for pool in POOLS for each in _workers(client, pool, online)}
-        page = client.read_events(EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS])))
+        about_slots = EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS]))
+        page = client.read_events(about_slots, limit=_EVENTS_PAGE_SIZE)
         events = list(page.events)
         while page.next_page:
             page = client.read_events_page(str(page.next_page))

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
 from asyncio import TaskGroup
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -119,7 +121,11 @@ def _prefect_server(stack: Stack) -> Program:
     return Program(
         name="Prefect server",
         command=(sys.executable, "-m", "prefect", *start),
-        environment={"PREFECT_SERVER_LOGGING_LEVEL": "WARNING", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
+        environment={
+            "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_METRICS_ENABLED": "true",
+        },
         log=stack.folder / "prefect.log",
         max_restarts=_MAX_RESTARTS,
     )
@@ -132,9 +138,14 @@ def _mlflow_server(stack: Stack) -> Program:
     store = ("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}")
     # Everything is on this machine: runs write their files themselves, as they do without a server.
     files = ("--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri())
+    counters = stack.folder / "mlflow-metrics"
+    shutil.rmtree(counters, ignore_errors=True)  # of earlier processes
+    # Of the extra `metrics`.
+    is_counting = find_spec("prometheus_flask_exporter") is not None
+    metrics = ("--expose-prometheus", str(counters)) if is_counting else ()
     return Program(
         name="MLflow server",
-        command=(sys.executable, "-m", "mlflow", "server", *address, *store, *files),
+        command=(sys.executable, "-m", "mlflow", "server", *address, *store, *files, *metrics),
         # Its seven processes for jobs have nothing to do here.
         environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
         log=stack.folder / "mlflow.log",

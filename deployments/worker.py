@@ -102,7 +102,8 @@ def work(choice: WorkerChoice) -> None:
                 time.sleep(1)
         if missing := missing_pools():
             raise UsageError(
-                f"the Prefect server at {url} has no work pool {' and no '.join(missing)}: make them with `virnuc deploy`."
+                f"the Prefect server at {url} has no work pool {' and no '.join(missing)} for processes: make them with "
+                "`virnuc deploy`, or in a cluster start `prefect worker start --type kubernetes`."
             )
         from deployments.device_worker import SlotWorker, run_workers
         from deployments.fitness import Host, Slot

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect.runtime import flow_run
@@ -13,15 +14,18 @@ from tasks.artifacts import add_run_tag
 from tasks.lanes import current_progress
 from tasks.pages.markdown import size
 from tasks.publishing import PROJECT_TAG, link_run, params_of, prefect_tags, publish
-from tasks.stages import as_tasks
+from tasks.registry import Config, has_registered_heads, with_registered_heads
+from tasks.stages import as_tasks, resumable_task
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
-from virnuc_core.remote import file_name
+from virnuc_core.remote import file_name, require_shared_staging
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.settings import LaneSettings
+from virnuc_core.settings import LaneMode, LaneSettings
+
+fetch_heads = resumable_task(with_registered_heads).with_options(name="fetch-heads")
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +62,19 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> FlowLanes:
 
 def _publish(run: Run, tracked: TrackedRun) -> None:
     publish(run.folder, run.report, tracked)
+
+
+def resolve_heads(config: Config, mode: LaneMode, before: Path | None) -> Config:
+    """Replaces heads of the MLflow registry by paths, with the versions of `before`, the plan of an earlier attempt.
+
+    Raises:
+        VirnucError: there is no such head, or other processes could not see its file.
+    """
+    if not has_registered_heads(config):
+        return config
+    if mode == "pool":
+        require_shared_staging("a head of the MLflow registry")
+    return fetch_heads(config, before)
 
 
 def compute_run(

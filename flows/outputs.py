@@ -46,8 +46,8 @@ def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
     """Checks paths as `require_absolute`; for URLs in mode pool, UsageError unless VIRNUC_STAGING names a folder."""
     names = [*inputs, out]
     require_absolute(*itertools.filterfalse(is_url, names))
-    if mode == "pool":
-        require_shared_staging(names)
+    if mode == "pool" and (urls := list(filter(is_url, names))):
+        require_shared_staging(urls[0])
 
 
 def require_absolute(*paths: str) -> None:

@@ -70,7 +70,7 @@ def train(
     def publish_training(run: Run, tracked: TrackedRun) -> None:
         assert isinstance(run, Training)
         publish(run.folder, run.report, tracked)
-        reports.append(publish_head(run, tracked))
+        reports.append(publish_head(run, tracked, champion=settings.champion))
 
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
@@ -84,8 +84,9 @@ def train(
 
 
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:
-    read = files.paths if settings.groups is None else (*files.paths, settings.groups)
-    require_absolute(*itertools.filterfalse(is_url, read), str(head))
+    groups = () if settings.groups is None else (settings.groups,)
+    read = (*itertools.filterfalse(is_url, files.paths), *groups)
+    require_absolute(*read, str(head))
     require_head_name(head)
     for written in (head, card_of(head)):
         require_no_input(written, read)

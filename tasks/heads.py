@@ -103,7 +103,7 @@ def card_of(head: Path) -> Path:
 
 
 @resumable_task
-def publish_head(run: Training, tracked: TrackedRun) -> TrainingReport:
+def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> TrainingReport:
     """Writes the head's card, shows head and metrics in Prefect and MLflow, and registers the model there."""
     head, levels, folder = run.head, run.head.levels, run.folder.training
     text, page = head_card(run, levels), head_page(run, levels)
@@ -122,7 +122,12 @@ def publish_head(run: Training, tracked: TrackedRun) -> TrainingReport:
     tracked.log_points(curves)
     files = ("records.tsv", "figures.json", *_PLOTS)
     tracked.log_files([card_of(head.path), *(folder / name for name in files)])
-    tracked.register_model(registered_name(run.plan), head.path, {"sha256": head.fingerprint}, page)
+    facts = {"sha256": head.fingerprint, "chunk_length": str(run.plan.chunk_length)}
+    facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in run.plan.models}
+    features = head.trained.classifier.in_features
+    tracked.register_head(
+        registered_name(run.plan), head.path, facts, page, features=features, champion=champion
+    )
     tracked.describe(page)
     return TrainingReport(run=run.report, head=head)
 

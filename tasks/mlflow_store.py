@@ -5,7 +5,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from virnuc_core.env_config import env
-from virnuc_core.errors import UsageError
+from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.models import Model
 
 EXPERIMENT: Final = "virnuc"
 RECORD_TAG: Final = "virnuc.record"
+CHAMPION: Final = "champion"  # alias of the version that is to be used
 # Larger files stay in the run's folder only, whose path is a tag.
 MAX_ARTIFACT_BYTES: Final = 20_000_000
 # Runs with metrics to compare, and not conversations: MLflow has other pages for those.
@@ -136,18 +138,84 @@ def _log_file(client: "MlflowClient", run_id: str, path: Path) -> None:
 def _register_model(client: "MlflowClient", run_id: str, entry: Entry) -> None:
     from mlflow.exceptions import MlflowException
 
-    name = entry["name"]
-    client.log_artifact(run_id, entry["path"], "model")
+    name, path = entry["name"], Path(entry["path"])
+    client.log_artifact(run_id, str(path), "model")
+    with tempfile.TemporaryDirectory() as scratch:
+        described = Path(scratch) / "MLmodel"
+        _model_of(run_id, path.name, entry).save(described)
+        client.log_artifact(run_id, str(described), "model")
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    if not client.search_model_versions(f"name='{name}' and run_id='{run_id}'"):
-        source = f"runs:/{run_id}/model"
-        client.create_model_version(
-            name, source, run_id, tags=entry["tags"], description=entry["description"]
+    found = list(client.search_model_versions(f"name='{name}' and run_id='{run_id}'"))
+    if not found:
+        source, text = f"runs:/{run_id}/model", entry["description"]
+        found = [client.create_model_version(name, source, run_id, tags=entry["tags"], description=text)]
+    if entry["champion"] or CHAMPION not in client.get_registered_model(name).aliases:
+        client.set_registered_model_alias(name, CHAMPION, found[0].version)
+
+
+def _model_of(run_id: str, file: str, entry: Entry) -> "Model":
+    """MLflow's description of a head: vectors of its models in, probability of virus out."""
+    import numpy as np
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    signature = ModelSignature(
+        Schema([TensorSpec(np.dtype(np.float32), (-1, entry["features"]), "vectors")]),
+        Schema([TensorSpec(np.dtype(np.float32), (-1,), "p_virus")]),
+    )
+    model = Model("model", run_id, signature=signature, metadata=entry["tags"])
+    return model.add_flavor("virnuc", data=file)
+
+
+def find_version(name: str, alias: str | None, version: str | None) -> tuple[str, Mapping[str, str]]:
+    """Number and tags of a version of a registered model, by alias or number.
+
+    Raises:
+        CheckpointError: there is none.
+        StorageLostError: the registry cannot be read.
+    """
+    with _reading_registry(f"{name}@{alias}" if alias else f"{name}/{version}"):
+        client, _ = _connect()
+        found = (
+            client.get_model_version_by_alias(name, alias)
+            if alias
+            else client.get_model_version(name, str(version))
         )
+        return str(found.version), found.tags
+
+
+def download_version(name: str, version: str, folder: Path) -> None:
+    """Copies the files of a version of a registered model; raises as `find_version`."""
+    with _reading_registry(f"{name}/{version}"):
+        from mlflow.artifacts import download_artifacts
+
+        client, _ = _connect()
+        place = client.get_model_version_download_uri(name, version)
+        download_artifacts(place, dst_path=str(folder), tracking_uri=client.tracking_uri)
+
+
+@contextmanager
+def _reading_registry(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # clients of artifact stores raise what their libraries do
+        if is_refused(error):
+            raise CheckpointError(
+                f"there is no head models:/{what} in the MLflow registry ({first_line(error)}): see its page, and "
+                "MLFLOW_TRACKING_URI."
+            ) from error
+        raise StorageLostError(
+            f"models:/{what} cannot be read from the MLflow registry ({first_line(error)}): run the same command again."
+        ) from error
+
+
+def store_name() -> str:
+    """The store of the present settings, without secrets."""
+    return without_secrets(env().tracking_uri or f"SQLite in {env().home.resolve()}")
 
 
 def is_refused(error: Exception) -> bool:
@@ -228,10 +296,11 @@ def _store_failures() -> tuple[type[Exception], ...]:
 
 def _connect() -> tuple["MlflowClient", str]:
     # Read by MLflow on use. They prevent telemetry, which also delays process exit; minutes of waiting when a server is
-    # down, since what it does not take is kept for later; and the address of each run on stdout.
+    # down, since what it does not take is kept for later; progress bars, and the address of each run on stdout.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow import MlflowClient
 

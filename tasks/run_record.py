@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
-from tasks.mlflow_store import Entry, MlflowStore, first_line, is_refused
+from tasks.mlflow_store import Entry, MlflowStore, first_line, is_refused, store_name
 from virnuc_core.env_config import env
 from virnuc_core.errors import StorageLostError
 from virnuc_core.files import parse_object
@@ -66,17 +66,20 @@ class RunRecord:
 
     @classmethod
     def reopen(cls, folder: Path) -> "RunRecord | None":
-        """A record that an earlier run left; None while its process lives."""
+        """A record that an earlier run left for the present store; None while its process lives."""
         try:
             lock = (folder / "lock").open("r+")
         except OSError:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.read() == store_name():
+                return cls(folder.resolve(), lock)
+            _log.info("%s is for another MLflow than %s", folder, store_name())
         except OSError:
-            lock.close()
-            return None
-        return cls(folder.resolve(), lock)
+            _log.info("%s: its run is at work", folder)
+        lock.close()
+        return None
 
     def send(self, entry: Entry) -> None:
         """Writes an entry to MLflow, or keeps it."""
@@ -142,16 +145,16 @@ def earlier_records(*parents: Path) -> Iterator[Path]:
                 yield path
 
 
-def complete_records(parents: Iterable[Path]) -> int:
-    """Completes the records in these folders; returns their number.
+def complete_records(parents: Iterable[Path]) -> tuple[int, int]:
+    """Completes the records in these folders; returns their number, and that of those of living runs and other stores.
 
     Raises:
         StorageLostError: MLflow cannot be written.
     """
-    completed = 0
+    completed = left = 0
     for folder in earlier_records(*parents):
         if (record := RunRecord.reopen(folder)) is None:
-            _log.warning("%s: its run is still at work, and completes it itself", folder)
+            left += 1
         elif failure := record.complete():
             raise StorageLostError(
                 f"MLflow cannot be written ({failure}): see to MLFLOW_TRACKING_URI and its server, and run `virnuc track` "
@@ -159,7 +162,7 @@ def complete_records(parents: Iterable[Path]) -> int:
             )
         else:
             completed += 1
-    return completed
+    return completed, left
 
 
 def _make_locked(folder: Path) -> RunRecord:
@@ -169,6 +172,8 @@ def _make_locked(folder: Path) -> RunRecord:
     hidden.mkdir()
     lock = (hidden / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.write(store_name())
+    lock.flush()
     hidden.rename(folder)
     return RunRecord(folder, lock)
 

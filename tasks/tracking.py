@@ -144,9 +144,35 @@ class TrackedRun:
         else:
             self.log_files([path])
 
-    def register_model(self, name: str, path: Path, tags: Mapping[str, str], description: str) -> None:
-        """Registers a file as the next version of a model; tags and description (Markdown) are the version's."""
-        self._send("model", name=name, path=str(path.absolute()), tags=dict(tags), description=description)
+    def register_head(
+        self,
+        name: str,
+        path: Path,
+        tags: Mapping[str, str],
+        description: str,
+        *,
+        features: int,
+        champion: bool = False,
+    ) -> None:
+        """Registers a head as the next version of a model, and as its champion if asked for or if there is none.
+
+        Args:
+            name: of the model.
+            path: of the head.
+            tags: of the version.
+            description: of the version, in Markdown.
+            features: length of the vectors that the head takes.
+            champion: whether it takes the place of the present champion.
+        """
+        self._send(
+            "model",
+            name=name,
+            path=str(path.absolute()),
+            tags=dict(tags),
+            description=description,
+            features=features,
+            champion=champion,
+        )
 
     def describe(self, markdown: str) -> None:
         """Sets the text on the run's page."""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
@@ -176,11 +176,11 @@ def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", fo
     """
     from flows.outputs import require_run
     from virnuc_cli.preflight import require_known_models
-    from virnuc_core.models.catalogue import resolve_head
+    from virnuc_core.models.catalogue import is_registered, resolve_head
 
     require_run(Path(run))
     require_known_models(settings)
-    for head in filter(None, (settings.head, settings.dna_head)):
+    for head in filterfalse(is_registered, filter(None, (settings.head, settings.dna_head))):
         resolve_head(head)
     with _flow("reprocess", lanes) as move:
         return move(run, settings, force)
@@ -348,11 +348,17 @@ def _drop_empty_table(path: Path) -> None:
 def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.outputs import require_no_input
+    from tasks.registry import registered_head
     from virnuc_cli.preflight import folder_of
+    from virnuc_core.models.catalogue import is_registered
     from virnuc_core.results.rescore import score_embeddings  # imports torch
 
     require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
     folder_of(Path(out))
+    if is_registered(head):
+        head = str(registered_head(head))
+    if dna_head is not None and is_registered(dna_head):
+        dna_head = str(registered_head(dna_head))
     rows = score_embeddings(Path(embeddings), head, Path(out), dna_head)
     return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 

@@ -8,7 +8,6 @@ only the given file.
 
 import copy
 import difflib
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from click.core import ParameterSource
 
 from virnuc_core.env_config import SECRETS, VARIABLES, environment_defaults, user_config_folder, value_of
 from virnuc_core.errors import UsageError
-from virnuc_core.plain_text import visible
+from virnuc_core.plain_text import visible, without_secrets
 from virnuc_core.settings import PRESETS
 
 LOCAL_FILE: Final = "virnuc.toml"
@@ -288,8 +287,6 @@ def _toml(value: object) -> str:
 
 Source = Literal["flag", "environment variable", "file", "preset", "default"]
 
-_PASSWORD: Final = re.compile(r"//[^/@]*@")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
@@ -317,11 +314,6 @@ class Origin:
             value = "-" if self.value is None else str(self.value)
         source = self.where if self.source == "file" else f"{self.source} {self.where}".rstrip()
         return self.setting, visible(value), visible(source)
-
-
-def without_password(text: str) -> str:
-    """Removes users and passwords from URLs in a text."""
-    return _PASSWORD.sub("//***@", text)
 
 
 def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
@@ -392,7 +384,7 @@ def environment_origins(settings: FileSettings) -> Iterator[Origin]:
         if value is None:
             yield Origin(setting=name, value=defaults.get(name), source="default")
             continue
-        value = "***" if name in SECRETS else without_password(value)
+        value = "***" if name in SECRETS else without_secrets(value)
         if name in settings.environment:
             yield Origin(setting=name, value=value, source="file", where=settings.environment[name].origin)
         else:

@@ -14,13 +14,13 @@ from virnuc_cli.config import (
     read_settings_files,
     settings_of,
     variable_of,
-    without_password,
 )
 from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core.doctor import checks, host
 from virnuc_core.doctor.host import Finding
 from virnuc_core.env_config import VARIABLES, env, names_with_prefix
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
     from deployments.server import Quarantine
@@ -90,7 +90,7 @@ def prefect_findings() -> Iterator[Finding]:
         found = "none is set: a temporary one runs for the length of each command"
         yield Finding("prefect", "server", "ok", found)
         return
-    shown = without_password(url)
+    shown = without_secrets(url)
     try:
         version, quarantined = _ask_server()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RuntimeError) as error:
@@ -98,7 +98,7 @@ def prefect_findings() -> Iterator[Finding]:
         if is_refusal:
             found, advice = f"{shown} refuses this client: not authorized", _PREFECT_AUTH
         else:
-            found, advice = f"{shown} does not answer ({without_password(str(error))})", _PREFECT_SERVER
+            found, advice = f"{shown} does not answer ({without_secrets(str(error))})", _PREFECT_SERVER
         yield Finding("prefect", "server", "problem", found, advice)
         return
     found = f"{shown} answers, version {version}"
@@ -134,9 +134,9 @@ def store_findings() -> Iterator[Finding]:
     """Whether MLflow's store is reachable and writable."""
     from tasks.mlflow_store import check_store  # imports httpx
 
-    where = without_password(env().tracking_uri or f"SQLite in {env().home}")
+    where = without_secrets(env().tracking_uri or f"SQLite in {env().home}")
     if reason := check_store():
-        found = f"{where} cannot be written ({without_password(reason)})"
+        found = f"{where} cannot be written ({reason})"
         advice = "results are whole without it, but not recorded: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
         yield Finding("mlflow", "store", "problem", found, advice)
     else:

@@ -49,8 +49,9 @@ def track(runs: tuple[str, ...]) -> Answer:
         folders = [RunFolder(folder).tracking for folder in found if folder.is_dir()]
         if not folders:
             raise InputError(f"{', '.join(runs)} is no folder of a run. Give the --out of a run.")
-    completed = complete_records(folders)
-    return Answer({"completed": completed}, f"{completed} records completed in MLflow")
+    completed, left = complete_records(folders)
+    more = f"; {left} left, of runs at work or for another MLFLOW_TRACKING_URI" if left else ""
+    return Answer({"completed": completed, "left": left}, f"{completed} records completed in MLflow{more}")
 
 
 @command(

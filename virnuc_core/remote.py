@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,12 +64,16 @@ def output_path(out: str) -> Path:
     return _staged(out.rstrip("/"), "outputs") / file_name(out)
 
 
-def require_shared_staging(names: Sequence[str]) -> None:
-    """Raises UsageError for a URL where no staging folder is named that all hosts see."""
-    urls = [without_secrets(name) for name in names if is_url(name)]
-    if urls and env().staging is None:
+def staging_folder() -> Path:
+    """Copies of what comes from elsewhere, and runs whose results go elsewhere."""
+    return (env().staging or env().home / "staging").absolute()
+
+
+def require_shared_staging(what: str) -> None:
+    """Raises UsageError where no staging folder is named that all hosts see."""
+    if env().staging is None:
         raise UsageError(
-            f"{urls[0]} needs a folder that all hosts of the pool see: set VIRNUC_STAGING to one, in the environment of "
+            f"{what} needs a folder that all hosts of the pool see: set VIRNUC_STAGING to one, in the environment of "
             "the process that runs this, or choose mode local."
         )
 
@@ -346,8 +350,7 @@ def _is_refused(error: Exception) -> bool:
 
 def _staged(url: str, kind: str) -> Path:
     """The folder of a URL in the staging folder."""
-    staging = env().staging or env().home / "staging"
-    return staging.absolute() / kind / hashlib.sha256(url.encode()).hexdigest()[:12]
+    return staging_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:12]
 
 
 def _digest_of(path: Path, algorithm: str) -> str:

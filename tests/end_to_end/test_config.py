@@ -69,7 +69,7 @@ def test_variables_and_files_of_variables(virnuc: CommandLine, monkeypatch: pyte
     found = shown(virnuc, "frames")
     assert found["VIRNUC_NOTIFY_URL"][0] == "***"
     assert found["VIRNUC_THREADS"] == ("3", "file", "mine.toml [environment]")
-    assert found["MLFLOW_TRACKING_URI"][0] == "http://***@host"
+    assert found["MLFLOW_TRACKING_URI"][0] == "http://host"
     monkeypatch.setenv("VIRNUC_THREADS", "2")
     assert shown(virnuc, "frames")["VIRNUC_THREADS"] == ("2", "environment variable", "VIRNUC_THREADS")
     mine.write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")

@@ -206,6 +206,7 @@ def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPr
         virnuc.done("deploy", "--pool-type", "kubernetes", *chosen)
         virnuc.done("deploy", "--job-variable", "virnuc-gpu.cpu=16")  # stays what it is
         assert {client.read_work_pool(pool).type for pool in POOLS} == {"kubernetes"}
+        virnuc.refused(2, "has no work pool virnuc-gpu and", "worker", "--devices", "cpu")
         variables = client.read_work_pool(GPU_POOL).base_job_template["variables"]["properties"]
         assert [variables[name]["default"] for name in ("image", "gpus", "cpu")] == [
             "registry/virnuc:1",

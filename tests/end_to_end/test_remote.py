@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import CommandLine, wait_until
+from tests.end_to_end.conftest import CommandLine, wait_until, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
 from virnuc_core import api
@@ -109,3 +109,16 @@ def test_evaluate_says_that_it_takes_paths(virnuc: CommandLine, contigs: Path, r
     virnuc.refused(
         2, "is a URL", "evaluate", "--viral", "s3://bucket/contigs.fa", "--other", contigs, "--out", run
     )
+
+
+def test_a_head_is_trained_on_files_at_urls(
+    virnuc: CommandLine, models: MadeModels, tmp_path: Path, web: WebServer
+) -> None:
+    for name, gc, seed in (("viral.fa", 0.3, 1), ("other.fa", 0.7, 2)):
+        web.files[f"/{name}"] = write_class(tmp_path / name, gc, 12, seed).read_bytes()
+    encoders = ("--esm-model", models.esm2, "--dnabert-model", models.dnabert, "--chunk-length", 60)
+    files = ("--viral", f"{web.url}/viral.fa", "--other", f"{web.url}/other.fa")
+    fast = ("--epochs", 2, "--members", 1, "--json")
+    report = virnuc.done("train", *files, "--out", tmp_path / "head.safetensors", *encoders, *fast).document
+    assert (tmp_path / "head.safetensors").exists()
+    assert len(report["inputs"]) == 2

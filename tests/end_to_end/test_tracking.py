@@ -146,8 +146,8 @@ def test_a_server_that_goes_away_during_a_run_has_all_of_it_later_and_once(
         assert result.err.count("MLflow") == 1
         assert virnuc("track", root).code == 6
         server.start()
-        assert virnuc.done("track", root, "--json").document == {"completed": 1}
-        assert virnuc.done("track", "--json").document == {"completed": 0}
+        assert virnuc.done("track", root, "--json").document == {"completed": 1, "left": 0}
+        assert virnuc.done("track", "--json").document == {"completed": 0, "left": 0}
 
         client = MlflowClient(server.url)
         experiment = client.get_experiment_by_name("virnuc")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.models import Model
 from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
 
 from tests.end_to_end.conftest import (
@@ -74,7 +75,7 @@ def content(head: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (head, head.with_suffix(".md"), *about)}
 
 
-def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: Path) -> None:
+def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: Path, tmp_path: Path) -> None:
     run = Path(f"{trained}.run")
     assert load_classifier(trained).in_features == 2 * WIDTH
     figures = json.loads((run / "training" / "figures.json").read_text())
@@ -104,8 +105,47 @@ def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: 
     assert version.tags["sha256"] == hashlib.sha256(trained.read_bytes()).hexdigest()
     tracked = client.get_run(str(version.run_id))
     assert tracked.data.metrics["test_chunks_auroc"] == figures["test"]["chunks"]["auroc"]
-    [artifact] = client.list_artifacts(str(version.run_id), "model")
-    assert artifact.path == f"model/{trained.name}"
+    paths = {artifact.path for artifact in client.list_artifacts(str(version.run_id), "model")}
+    assert paths == {f"model/{trained.name}", "model/MLmodel"}
+    described = Model.load(client.download_artifacts(str(version.run_id), "model", str(tmp_path)))
+    (vectors,), (p_virus,) = described.signature.inputs.inputs, described.signature.outputs.inputs
+    assert (vectors.name, vectors.shape, p_virus.name) == ("vectors", (-1, 2 * WIDTH), "p_virus")
+    assert "champion" in model.aliases
+
+
+def test_a_head_of_the_registry_is_used_and_a_run_keeps_its_version(
+    virnuc: CommandLine,
+    classes: tuple[str, ...],
+    chosen: tuple[str, ...],
+    trained: Path,
+    tmp_path: Path,
+) -> None:
+    name, run = "virnuc-head-dnabert-esm2-60bp", tmp_path / "run"
+    client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
+    first = client.get_model_version_by_alias(name, "champion")
+    command = ("predict", classes[1], "--out", run, *chosen, "--head", f"models:/{name}@champion", "--json")
+    head = virnuc.done(*command).document["head"]
+    assert head["name"] == f"{name}-v{first.version}.safetensors"
+    assert head["fingerprint"] == first.tags["sha256"]
+
+    other = tmp_path / "other.safetensors"
+    virnuc.done("train", *classes, "--out", other, *chosen, *FAST, "--seed", 1, "--champion")
+    second = client.get_model_version_by_alias(name, "champion")
+    assert int(second.version) > int(first.version)
+    again = virnuc.done(*command).document
+    assert (again["head"], again["shards"]["computed"]) == (head, 0)
+    reprocessed = ("reprocess", run, "--head", f"models:/{name}@champion", "--json")
+    for _ in range(2):
+        assert virnuc.done(*reprocessed).document["head"]["fingerprint"] == second.tags["sha256"]
+    scores = [tmp_path / "by_file.tsv", tmp_path / "by_name.tsv"]
+    for given, table in zip((other, f"models:/{name}/{second.version}"), scores, strict=True):
+        virnuc.done("score", run / "embeddings.h5", "--head", given, "--out", table)
+    assert scores[0].read_bytes() == scores[1].read_bytes()
+    virnuc.refused(4, "there is no head models:/none@champion", *command[:-2], "models:/none@champion")
+    virnuc.refused(
+        4, "there is no head", "score", run / "embeddings.h5", "--head", f"models:/{name}/99", "--out", "x"
+    )
+    virnuc.refused(2, "names no head", *command[:-2], "models:/none")
 
 
 def test_the_same_command_computes_nothing_and_gives_the_same_files(

@@ -1,7 +1,9 @@
 """What a worker tells the Prefect server about its jobs, and asks it."""
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -9,13 +11,18 @@ from uuid import uuid4
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
+from prefect.events import emit_event
+from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Pending, Running, Scheduled
 
+from deployments.fitness import Fitness
 from deployments.jobs import Job, crash_orphaned_jobs
+from deployments.lost_runs import find_silent_runs
 from deployments.processes import only_one
 from deployments.register import NightlyChoice, register
-from deployments.server import deployed_versions, is_run_over
+from deployments.server import GPU_POOL, deployed_versions, is_run_over, quarantines
+from tests.end_to_end.conftest import wait_until
 from virnuc_core import __version__
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -83,3 +90,59 @@ def test_a_deployment_says_which_virnuc_its_workers_need(client: SyncPrefectClie
     assert run.deployment_version == __version__
     assert is_run_over(run)  # nobody waits for it
     client.set_flow_run_state(run.id, Cancelled(), force=True)
+
+
+def test_what_is_in_quarantine_is_told_by_events(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+
+    async def nothing() -> str | None:
+        return None
+
+    async def live() -> None:
+        sick, fit, gone = (
+            Fitness("host-123456-gpu", "gpu0", nothing),
+            Fitness("host-123456-gpu", "gpu1", nothing),
+            Fitness("offline-gpu", "gpu0", nothing),
+        )
+        for slot in (sick, fit, gone):
+            slot.quarantine("it is lost")
+        fit.poll()
+        assert fit._check is not None
+        await fit._check
+
+    client.send_worker_heartbeat(GPU_POOL, "host-123456-gpu")
+    asyncio.run(live())
+    wanted = EventFilter(event=EventNameFilter(prefix=["virnuc.slot."]))
+    wait_until(lambda: len(client.read_events(wanted, limit=50).events) == 4)
+    [found] = quarantines()
+    assert (found.name, found.reason) == ("host-123456-gpu gpu0", "it is lost")
+
+
+def test_silent_runs_have_had_heartbeats_and_none_for_a_while(client: SyncPrefectClient) -> None:
+    register(NightlyChoice())
+    lane = client.read_deployment_by_name("embed-lane/gpu")
+    asked = {"folder": "/data/run", "shards": [0], "lane": 0, "device": "cuda", "token": "0"}
+    silent, alive, new, never = (
+        client.create_flow_run_from_deployment(lane.id, parameters=asked, state=Pending()).id
+        for _ in range(4)
+    )
+    worker = "virnuc.worker.host"
+    pulse = datetime.now(UTC)
+    window = timedelta(seconds=6)
+
+    def beat(resource: str) -> None:
+        name = "virnuc.worker.pulse" if resource == worker else "prefect.flow-run.heartbeat"
+        emit_event(name, {"prefect.resource.id": resource})
+
+    for run_id in (silent, alive, never):
+        client.set_flow_run_state(run_id, Running(), force=True)
+    beat(f"prefect.flow-run.{silent}")
+    wait_until(lambda: datetime.now(UTC) > pulse + window + timedelta(seconds=1))
+    assert find_silent_runs(worker, pulse, window) is None
+    client.set_flow_run_state(new, Running(), force=True)
+    for resource in (worker, f"prefect.flow-run.{alive}"):
+        beat(resource)
+    found = wait_until(lambda: find_silent_runs(worker, pulse, window))
+    assert set(found or ()) & {silent, alive, new, never} == {silent}
+    for run_id in (silent, alive, new, never):
+        client.set_flow_run_state(run_id, Cancelled(), force=True)

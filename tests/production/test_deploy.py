@@ -4,6 +4,7 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
@@ -22,11 +23,21 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
         assert missing_pools() == []
         assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 2
     names = {deployment.name for deployment in stack.client.read_deployments()}
-    assert names == {"on-demand", "nightly", "gpu", "cpu"}
+    assert names == {"on-demand", "nightly", "monthly", "gpu", "cpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
     assert stack.client.read_deployment_by_name("plan-run/gpu").work_queue_name == "plans"
     [automation] = stack.client.read_automations_by_name(AUTOMATION)
     assert automation.enabled
+
+
+def test_both_servers_give_metrics(stack: Stack) -> None:
+    prefect = httpx.get(f"http://127.0.0.1:{stack.port}/api/metrics").raise_for_status().text
+    assert "process_resident_memory_bytes" in prefect
+    assert "prefect_" in prefect
+    mlflow = f"http://127.0.0.1:{stack.mlflow_port}"
+    httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0").raise_for_status()
+    counted = httpx.get(f"{mlflow}/metrics").raise_for_status().text
+    assert 'mlflow_http_request_total{method="GET",status="200"}' in counted
 
 
 @pytest.mark.slow

@@ -124,6 +124,11 @@ BUNDLED_HEADS: Final = {
 }
 
 
+def is_registered(head: str | None) -> bool:
+    """Whether a head is named as in an MLflow model registry, which the core does not know."""
+    return head is not None and head.startswith("models:/")
+
+
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
     """The entries called `name`, ignoring case; at most one per family. None searches all families."""
     return [entry for entry in CATALOGUE if family in (None, entry.family) and entry.is_called(name)]
@@ -210,8 +215,13 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
 
     Raises:
         CheckpointError: there is no such head.
+        UsageError: it is one of an MLflow registry.
         MismatchError: its file states another chunk length; those of published and bundled heads state none.
     """
+    if is_registered(name_or_path):
+        raise UsageError(
+            f"{name_or_path}: heads of the MLflow registry are for commands and flows. Give the path of a file."
+        )
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
         raise CheckpointError(

@@ -5,6 +5,7 @@ import fnmatch
 import re
 import shlex
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_schedules_can_be_used() -> None:
 def require_known(variable: str) -> None:
     """Requires that Prefect, MLflow's server or virnuc reads the variable."""
     mlflow = {getattr(option, "envvar", None) for option in mlflow_server.params}
-    own = {"VIRNUC_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"}
+    own = {"VIRNUC_HOME", "VIRNUC_STAGING", "HF_HOME", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"}
     known = mlflow | own | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}
     assert variable in known or hasattr(prefect.settings, variable)
 
@@ -143,6 +144,26 @@ def test_variables_of_the_units_exist() -> None:
         require_known("PREFECT_NO_SUCH_THING")
 
 
+def test_compose_file_is_valid() -> None:
+    command = (
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        EXAMPLES / "compose" / "compose.yaml",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_hosts_share_no_home_folder() -> None:
+    volumes = dict(volume.rpartition(":")[::2] for volume in SERVICES["worker"]["volumes"])
+    assert volumes["home"] == SERVICES["worker"]["environment"]["VIRNUC_HOME"]
+    for service in SERVICES.values():
+        assert not service["environment"].get("VIRNUC_HOME", "").startswith("/data")
+
+
 def test_compose_runs_what_there_is_on_loopback_and_holds_no_password() -> None:
     assert set(SERVICES) == {"postgres", "prefect", "mlflow", "deploy", "worker"}
     assert SERVICES["worker"]["restart"] == "always"
@@ -168,7 +189,7 @@ def test_slurm_job_is_shell_and_runs_what_there_is(path: Path) -> None:
     options = re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE)
     assert {"job-name", "gpus", "time", "output", "signal"} <= set(options)
     [command] = re.findall(r"^exec virnuc (.*)$", text, re.MULTILINE)
-    name, *words = shlex.split(command.replace('"$runs"', "4"))
+    name, *words = shlex.split(command.removesuffix(' "$@"'))
     assert cli.commands[name].make_context(name, words)
     assert path.stem == name
 

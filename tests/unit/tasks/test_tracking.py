@@ -139,6 +139,20 @@ def test_a_home_completes_the_runs_of_other_folders(unusable: Path, tmp_path: Pa
         check(runs_of(client))
 
 
+def test_a_record_goes_to_the_store_that_it_was_for(
+    unusable: Path, tmp_path: Path, set_env: SetEnv, client: MlflowClient
+) -> None:
+    record(tmp_path)
+    set_env(MLFLOW_TRACKING_URI=client.tracking_uri)
+    record(tmp_path, "elsewhere")
+    assert "lane of sample" not in runs_of(client)
+    assert run_record.complete_records([tmp_path / "tracking"]) == (0, 1)
+    later = store_of(unusable)
+    set_env(MLFLOW_TRACKING_URI=later.tracking_uri)
+    assert run_record.complete_records([tmp_path / "tracking"]) == (1, 0)
+    check(runs_of(later))
+
+
 def test_a_store_that_comes_back_during_the_run_has_all_of_it_once(
     unusable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +333,7 @@ def test_a_file_becomes_the_next_version_of_a_model(client: MlflowClient, tmp_pa
     for content in ("first", "second"):
         head.write_text(content)
         with tracked_run("sample", {}, {}) as run:
-            run.register_model("heads-made", head, {"sha256": content}, "# made")
+            run.register_head("heads-made", head, {"sha256": content}, "# made", features=512)
     versions = {int(found.version): found for found in client.search_model_versions("name='heads-made'")}
     assert [versions[number].tags["sha256"] for number in (1, 2)] == ["first", "second"]
     assert versions[2].description == "# made"

@@ -1,0 +1,87 @@
+"""Heads of the MLflow model registry, `models:/NAME@ALIAS` or `models:/NAME/VERSION`, as files in the staging folder."""
+
+import logging
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, TypeVar
+
+from tasks.mlflow_store import download_version, find_version
+from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
+from virnuc_core.files import atomic_path
+from virnuc_core.inference.plan import RunPlan, read_plan
+from virnuc_core.models.catalogue import is_registered
+from virnuc_core.models.classifier import classifier_fingerprint
+from virnuc_core.remote import staging_folder
+from virnuc_core.settings import Settings
+
+_REFERENCE: Final = re.compile(r"models:/((?!\.)[^/:@]+)(?:@([^/:@]+)|/([0-9]+))")
+_HEADS: Final = ("head", "dna_head")
+
+Config = TypeVar("Config", bound=Settings)
+
+_log = logging.getLogger(__name__)
+
+
+def has_registered_heads(config: Settings) -> bool:
+    """Whether a head is to come from the registry."""
+    return any(is_registered(getattr(config, key)) for key in _HEADS)
+
+
+def with_registered_heads(config: Config, before: Path | None) -> Config:
+    """Replaces heads of the registry by paths.
+
+    Args:
+        config: settings of a run.
+        before: plan.json of an earlier attempt, if it exists: an alias means the version of that plan.
+
+    Raises:
+        CheckpointError: there is no such head, or it is no safetensors file, or not as it was registered.
+        StorageLostError: MLflow cannot be reached, or the file arrived damaged.
+        UsageError: the name of a head is malformed.
+    """
+    planned = read_plan(before) if before is not None and before.exists() else None
+    names = {key: name for key in _HEADS if is_registered(name := getattr(config, key))}
+    paths = {key: str(registered_head(name, planned)) for key, name in names.items()}
+    return config.model_copy(update=paths)
+
+
+def registered_head(reference: str, planned: RunPlan | None = None) -> Path:
+    """The file of a head of the registry, downloaded unless it is there; otherwise as `with_registered_heads`."""
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise UsageError(f"{reference} names no head: give models:/NAME@ALIAS or models:/NAME/VERSION.")
+    name, alias, version = match.groups()
+    folder = staging_folder() / "heads" / name
+    for head in planned.heads if planned and alias else ():
+        path = Path(head.location)
+        if path.parent.parent == folder:
+            _log.info("%s is version %s, with which this run was planned", reference, path.parent.name)
+            if path.exists() and classifier_fingerprint(path) == head.fingerprint:
+                return path
+            alias, version = None, path.parent.name
+    version, tags = find_version(name, alias, version)
+    path, expected = folder / version / f"{name}-v{version}.safetensors", tags.get("sha256")
+    if not path.exists() or expected not in (None, classifier_fingerprint(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _download(name, version, path)
+    if expected not in (None, classifier_fingerprint(path)):
+        path.unlink()
+        raise StorageLostError(
+            f"version {version} of {name} has another SHA-256 than when it was registered: try again, or register it anew."
+        )
+    return path
+
+
+def _download(name: str, version: str, path: Path) -> None:
+    with TemporaryDirectory(prefix=".", dir=path.parent) as scratch:
+        download_version(name, version, Path(scratch))
+        found = list(Path(scratch).rglob("*.safetensors"))
+        if len(found) != 1:
+            raise CheckpointError(
+                f"version {version} of {name} in the MLflow registry holds {len(found)} safetensors files, and a head is "
+                "one: virnuc reads no pickled models. Register it with `virnuc train`."
+            )
+        with atomic_path(path, shared=True) as temporary:
+            found[0].rename(temporary)
+    _log.info("version %s of %s was copied from the MLflow registry to %s", version, name, path)
