@@ -93,7 +93,7 @@ def test_schedules_can_be_used() -> None:
     [schedule] = every_night["schedules"]
     assert full_name(every_night) == NIGHTLY
     assert schedule["active"] is False  # until it has folders
-    for schedule in (*nightly["schedules"], *monthly["schedules"]):
+    for schedule in (*every_night["schedules"], *monthly["schedules"]):
         assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
 
 
