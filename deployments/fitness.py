@@ -84,7 +84,10 @@ class Fitness:
             self._emit(QUARANTINED, reason)
 
     async def _run_check(self) -> None:
-        reason = await self._find_fault()
+        try:
+            reason = await self._find_fault()
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = f"its check failed: {error!r}"
         if self._due < math.inf:
             return  # something has happened since
         self._is_checked = True

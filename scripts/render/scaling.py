@@ -10,6 +10,7 @@ from scripts.render.tables import FORMATS, Json, MakeTable, Results, markdown, t
 _BILLION: Final = 10**9
 # Default of `lane_minutes`.
 _DEFAULT_MINUTES: Final = 10
+_FEW_REQUESTS: Final = 0.05  # of a lane, not worth a row
 _percent = FORMATS["percent"]
 
 
@@ -81,6 +82,24 @@ def traffic_table(results: Results) -> str:
     count = FORMATS["count"]
     cells = [(name, count(n) if n > 100 else f"{n:.1f}", count(n * lanes)) for name, n in amounts.items()]
     return markdown(f"what|a lane|10^9 frames, {lanes:,} lanes of {_DEFAULT_MINUTES} min", cells)
+
+
+def requests_table(results: Results) -> str:
+    """Requests of a parent for a lane without work, by version of virnuc."""
+    measured = results["lane_requests"]
+    kinds = dict.fromkeys(kind for found in measured.values() for kind in found["requests"])
+    shares = {
+        kind: [found["requests"].get(kind, 0) / found["lanes"] for found in measured.values()]
+        for kind in kinds
+    }
+    rows = [
+        (f"`{kind}`", *(f"{share:.2f}" for share in each))
+        for kind, each in shares.items()
+        if max(each) >= _FEW_REQUESTS
+    ]
+    in_all = ("all", *(f"**{found['in_all'] / found['lanes']:.2f}**" for found in measured.values()))
+    heads = "|".join(f"{commit}, {found['lanes']:,} lanes" for commit, found in measured.items())
+    return markdown(f"requests for a lane|{heads}", [*rows, in_all])
 
 
 def work_rows(results: Results) -> Iterator[Json]:
@@ -168,6 +187,8 @@ def command_rows(results: Results) -> Iterator[Json]:
     yield {"file": "lane_overhead", "command": measured["command"].strip(), "machine": where}
     simulated = {"command": results["lane_simulation"]["command"], "machine": "the same for every machine"}
     yield {"file": "lane_simulation", **simulated}
+    asked = "python -m benchmarks.lane_requests --commit COMMIT"
+    yield {"file": "lane_requests", "command": asked, "machine": "as for lane_overhead, busier"}
 
 
 TABLES: Final[dict[str, MakeTable]] = {
@@ -180,6 +201,7 @@ TABLES: Final[dict[str, MakeTable]] = {
         server_rows,
     ),
     "traffic": traffic_table,
+    "requests": requests_table,
     "work": table(
         "models|frames/s, one GPU|GPU hours|8 GPUs|100 GPUs|1,000 GPUs|files",
         "{models}|{frames_per_second:count}|{hours:count}|{on_8:.1f} h|{on_100:.1f} h|{minutes_on_1000:.0f} min|{names}",

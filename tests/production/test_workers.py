@@ -59,7 +59,7 @@ def installation(folder: Path, file: str, old: str, new: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -85,8 +85,8 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         fit, unmounted, outdated, other = hosts
         client = stack.enter_context(SyncPrefectClient(fit.server))
         fit.start("prefect", "server", "start", "--host", "0.0.0.0", "--port", str(port))
-        wait_until(lambda: answers(f"{fit.server}/health"), 120)
-        assert fit.start("virnuc_cli", "deploy").wait(120) == 0, fit.log.read_text()
+        wait_until(lambda: answers(f"{fit.server}/health"), 300)
+        assert fit.start("virnuc_cli", "deploy").wait(300) == 0, fit.log.read_text()
         unmounted.hidden = shared
         alone = ("virnuc_cli", "worker", "--devices", "cpu", "--runs", "0")
         unmounted.start(*alone)
@@ -102,7 +102,7 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
             return run if run.state and run.state.is_final() else None
 
         with temporary_settings({PREFECT_API_URL: fit.server}):
-            found = wait_until(lambda: ended() or (len(quarantines()) == 3 and quarantines()), 400)
+            found = wait_until(lambda: ended() or (len(quarantines()) == 3 and quarantines()), 600)
         assert isinstance(found, list), found
         reasons = {each.name.partition("-")[0]: each.reason for each in found}
         assert "mount the shared folder" in reasons["unmounted"]
@@ -117,7 +117,7 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         )
         shown = [each for each in json.loads(doctor.stdout)["findings"] if each["topic"] == "workers"]
         assert {"sick", "outdated"} <= {each["name"].partition("-")[0] for each in shown}
-        run = wait_until(ended, 400)
+        run = wait_until(ended, 600)
         assert run.state is not None
         assert run.state.is_completed(), run.state
         events = client.read_events(EventFilter(event=EventNameFilter(name=[QUARANTINED])), limit=50).events

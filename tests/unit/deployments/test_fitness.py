@@ -87,6 +87,22 @@ def test_a_slot_is_checked_after_a_failure_and_given_up_after_three_in_a_row(eve
     assert "DeviceLostError: gone." in events[-1][1]
 
 
+def test_a_check_that_fails_itself_is_repeated(events: Events) -> None:
+    faults = [OSError("no process can be started")]
+
+    async def find() -> str | None:
+        if faults:
+            raise faults.pop()
+        return None
+
+    async def live() -> None:
+        tested = Fitness("host", "host", find)
+        assert [await settled(tested) for _ in range(2)] == [False, True]
+
+    asyncio.run(live())
+    assert "no process can be started" in events[0][1]
+
+
 def test_what_happens_during_a_check_is_checked_again() -> None:
     async def live() -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()
