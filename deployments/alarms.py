@@ -150,7 +150,8 @@ def notified_block(client: SyncPrefectClient) -> str | None:
     for automation in client.read_automations():
         if automation.name.startswith(PREFIX) and (block := _notified_block(automation)):
             document = client.read_block_document(block)
-            return f"{document.block_type_name or ''}/{document.name}"
+            kind = document.block_type.slug if document.block_type else document.block_type_name
+            return f"{kind}/{document.name}"
     return None
 
 
