@@ -114,7 +114,6 @@ def quarantine_file(path: Path, sha256: str, reason: str) -> Path:
         FileNotFoundError: the file is not there any more, as when another nightly run has moved it.
         OSError: it cannot be moved.
     """
-    path.stat()
     folder = path.parent / REJECTED
     folder.mkdir(exist_ok=True)
     target = folder / path.name

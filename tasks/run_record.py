@@ -30,6 +30,7 @@ from virnuc_core.run_folder import RunFolder
 
 SECONDS_BETWEEN_TRIALS: Final = 60.0
 _SECONDS_FOR_EARLIER_RUNS: Final = 20.0
+_SECONDS_BETWEEN_POLLS: Final = 5.0  # of lanes, which wait while something is written
 # They are kept apart: a store of artifacts may be away, or lack a package here, while metrics can be written.
 _ARTIFACTS: Final = frozenset({"files", "text", "model"})
 
@@ -199,7 +200,7 @@ class _Outbox:
         failure = "the process was stopped"
         try:
             if self.waiting and self._next_trial <= time.monotonic():
-                self.drain()
+                self.drain(seconds=_SECONDS_BETWEEN_POLLS)
             if not self.waiting and self._next_trial <= time.monotonic():
                 failure = self._attempt(partial(self._store.write, entry), entry)
         finally:
@@ -207,8 +208,9 @@ class _Outbox:
                 self._append(entry)
                 self.waiting += 1
 
-    def drain(self, *, search: bool = False) -> str:
-        """Writes what is kept; returns why not all of it was, or ""."""
+    def drain(self, *, search: bool = False, seconds: float = math.inf) -> str:
+        """Writes what is kept, for a while; returns why not all of it was, or ""."""
+        until = time.monotonic() + seconds
         if not self.waiting and not search:
             return ""
         if failure := self._attempt(self._store.find_runs):
@@ -218,6 +220,8 @@ class _Outbox:
             if failure := self._attempt(partial(self._store.write, entry), entry):
                 break
             self._sent += 1
+            if time.monotonic() >= until:
+                break
         if self._sent > begin:
             self._append({"sent": self._sent})
         self.waiting = len(entries) - (self._sent - begin)

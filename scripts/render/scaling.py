@@ -10,13 +10,14 @@ from scripts.render.tables import FORMATS, Json, MakeTable, Results, markdown, t
 _BILLION: Final = 10**9
 # Default of `lane_minutes`.
 _DEFAULT_MINUTES: Final = 10
+_FEW_REQUESTS: Final = 0.05  # of a lane, not worth a row
 _percent = FORMATS["percent"]
 
 
 def _cases(results: Results, **others: object) -> list[Json]:
     """Simulations with these values, in file order; by default a billion frames with failures as reported."""
     fast = results["lane_simulation"]["assumptions"]["fast_server_times"]
-    usual = {"frames": _BILLION, "whole_rounds": False, "server_times": fast, "failures": "as reported"}
+    usual = {"frames": _BILLION, "server_times": fast, "failures": "as reported"}
     wanted = (usual | others).items()
     return [case for case in results["lane_simulation"]["simulations"] if wanted <= case.items()]
 
@@ -83,6 +84,24 @@ def traffic_table(results: Results) -> str:
     return markdown(f"what|a lane|10^9 frames, {lanes:,} lanes of {_DEFAULT_MINUTES} min", cells)
 
 
+def requests_table(results: Results) -> str:
+    """Requests of a parent for a lane without work, by version of virnuc."""
+    measured = results["lane_requests"]
+    kinds = dict.fromkeys(kind for found in measured.values() for kind in found["requests"])
+    shares = {
+        kind: [found["requests"].get(kind, 0) / found["lanes"] for found in measured.values()]
+        for kind in kinds
+    }
+    rows = [
+        (f"`{kind}`", *(f"{share:.2f}" for share in each))
+        for kind, each in shares.items()
+        if max(each) >= _FEW_REQUESTS
+    ]
+    in_all = ("all", *(f"**{found['in_all'] / found['lanes']:.2f}**" for found in measured.values()))
+    heads = "|".join(f"{commit}, {found['lanes']:,} lanes" for commit, found in measured.items())
+    return markdown(f"requests for a lane|{heads}", [*rows, in_all])
+
+
 def work_rows(results: Results) -> Iterator[Json]:
     """GPU time of a billion frames."""
     for row in results["lane_simulation"]["work"]:
@@ -134,17 +153,15 @@ def failure_rows(results: Results) -> Iterator[Json]:
 
 
 def best_rows(results: Results) -> Iterator[Json]:
-    """The best lane for several sizes of runs and pools, and for whole rounds of lanes."""
+    """The best lane for several sizes of runs and pools."""
     rate = results["lane_simulation"]["work"][0]["frames_per_second"]
     for frames in dict.fromkeys(case["frames"] for case in results["lane_simulation"]["simulations"]):
-        rounds = dict(_by_gpus(_cases(results, frames=frames, whole_rounds=True)))
         for gpus, group in _by_gpus(_cases(results, frames=frames)):
             yield {
                 "power": len(str(frames)) - 1,
                 "gpus": gpus,
                 "minutes": frames / rate / gpus / 60,
                 **_best_and_usual(group),
-                "in_rounds": _usual(rounds[gpus])["wasted"],
             }
 
 
@@ -168,6 +185,8 @@ def command_rows(results: Results) -> Iterator[Json]:
     yield {"file": "lane_overhead", "command": measured["command"].strip(), "machine": where}
     simulated = {"command": results["lane_simulation"]["command"], "machine": "the same for every machine"}
     yield {"file": "lane_simulation", **simulated}
+    asked = "python -m benchmarks.lane_requests --commit COMMIT"
+    yield {"file": "lane_requests", "command": asked, "machine": "as for lane_overhead, busier"}
 
 
 TABLES: Final[dict[str, MakeTable]] = {
@@ -180,6 +199,7 @@ TABLES: Final[dict[str, MakeTable]] = {
         server_rows,
     ),
     "traffic": traffic_table,
+    "requests": requests_table,
     "work": table(
         "models|frames/s, one GPU|GPU hours|8 GPUs|100 GPUs|1,000 GPUs|files",
         "{models}|{frames_per_second:count}|{hours:count}|{on_8:.1f} h|{on_100:.1f} h|{minutes_on_1000:.0f} min|{names}",
@@ -192,8 +212,8 @@ TABLES: Final[dict[str, MakeTable]] = {
     ),
     "preparing": table("10^9 frames|", "{what}|{amount}", preparing_rows),
     "best": table(
-        "frames|GPUs|work of a GPU, min|best lane|wasted then|wasted at 10 min|the same in whole rounds",
-        "10^{power}|{gpus:,}|{minutes:,.1f}|{best} min|{wasted:percent}|{usual:percent}|{in_rounds:percent}",
+        "frames|GPUs|work of a GPU, min|best lane|wasted then|wasted at 10 min",
+        "10^{power}|{gpus:,}|{minutes:,.1f}|{best} min|{wasted:percent}|{usual:percent}",
         best_rows,
     ),
     "waste": waste_table,

@@ -65,7 +65,9 @@ def test_variables_and_files_of_variables(virnuc: CommandLine, monkeypatch: pyte
     mine = Path("mine.toml")
     mine.write_text('[environment]\nVIRNUC_THREADS = 3\nMLFLOW_TRACKING_URI = "http://a:secret@host"\n')
     monkeypatch.setenv("VIRNUC_CONFIG", "mine.toml")
+    monkeypatch.setenv("VIRNUC_NOTIFY_URL", "https://example.org/secret")
     found = shown(virnuc, "frames")
+    assert found["VIRNUC_NOTIFY_URL"][0] == "***"
     assert found["VIRNUC_THREADS"] == ("3", "file", "mine.toml [environment]")
     assert found["MLFLOW_TRACKING_URI"][0] == "http://host"
     monkeypatch.setenv("VIRNUC_THREADS", "2")

@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deployments.register import NIGHTLY, NightlyChoice, register
 from deployments.server import GPU_POOL, POOLS
 from flows.nightly import nightly
+from tasks.artifacts import RUN_TAG
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
 from virnuc_core import __version__, env_config
@@ -113,6 +114,16 @@ def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectCli
     assert kept == {"inbox": "/in", "mode": "pool", "priority": "bulk", "settings": {"preset": "tiny"}}
 
 
+def test_runs_of_the_command_line_are_watched_like_others(finished: Path, client: SyncPrefectClient) -> None:
+    runs = [run for run in client.read_flow_runs() if run.parameters.get("out") == str(finished)]
+    assert [run.tags for run in runs] == [[RUN_TAG]]
+
+
+def last_changes(client: SyncPrefectClient) -> dict[str, str]:
+    found = client.request("POST", "/automations/filter", json={}).json()
+    return {automation["name"]: automation["updated"] for automation in found}
+
+
 def test_alarms_keep_their_deadline_and_their_block(
     virnuc: CommandLine, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +146,9 @@ def test_alarms_keep_their_deadline_and_their_block(
     assert (document.name, document.data["url"]) == ("ops", "{{address}}")
     assert "hook-key" not in str(document.data)
 
+    before = last_changes(client)
+    virnuc.done("deploy")  # changes nothing, and so forgets no night that is waited for
+    assert last_changes(client) == before
     virnuc.done("deploy", "--cron", "0 4 * * *")
     moved = alarms()["a nightly run is not done in time"]
     assert (moved.trigger.within, moved.actions) == (timedelta(hours=4), [action])

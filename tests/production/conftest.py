@@ -166,7 +166,7 @@ def running_stack(home: Path, **environment: str) -> Iterator[Stack]:
         )
         stack = Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
         try:
-            wait_until(lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text())
+            wait_until(lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text(), 300)
             assert process.poll() is None, (home / "up.log").read_text()
             yield stack
         finally:

@@ -23,6 +23,7 @@ from virnuc_core.env_config import reload
 pytestmark = pytest.mark.slow
 
 BLOCK = "custom-webhook/nights"
+NUM_FILES, NUM_BROKEN = 20, 3
 
 
 class Webhook(HTTPServer):
@@ -98,24 +99,26 @@ def test_two_nights_at_once_over_twenty_files_three_of_them_broken(
     stack: Stack, webhook: Webhook, folders: tuple[Path, Path]
 ) -> None:
     inbox, out = folders
-    for number in range(20):
-        text = "no sequence at all\n" if number < 3 else f">c{number}\n{random_dna(600, seed=number)}\n"
-        (inbox / f"{number:02}.fa").write_text(text)
+    names = [f"{number:02}.fa" for number in range(NUM_FILES)]
+    for number, name in enumerate(names):
+        is_broken = number < NUM_BROKEN
+        text = f"no sequence {name}\n" if is_broken else f">{name}\n{random_dna(600, seed=number)}\n"
+        (inbox / name).write_text(text)
     disable(stack, "virnuc: a nightly run is not done in time")
     nights = [begin_night(stack) for _ in range(2)]
     runs = [wait_until(lambda night=night: ended(stack, night), 1500) for night in nights]  # type: ignore[misc]
     assert {run.state_type for run in runs} == {StateType.COMPLETED}, [run.state for run in runs]
     assert "FilesRejected" in {run.state_name for run in runs}
 
-    results = [path.parent.name[:2] for path in out.glob("*/run.json")]
-    assert sorted(results) == [f"{number:02}" for number in range(3, 20)]
+    results = [path.parent.name.partition("-")[0] for path in out.glob("*/run.json")]
+    assert sorted(results) == [name.removesuffix(".fa") for name in names[NUM_BROKEN:]]
     children = [child for night in nights for child in stack.children(night).values()]
-    asked = sorted(child.parameters["inputs"][0] for child in children)
-    assert asked == [str(inbox / f"{number:02}.fa") for number in range(20)]
+    assert sorted(child.parameters["inputs"][0] for child in children) == [
+        str(inbox / name) for name in names
+    ]
     assert all("virnuc" in child.tags and child.work_queue_name == "bulk" for child in children)
-    for number in range(3):
-        reason = inbox / "rejected" / f"{number:02}.fa.reason.txt"
-        assert "neither FASTA nor FASTQ" in reason.read_text()
+    for name in names[:NUM_BROKEN]:
+        assert "neither FASTA nor FASTQ" in (inbox / "rejected" / f"{name}.reason.txt").read_text()
     wait_until(lambda: webhook.messages, 30)
     [alarm] = webhook.messages
     assert alarm["subject"].endswith(" ended as FilesRejected")

@@ -20,6 +20,7 @@ import deployments
 from deployments.lost_runs import WINDOW_SECONDS
 from deployments.register import NIGHTLY, PREFECT_FILE
 from deployments.server import CPU_POOL, GPU_POOL, POOLS, RUNS_POOL
+from flows import nightly
 from flows.pool import WORK_POOLS
 from virnuc_cli.main import cli
 
@@ -61,6 +62,11 @@ def test_the_deployments_and_their_pools() -> None:
     assert WORK_POOLS == {"cuda": GPU_POOL, "cpu": CPU_POOL}
 
 
+def test_nightly_runs_submit_to_what_is_deployed() -> None:
+    [item] = [item for item in DEPLOYMENTS if full_name(item) == nightly.PREDICT_DEPLOYMENT]
+    assert item["work_pool"]["name"] == nightly.RUNS_POOL
+
+
 @pytest.mark.parametrize("item", DEPLOYMENTS, ids=lambda item: item["entrypoint"])
 def test_parameters_and_environment(item: dict[str, Any]) -> None:
     parameters = item.get("parameters", {})
@@ -83,11 +89,11 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
 
 
 def test_schedules_can_be_used() -> None:
-    nightly, monthly = [item for item in DEPLOYMENTS if "schedules" in item]
-    [schedule] = nightly["schedules"]
-    assert full_name(nightly) == NIGHTLY
+    every_night, monthly = [item for item in DEPLOYMENTS if "schedules" in item]
+    [schedule] = every_night["schedules"]
+    assert full_name(every_night) == NIGHTLY
     assert schedule["active"] is False  # until it has folders
-    for schedule in (*nightly["schedules"], *monthly["schedules"]):
+    for schedule in (*every_night["schedules"], *monthly["schedules"]):
         assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
 
 
