@@ -6,8 +6,8 @@ Reads the speeds of one GPU (forward_*, end_to_end_*, scaling_*), the costs of a
 indexing (frames) from benchmarks/results, and writes lane_simulation.json there, with every assumption. It takes a few
 minutes on one core.
 
-The discrete-event simulation has a parent that divides the shards of a run into lanes and submits them one after another;
-idle GPUs take them from a queue. A lane pays for its start and for requests to the server, then computes shards. A failure
+The discrete-event simulation has a parent that submits as many lanes as may wait, each an equal part of what is left but
+neither longer than asked for nor shorter than a tenth of that; idle GPUs take them from a queue. A lane pays for its start and for requests to the server, then computes shards. A failure
 is one of four: the device process dies (the lane starts another after a delay), the flow run dies (its worker takes another
 lane), the GPU fails, or its host with all of its GPUs. Unfinished shards of a lane are resubmitted once the failure is
 noticed; only the current shard is lost. All times are in seconds.
@@ -35,6 +35,8 @@ LANE_MINUTES: Final = (1, 2, 5, 10, 15, 20, 30, 60)
 SEEDS: Final = 3
 PROCESS_RETRY_DELAYS: Final = (2.0, 10.0, 60.0)
 RESUBMIT_DELAYS: Final = (5.0, 30.0, 120.0)
+MIN_WAITING: Final = 16
+_MOST_SUBMITTED: Final = 100
 RUN_NOTICED: Final = 2.0  # until a dead flow run is marked as crashed and its worker is free
 
 # Assumptions, not measured.
@@ -73,16 +75,15 @@ class Scenario:
 
     num_shards: int
     shard: float  # work in one
-    lane: float  # target work of a lane; lanes hold whole shards, as evenly as possible
+    lane: float  # most work of a lane; lanes hold whole shards
     start: float = 0.0  # of a lane until its first shard
     reload: float = 0.0  # the part of it that a new device process costs
     spread: float = 0.0  # relative standard deviation of the speed of a lane
-    whole_rounds: bool = False  # more lanes than `lane` asks for, so that every GPU gets the same number
-    num_gpus: int  # with one worker each
-    gpus_per_host: int = 8  # that fail together
+    num_gpus: int
+    gpus_per_host: int = 8  # that fail together, and have one worker
     worker_poll: float = 0.0  # interval
     parent_poll: float = 0.0  # interval, for ended lanes
-    submit: float = 0.0  # the parent's time for one lane
+    submit: float = 0.0  # the parent's time for the lanes of one request
     server_rate: float = math.inf  # requests per second that the server answers
     requests_per_lane: float = 0.0
     requests_per_poll: float = 0.0  # of a worker
@@ -93,14 +94,15 @@ class Scenario:
     repair: float = 3600.0  # downtime of a GPU or a host
     host_noticed: float = 540.0  # until missing heartbeats show that the lanes of a lost host are dead
 
-    def cut_lanes(self) -> list[int]:
-        """Shards of each lane."""
-        wanted = math.ceil(self.num_shards * self.shard / self.lane - 1e-9)
-        if self.whole_rounds:
-            wanted = math.ceil(wanted / self.num_gpus) * self.num_gpus
-        count = min(wanted, self.num_shards)
-        each, more = divmod(self.num_shards, max(1, count))
-        return [each + 1] * more + [each] * (count - more)
+    @property
+    def num_hosts(self) -> int:
+        """Hosts, the last of them perhaps with fewer GPUs."""
+        return -(-self.num_gpus // self.gpus_per_host)
+
+    def next_lane(self, left: int) -> int:
+        """Shards of the next lane when so many are in none."""
+        wanted = max(self.lane / 10, min(self.lane, left * self.shard / self.num_gpus))
+        return min(left, max(1, int(wanted / self.shard + 1e-9)))
 
     @property
     def seconds_behind_polls(self) -> float:
@@ -111,7 +113,7 @@ class Scenario:
         if not self.requests_per_poll or math.isinf(self.server_rate):
             return 0.0
         between, length = self.worker_poll / self.requests_per_poll, 0.0
-        for n in range(1, self.num_gpus + 1):
+        for n in range(1, self.num_hosts + 1):
             response = (1 + length) / self.server_rate
             length = n * response / (between + response)
         return self.requests_per_lane / self.server_rate * length
@@ -142,12 +144,12 @@ class Simulation:
         self._queue: simpy.Store = simpy.Store(self._env)
         self._server = simpy.Resource(self._env)
         self._behind_polls = scenario.seconds_behind_polls
-        self._lane_ended = self._env.event()
-        self._open = self.num_lanes = self.num_failures = 0
+        self._changed = self._env.event()  # a lane was taken, or has ended
+        self._left = scenario.num_shards  # in no lane yet
+        self._open = self._at_work = self.num_lanes = self.num_failures = 0
         self.spent = dict.fromkeys(("useful", "starting", "lost", "down", "idle"), 0.0)
         self._outages: list[tuple[str, float, float]] = []
-        num_hosts = -(-scenario.num_gpus // scenario.gpus_per_host)
-        self._host_fails = [self._draw(scenario.host_mtbf) for _ in range(num_hosts)]
+        self._host_fails = [self._draw(scenario.host_mtbf) for _ in range(scenario.num_hosts)]
         for gpu in range(scenario.num_gpus):
             self._env.process(self._work(gpu))
         self._env.run(self._env.process(self._oversee()))
@@ -163,27 +165,36 @@ class Simulation:
         return 1 - self.spent["useful"] / there if there else 0.0
 
     def _oversee(self) -> Steps:
-        """The parent: submits one lane after another, and waits for all of them."""
-        sizes = self._case.cut_lanes()
-        self._open = len(sizes)
-        for size in sizes:
-            yield from self._submit(_Lane(size))
-        while self._open:
-            self._lane_ended = self._env.event()
-            yield self._lane_ended
-        yield from self._until_polled(self._case.parent_poll)
+        """The parent: submits lanes while few wait, and waits for all of them."""
+        while self._left or self._open:
+            self._changed = self._env.event()
+            lanes = []
+            for _ in range(max(MIN_WAITING, self._at_work) - len(self._queue.items)):
+                if self._left:
+                    lanes.append(_Lane(self._case.next_lane(self._left)))
+                    self._left -= lanes[-1].shards
+            self._open += len(lanes)
+            for begin in range(0, len(lanes), _MOST_SUBMITTED):
+                yield from self._submit(lanes[begin : begin + _MOST_SUBMITTED])
+            yield self._changed
+            yield from self._until_polled(self._case.parent_poll)
 
-    def _submit(self, lane: _Lane) -> Steps:
-        self.num_lanes += 1
+    def _submit(self, lanes: list[_Lane]) -> Steps:
+        self.num_lanes += len(lanes)
         yield self._env.timeout(self._case.submit)
-        self._queue.put(lane)
+        for lane in lanes:
+            self._queue.put(lane)
+
+    def _change(self) -> None:
+        if not self._changed.triggered:
+            self._changed.succeed()
 
     def _resubmit(self, lane: _Lane, noticed: float) -> Steps:
         """The rest of a lane after a growing delay, once the parent has noticed."""
         yield self._env.timeout(noticed)
         yield from self._until_polled(self._case.parent_poll)
         yield self._env.timeout(RESUBMIT_DELAYS[min(lane.failures, len(RESUBMIT_DELAYS) - 1)])
-        yield from self._submit(_Lane(lane.shards, failures=lane.failures + 1))
+        yield from self._submit([_Lane(lane.shards, failures=lane.failures + 1)])
 
     def _until_polled(self, interval: float) -> Steps:
         yield self._env.timeout(self._rng.uniform(0, interval))
@@ -202,7 +213,10 @@ class Simulation:
                 yield turn
                 yield self._env.timeout(self._case.requests_per_lane / self._case.server_rate)
             yield self._env.timeout(self._behind_polls)
+            self._at_work += 1
+            self._change()
             yield from self._compute(lane, gpu)
+            self._at_work -= 1
 
     def _compute(self, lane: _Lane, gpu: int) -> Steps:
         """A lane on a GPU, until it ends or fails."""
@@ -219,8 +233,7 @@ class Simulation:
             lane.shards -= done
             if not kind:
                 self._open -= 1
-                if not self._lane_ended.triggered:
-                    self._lane_ended.succeed()
+                self._change()
                 return
             lane.failures *= not done
             self.num_failures += 1
@@ -354,6 +367,7 @@ def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: 
     """A run in lanes of 10 minutes, planned as for GPUs; workers poll as often as their share of the server allows."""
     shard_rows = min(MAX_SHARD_ROWS, int(rate * SHARD_SECONDS["cuda"]))
     polls = costs["polls_per_second"] * server_times
+    hosts = math.ceil(gpus / ASSUMPTIONS["gpus_per_host"])
     return Scenario(
         num_shards=-(-frames // shard_rows),
         shard=shard_rows / rate,
@@ -363,7 +377,7 @@ def scenario_of(frames: int, rate: float, gpus: int, costs: Json, server_times: 
         spread=ASSUMPTIONS["speed_spread"],
         num_gpus=gpus,
         gpus_per_host=int(ASSUMPTIONS["gpus_per_host"]),
-        worker_poll=max(costs["least_poll_seconds"], gpus / polls / ASSUMPTIONS["server_share_of_polls"]),
+        worker_poll=max(costs["least_poll_seconds"], hosts / polls / ASSUMPTIONS["server_share_of_polls"]),
         parent_poll=ASSUMPTIONS["parent_poll_seconds"],
         submit=costs["submit_seconds"] / server_times,
         server_rate=costs["server_requests_per_second"] * server_times,
@@ -388,18 +402,17 @@ def summary(runs: list[Simulation], num_gpus: int) -> Json:
 
 
 def simulations(costs: Json, rate: float) -> Iterator[Json]:
-    """Every case: sizes of runs, pools and lanes; servers; failures; lanes in whole rounds."""
+    """Every case: sizes of runs, pools and lanes; servers; failures."""
     fast = ASSUMPTIONS["fast_server_times"]
-    cases = [(frames, server, "as reported", False) for frames in FRAMES for server in (1, fast)]
-    cases += [(FRAMES[-1], fast, failures, False) for failures in FAILURE_TIMES if failures != "as reported"]
-    cases += [(frames, fast, "as reported", True) for frames in FRAMES]
-    for frames, server, failures, whole in cases:
+    cases = [(frames, server, "as reported") for frames in FRAMES for server in (1, fast)]
+    cases += [(FRAMES[-1], fast, failures) for failures in FAILURE_TIMES if failures != "as reported"]
+    for frames, server, failures in cases:
         for gpus in GPUS:
             base = scenario_of(frames, rate, gpus, costs, server)
-            base = replace(base, whole_rounds=whole, **failures_of(FAILURE_TIMES[failures]))
+            base = replace(base, **failures_of(FAILURE_TIMES[failures]))
             for minutes in LANE_MINUTES:
                 scenario = replace(base, lane=60.0 * minutes)
-                case = {"frames": frames, "server_times": server, "failures": failures, "whole_rounds": whole}
+                case = {"frames": frames, "server_times": server, "failures": failures}
                 yield {
                     **case,
                     "gpus": gpus,

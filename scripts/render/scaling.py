@@ -17,7 +17,7 @@ _percent = FORMATS["percent"]
 def _cases(results: Results, **others: object) -> list[Json]:
     """Simulations with these values, in file order; by default a billion frames with failures as reported."""
     fast = results["lane_simulation"]["assumptions"]["fast_server_times"]
-    usual = {"frames": _BILLION, "whole_rounds": False, "server_times": fast, "failures": "as reported"}
+    usual = {"frames": _BILLION, "server_times": fast, "failures": "as reported"}
     wanted = (usual | others).items()
     return [case for case in results["lane_simulation"]["simulations"] if wanted <= case.items()]
 
@@ -153,17 +153,15 @@ def failure_rows(results: Results) -> Iterator[Json]:
 
 
 def best_rows(results: Results) -> Iterator[Json]:
-    """The best lane for several sizes of runs and pools, and for whole rounds of lanes."""
+    """The best lane for several sizes of runs and pools."""
     rate = results["lane_simulation"]["work"][0]["frames_per_second"]
     for frames in dict.fromkeys(case["frames"] for case in results["lane_simulation"]["simulations"]):
-        rounds = dict(_by_gpus(_cases(results, frames=frames, whole_rounds=True)))
         for gpus, group in _by_gpus(_cases(results, frames=frames)):
             yield {
                 "power": len(str(frames)) - 1,
                 "gpus": gpus,
                 "minutes": frames / rate / gpus / 60,
                 **_best_and_usual(group),
-                "in_rounds": _usual(rounds[gpus])["wasted"],
             }
 
 
@@ -214,8 +212,8 @@ TABLES: Final[dict[str, MakeTable]] = {
     ),
     "preparing": table("10^9 frames|", "{what}|{amount}", preparing_rows),
     "best": table(
-        "frames|GPUs|work of a GPU, min|best lane|wasted then|wasted at 10 min|the same in whole rounds",
-        "10^{power}|{gpus:,}|{minutes:,.1f}|{best} min|{wasted:percent}|{usual:percent}|{in_rounds:percent}",
+        "frames|GPUs|work of a GPU, min|best lane|wasted then|wasted at 10 min",
+        "10^{power}|{gpus:,}|{minutes:,.1f}|{best} min|{wasted:percent}|{usual:percent}",
         best_rows,
     ),
     "waste": waste_table,

@@ -84,7 +84,8 @@ def test_a_run_goes_round_hosts_that_are_not_fit(tmp_path: Path) -> None:
         hosts = stack.enter_context(made_hosts(names, tmp_path, port))
         fit, unmounted, outdated, other = hosts
         client = stack.enter_context(SyncPrefectClient(fit.server))
-        fit.start("prefect", "server", "start", "--host", "0.0.0.0", "--port", str(port))
+        serve = ("prefect", "server", "start", "--host", "0.0.0.0", "--port", str(port))
+        fit.start(*serve, PREFECT_HOME=str(fit.home / "prefect"))
         wait_until(lambda: answers(f"{fit.server}/health"), 300)
         assert fit.start("virnuc_cli", "deploy").wait(300) == 0, fit.log.read_text()
         unmounted.hidden = shared

@@ -39,13 +39,12 @@ COSTS: dict[str, Any] = {
     [
         ({"num_gpus": 1}, 12 * 600),
         ({"num_gpus": 4}, 3 * 600),
-        ({"num_gpus": 5}, 3 * 600),
-        ({"num_gpus": 100}, 600),
-        ({"num_gpus": 3, "start": 20}, 4 * 620),
-        ({"num_gpus": 12, "submit": 7}, 12 * 7 + 600),
-        ({"num_gpus": 12, "server_rate": 10, "requests_per_lane": 30}, 12 * 3 + 600),
-        ({"num_gpus": 8}, 2 * 600),
-        ({"num_gpus": 8, "whole_rounds": True}, 120 * 60 / 8),
+        ({"num_gpus": 5}, 120 * 60 / 5),
+        ({"num_gpus": 8}, 120 * 60 / 8),
+        ({"num_gpus": 100}, 2 * 60),
+        ({"num_gpus": 3, "start": 20}, 7 * 20 + 2420),  # of 19 lanes
+        ({"num_gpus": 12, "submit": 7}, 7 + 120 * 60 / 12),
+        ({"num_gpus": 12, "server_rate": 10, "requests_per_lane": 30}, 16 * 3 + 600),
         ({"num_shards": 0}, 0),
     ],
 )
@@ -74,13 +73,15 @@ def test_polls_delay_a_lane_by_half_their_interval() -> None:
 )
 def test_lanes_wait_behind_polls(gpus: int, between: float, rate: float, length: float) -> None:
     polled = {"worker_poll": between, "server_rate": rate, "requests_per_lane": 10, "requests_per_poll": 1}
-    scenario = replace(LANES, num_gpus=gpus, **polled)
+    scenario = replace(LANES, num_gpus=gpus, gpus_per_host=1, **polled)
     assert scenario.seconds_behind_polls == pytest.approx(10 * length / rate, rel=0.01)
 
 
-def test_lanes_hold_whole_shards_as_equally_many_as_possible() -> None:
-    assert replace(LANES, num_shards=5, lane=120).cut_lanes() == [2, 2, 1]
-    assert replace(LANES, num_shards=5, lane=1).cut_lanes() == [1] * 5
+def test_lanes_are_equal_parts_of_what_is_left() -> None:
+    scenario = replace(LANES, num_gpus=4)
+    assert [scenario.next_lane(left) for left in (100, 40, 39, 8, 7, 3, 1)] == [10, 10, 9, 2, 1, 1, 1]
+    assert replace(scenario, lane=1200).next_lane(4) == 2
+    assert replace(scenario, lane=1).next_lane(4) == 1
 
 
 @pytest.mark.slow
@@ -95,8 +96,8 @@ def test_only_the_unfinished_shard_is_lost_when_a_process_dies() -> None:
     assert sum(run.spent["starting"] for run in runs) == pytest.approx(12 * deaths, rel=0.01)
 
 
-def test_the_best_lane_balances_starts_and_the_end_of_the_run() -> None:
-    """Starts cost c/L of the time, the last lanes L/2 of a GPU's share T: the optimal L is about sqrt(2cT)."""
+def test_a_lane_is_too_short_when_its_start_counts_and_too_long_when_its_tenth_does() -> None:
+    """Starts cost c/L of the time. Lanes become shorter at the end, where half a lane of L/10 is idle."""
     start, share, gpus = 20.0, 36_000.0, 50
     best = math.sqrt(2 * start * share)
     base = Scenario(
@@ -106,7 +107,7 @@ def test_the_best_lane_balances_starts_and_the_end_of_the_run() -> None:
     def wasted(lane: float) -> float:
         return mean(Simulation(replace(base, lane=lane), seed).wasted for seed in range(3))
 
-    assert wasted(best) < min(wasted(best / 5), wasted(best * 5), 1.5 * 2 * start / best)
+    assert start / best < wasted(best) < min(wasted(best / 5), wasted(best * 20), 1.5 * 2 * start / best)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,7 +131,7 @@ def test_a_run_is_cut_as_the_planning_does_it_and_workers_poll_within_their_shar
     quick = scenario_of(10**6, 2000.0, 1000, COSTS, 1)
     assert quick.shard == pytest.approx(MAX_SHARD_ROWS / 2000)
     assert quick.num_shards == math.ceil(10**6 / MAX_SHARD_ROWS)
-    assert 1000 / quick.worker_poll == pytest.approx(15 * ASSUMPTIONS["server_share_of_polls"])
+    assert 1000 / 8 / quick.worker_poll == pytest.approx(15 * ASSUMPTIONS["server_share_of_polls"])
     assert scenario_of(10**6, 2000.0, 1, COSTS, 1).worker_poll == 2
 
 
