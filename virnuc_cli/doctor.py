@@ -120,7 +120,8 @@ def _ask_server() -> "tuple[str, list[Quarantine]]":
     from deployments.server import quarantines
 
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_WITHIN_S}):
-        version = str(get_client(sync_client=True).api_version())
+        with get_client(sync_client=True) as client:
+            version = str(client.api_version())
         return version, quarantines() if _is_same(version) else []
 
 

@@ -18,6 +18,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
@@ -92,7 +93,7 @@ def test_a_night_computes_what_is_new_and_leaves_the_rest(
     inbox.put("cut.fa.gz", gzip.compress(fasta(3))[:-100])
     inbox.put("young.fa", fasta(4), modified=time.time())
     inbox.put("notes.txt", b"not for virnuc")
-    first = inbox.night()
+    first = inbox.night(settle_seconds=3600)
     assert first.is_completed()
     assert first.message == "5 files: 1 kept, 2 done, 1 waiting, 1 rejected"
     outcomes = {"a.fa": "done", "cut.fa.gz": "rejected", "copy.fna": "kept", "b.fasta.gz": "done"}
@@ -235,7 +236,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 def runs_of(path: Path) -> list[FlowRun]:
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs()
+        runs = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC)
     return [run for run in runs if run.parameters.get("inputs") == [str(path)]]
 
 
@@ -255,7 +256,7 @@ def test_two_nights_in_the_pool_share_one_run_a_file(inbox: Inbox) -> None:
         [run] = runs_of(inbox.folder / f"{number}.fa")
         assert "virnuc" in run.tags
         assert run.work_queue_name == "normal"
-    assert all("another nightly run computed" in str(night.message) for night in nights)
+    assert any("another nightly run computed" in str(night.message) for night in nights)
     reasons = inbox.folder / "rejected"
     assert len(list(reasons.glob("*.reason.txt"))) == len(list(reasons.glob("?.fa"))) == 2
 

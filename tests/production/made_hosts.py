@@ -121,5 +121,5 @@ def made_hosts(names: list[str], folder: Path, port: int) -> Iterator[list[MadeH
         for host in hosts:
             host.die()
             ip("netns", "delete", host.namespace)
-        with suppress(PermissionError):
+        with suppress(PermissionError, FileNotFoundError):
             ip("link", "delete", bridge)
