@@ -55,7 +55,8 @@ def test_lane_goes_on_when_its_device_process_and_then_its_run_is_killed(
     flow_run_process.kill()
     # The run submits another lane with the remaining shards.
     states = complete(stack, run_id, out, local_run)
-    assert states == ["Completed", "Completed", "Completed", "Crashed"]
+    assert set(states) == {"Completed", "Crashed"}
+    assert states.count("Crashed") == 1
 
 
 def test_run_goes_on_while_worker_and_server_are_killed(

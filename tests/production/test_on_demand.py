@@ -54,12 +54,14 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert same_results(local_run, out)
     assert sorted(shards_done(out)) == list(range(len(read_plan(RunFolder(out).plan).shards)))
     lanes = lane_events(out, LaneStarted)
-    assert sorted(lane.lane for lane in lanes) == [0, 1]
+    names = [f"lane-{number}" for number in range(len(lanes))]
+    assert len(names) > 1
+    assert sorted(f"lane-{lane.lane}" for lane in lanes) == names
     assert {lane.device for lane in lanes} == ({"cuda:0", "cuda:1"} if ON_GPUS else {"cpu"})
 
     assert run.name.startswith("predict genomes.fa tiny ")
     children = stack.children(run.id).values()
-    assert sorted(child.name.partition(" ")[0][:6] for child in children) == ["lane-0", "lane-1", "plan"]
+    assert sorted(child.name.partition(" ")[0] for child in children) == [*names, "plan"]
     of_lanes = [child for child in children if child.name.startswith("lane")]
     assert len({child.labels["prefect.worker.name"] for child in of_lanes}) == 1
     assert {"virnuc-lanes", "virnuc-summary"} <= artifacts(stack, run.id)
@@ -75,7 +77,7 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     [tracked] = tracked_with("prefect.flow_run_id", run.id)
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["mode"] == "pool"
-    assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == 2
+    assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == len(names)
 
 
 def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
