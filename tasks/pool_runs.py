@@ -100,6 +100,7 @@ class PoolRuns:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             self._without_retries = get_settings_context()
         self._followed: dict[UUID, _Followed] = {}
+        self._in_flight: Sequence[PoolRun] = ()  # whose submission has begun, and may have been interrupted
         self._last_poll = time.monotonic()
         self._next_notice = self._last_poll + _SECONDS_TO_FIRST_NOTICE
 
@@ -113,7 +114,7 @@ class PoolRuns:
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
         try:
             if kind is not None:
-                self.cancel(self._followed)
+                self._cancel_all()
         finally:
             self._client.__exit__(kind, *details)
 
@@ -131,9 +132,12 @@ class PoolRuns:
         """Submits runs, up to a hundred with one request."""
         ids: list[UUID] = []
         for batch in _batches(runs, _MOST_SUBMITTED):
-            ids += self._create(batch)
-        for run_id, run in zip(ids, runs, strict=True):
-            self._followed[run_id] = _Followed(timeout=run.timeout)
+            self._in_flight = batch
+            made = self._create(batch)
+            for run_id, run in zip(made, batch, strict=True):
+                self._followed[run_id] = _Followed(timeout=run.timeout)
+            self._in_flight = ()
+            ids += made
         return ids
 
     def find_unfinished(self, tag: str) -> list[FlowRun]:
@@ -229,6 +233,13 @@ class PoolRuns:
     def cancel(self, run_ids: Iterable[UUID]) -> None:
         """Cancels runs, fifty with one request; those at work take a while to stop and keep what is finished."""
         self._set_state(run_ids, Cancelling(), force=False)
+
+    def _cancel_all(self) -> None:
+        try:
+            # By their keys, the server names those that it has made already.
+            self.submit(self._in_flight)
+        finally:
+            self.cancel(self._followed)
 
     def _set_state(self, run_ids: Iterable[UUID], state: State[Any], *, force: bool) -> None:
         wanted = to_state_create(state).model_dump(mode="json", exclude_unset=True)

@@ -26,6 +26,7 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
 
+from deployments.processes import interruptible
 from deployments.register import NightlyChoice, register
 from flows import pool
 from flows.computed_run import choose_lanes
@@ -490,7 +491,8 @@ def test_a_run_that_is_stopped_cancels_all_of_its_lanes(
 ) -> None:
     monkeypatch.setattr(pool, "MIN_WAITING", num_lanes)
     interrupts = iter([_thread.interrupt_main])
-    with Worker(lambda run: next(interrupts, int)()), pytest.raises(KeyboardInterrupt):
+    stopper = Worker(lambda run: next(interrupts, int)())
+    with interruptible(), stopper, pytest.raises(KeyboardInterrupt):
         computed(str(with_shards(root, num_lanes)), "pool")
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     ended = FlowRunFilter.model_validate({"tags": {"all_": [pool._run_tag(RunFolder(root))]}})
