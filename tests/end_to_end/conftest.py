@@ -178,7 +178,7 @@ def rows(path: Path) -> Sequence[Sequence[str]]:
     return [line.split("\t") for line in path.read_text().splitlines()]
 
 
-def wait_until(find: Callable[[], Value], seconds: float = 120.0) -> Value:
+def wait_until(find: Callable[[], Value | None], seconds: float = 120.0) -> Value:
     """Polls until `find` returns a true value, and returns it."""
     deadline = time.monotonic() + seconds
     while not (found := find()):

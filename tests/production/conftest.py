@@ -63,10 +63,14 @@ class Server:
         return self.client.read_flow_run(run_id).state_name or ""
 
     def wait_for(self, run_id: UUID, state: str, seconds: float = 200.0) -> FlowRun:
-        """Fails if the run ends in another state."""
-        ended = {"Completed", "Failed", "Crashed", "Cancelled", state}
-        wait_until(lambda: self.state(run_id) in ended, seconds)
-        run = self.client.read_flow_run(run_id)
+        """Fails as soon as the run ends in a state of another name."""
+
+        def arrived() -> FlowRun | None:
+            run = self.client.read_flow_run(run_id)
+            assert run.state is not None
+            return run if run.state.name == state or run.state.is_final() else None
+
+        run = wait_until(arrived, seconds)
         assert run.state_name == state, run.state
         return run
 

@@ -69,6 +69,6 @@ def test_nightly_batch(stack: Stack, examples_dir: Path, tmp_path: Path) -> None
     # In its own process; other tests cover lanes in the pool.
     asked = {"inbox": str(inbox), "out": str(out), "mode": "local", "settle_seconds": 0}
     run = stack.client.create_flow_run_from_deployment(nightly.id, parameters=asked)
-    stack.wait_for(run.id, "Completed")
+    stack.wait_for(run.id, "FilesRejected")
     assert (inbox / "rejected" / "bad.fa").exists()
     assert len(list(out.glob("contigs*/run.json"))) == 1
