@@ -219,8 +219,8 @@ def pool_seconds(server: Server, lanes: int, folder: RunFolder) -> Json:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.deployments import run_deployment
 
-    from deployments.server import CPU_POOL
     from deployments.worker import QUERY_SECONDS
+    from flows import CPU_POOL
 
     ids: list[Any] = []
 
@@ -306,7 +306,7 @@ def server_rates(url: str, repeats: int) -> Json:
     """Requests per second by kind, also with many runs waiting."""
     from prefect.client.orchestration import get_client
 
-    from deployments.server import CPU_POOL
+    from flows import CPU_POOL
 
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(LANE)

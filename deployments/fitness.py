@@ -1,7 +1,6 @@
 """Which device slots of this host may take jobs: checks, and quarantine of what is not fit."""
 
 import asyncio
-import fcntl
 import logging
 import math
 import subprocess
@@ -17,6 +16,7 @@ from deployments.server import QUARANTINED, RELEASED, deployed_versions, is_run_
 from virnuc_core.doctor.preflight import host_fault, version_fault
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import HostError
+from virnuc_core.files import try_lock
 from virnuc_core.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -186,10 +186,7 @@ async def fault_of_program(
     with ExitStack() as files:
         held = [files.enter_context(lock.open("a"))] if lock else []
         said = files.enter_context(TemporaryFile())
-        try:
-            for file in held:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not all(map(try_lock, held)):
             return "a job of an earlier worker has it"
         process = subprocess.Popen(
             command,
@@ -221,11 +218,7 @@ async def fault_of_program(
 def is_locked(lock: Path) -> bool:
     """Whether a process holds a lock; makes the file."""
     with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(file)
 
 
 async def _folder_fault(job: "FlowRun") -> str | None:

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import httpx
 
-from deployments.server import connect, crash_run, read_pages
+from deployments.server import connect, crash_run
+from tasks.pool_runs import read_pages
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -1,7 +1,6 @@
 """Programs that are restarted until this process is told to stop, and that never outlive it."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import Final
 
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.files import try_lock
 
 # Before a restart; the last one repeats.
 RESTART_DELAYS_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -168,10 +168,8 @@ def only_one(lock: Path, complaint: str) -> Iterator[None]:
     """Holds an exclusive lock during the block; UsageError with `complaint` if another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(complaint) from error
+        if not try_lock(file):
+            raise UsageError(complaint)
         yield
 
 

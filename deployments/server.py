@@ -1,16 +1,17 @@
 """The Prefect server of the user's settings."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import httpx
 
+from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from virnuc_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.filters import WorkerFilter
     from prefect.client.schemas.objects import FlowRun, Worker
 
-GPU_POOL: Final = "virnuc-gpu"
-CPU_POOL: Final = "virnuc-cpu"
-RUNS_POOL: Final = "virnuc-runs"
 LANE_TAG: Final = "lane"
 # Events of workers about their slots.
 SLOT_EVENTS: Final = "virnuc.slot."
@@ -50,10 +48,8 @@ POOLS: Final[Mapping[str, Pool]] = {
         limit=16,
     ),
 }
-Item = TypeVar("Item")
 
-_PAGE_SIZE: Final = 200  # the server's maximum
-_EVENTS_PAGE_SIZE: Final = 50  # as well
+_EVENTS_PAGE_SIZE: Final = 50  # the server's maximum
 
 _log = logging.getLogger(__name__)
 
@@ -178,15 +174,7 @@ def connect() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
-    """All items of a paginated request."""
-    found: list[Item] = []
-    while True:
-        page = read(offset=len(found), limit=_PAGE_SIZE)
-        found += page
-        if len(page) < _PAGE_SIZE:
-            return found
-
-
 def _workers(client: "SyncPrefectClient", pool: str, wanted: "WorkerFilter | None" = None) -> "list[Worker]":
+    from tasks.pool_runs import read_pages
+
     return read_pages(partial(client.read_workers_for_work_pool, pool, wanted))

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from deployments.processes import interruptible, only_one
-from deployments.server import CPU_POOL, GPU_POOL, RUNS_POOL, missing_pools, server_failure, server_url
+from deployments.server import missing_pools, server_failure, server_url
+from flows import CPU_POOL, GPU_POOL, RUNS_POOL
 from virnuc_core.env_config import available_threads, child_environment, env, value_of
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus

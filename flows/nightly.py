@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.utilities.urls import url_for
 
+from flows import RUNS_POOL
 from flows.outputs import require_absolute
 from flows.pool import require_lasting_server
 from flows.predict import predict
@@ -52,7 +53,6 @@ from virnuc_core.settings import (
     SettleTime,
 )
 
-RUNS_POOL: Final = "virnuc-runs"
 PREDICT_DEPLOYMENT: Final = "predict/on-demand"
 # Name of the final state of a nightly run, of type COMPLETED, that automations.yaml waits for.
 FILES_REJECTED: Final = "FilesRejected"

@@ -21,6 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
+from flows import CPU_POOL, GPU_POOL
 from flows.lanes import FlowLanes, lane_journal_name, plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
@@ -38,7 +39,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import LaneSettings, RunConfig
 
 # Work pool of each kind of device; its deployments are named like the end of its name.
-WORK_POOLS: Final = {"cuda": "virnuc-gpu", "cpu": "virnuc-cpu"}
+WORK_POOLS: Final = {"cuda": GPU_POOL, "cpu": CPU_POOL}
 # Before a resubmission; a host or a file system may need that long to recover.
 RETRY_DELAYS_SECONDS: Final = (5.0, 30.0, 120.0)
 # Lanes that wait at the server, or as many as are at work: their parameters are sent with every poll of a worker.

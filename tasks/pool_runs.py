@@ -149,13 +149,8 @@ class PoolRuns:
                 "state": {"type": {"any_": _UNFINISHED}},
             }
         )
-        read = partial(self._client.read_flow_runs, flow_run_filter=wanted, limit=_PAGE_SIZE)
-        found: list[FlowRun] = []
-        while True:
-            page = self._ask(partial(read, offset=len(found)))
-            found += page
-            if len(page) < _PAGE_SIZE:
-                return found
+        read = partial(self._client.read_flow_runs, flow_run_filter=wanted)
+        return read_pages(lambda **page: self._ask(partial(read, **page)))
 
     def find_newest(self, tag: str) -> FlowRun | None:
         """The run with this tag that was submitted last."""
@@ -336,6 +331,16 @@ class PoolRuns:
                 )
                 next_notice = time.monotonic() + _SECONDS_BETWEEN_NOTICES
             time.sleep(_SECONDS_BETWEEN_POLLS)
+
+
+def read_pages(read: Callable[..., Sequence[Item]]) -> list[Item]:
+    """All items of a paginated request."""
+    found: list[Item] = []
+    while True:
+        page = read(offset=len(found), limit=_PAGE_SIZE)
+        found += page
+        if len(page) < _PAGE_SIZE:
+            return found
 
 
 def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -114,13 +114,12 @@ def prefect_findings() -> Iterator[Finding]:
 
 def _ask_server() -> "tuple[str, list[Quarantine]]":
     """Version of the server, and which slots and hosts take no jobs; asks with the user's password or API key."""
-    from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from deployments.server import quarantines
+    from deployments.server import connect, quarantines
 
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_WITHIN_S}):
-        with get_client(sync_client=True) as client:
+        with connect() as client:
             version = str(client.api_version())
         return version, quarantines() if _is_same(version) else []
 

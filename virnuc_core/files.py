@@ -1,5 +1,7 @@
 """Crash-safe files, either complete or absent, and typed JSON."""
 
+import fcntl
+import hashlib
 import json
 import os
 import re
@@ -10,7 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
 _LARGEST_FLOAT: Final = 1e300  # NaN is not smaller
@@ -98,6 +100,21 @@ def _fsync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Digest of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Locks an open file until it is closed or the process ends; False if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import InputError, MismatchError, StorageError, StorageLostError, UsageError
-from virnuc_core.files import from_json, parse_object, sync_file, temporary_name, write_text
+from virnuc_core.files import file_digest, from_json, parse_object, sync_file, temporary_name, write_text
 from virnuc_core.plain_text import without_secrets
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
@@ -131,8 +131,8 @@ def _copy(remote: "_Remote", source: _Source, target: Path, record: Path) -> Non
     remote.read_into(part, source.size)
     if remote.source() != replace(source, other_sha256=None, sha256=None):
         raise StorageLostError(f"{remote.shown} changed while it was copied. Run the same command again.")
-    sha256 = _digest_of(part, "sha256")
-    md5 = source.md5 and _digest_of(part, "md5")
+    sha256 = file_digest(part)
+    md5 = source.md5 and file_digest(part, "md5")
     if md5 != source.md5 and source.other_sha256 != sha256:
         part.unlink()
         _write(record, replace(source, other_sha256=sha256))
@@ -190,7 +190,7 @@ def stage_out(files: Mapping[Path, str], report: Path, report_url: str) -> None:
 
 
 def _upload(path: Path, remote: "_Remote") -> None:
-    size, sha256 = path.stat().st_size, _digest_of(path, "sha256")
+    size, sha256 = path.stat().st_size, file_digest(path)
     if remote.sha256(size) == sha256:
         return
     remote.put(path)
@@ -351,11 +351,6 @@ def _is_refused(error: Exception) -> bool:
 def _staged(url: str, kind: str) -> Path:
     """The folder of a URL in the staging folder."""
     return staging_folder() / kind / hashlib.sha256(url.encode()).hexdigest()[:12]
-
-
-def _digest_of(path: Path, algorithm: str) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _md5_of(info: Mapping[str, Any]) -> str | None:

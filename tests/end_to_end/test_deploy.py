@@ -11,7 +11,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.register import NIGHTLY, NightlyChoice, register
-from deployments.server import GPU_POOL, POOLS
+from deployments.server import POOLS
+from flows import GPU_POOL
 from flows.nightly import nightly
 from tasks.artifacts import RUN_TAG
 from tests.end_to_end.conftest import CommandLine

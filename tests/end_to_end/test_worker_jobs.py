@@ -21,7 +21,8 @@ from deployments.jobs import Job, crash_orphaned_jobs
 from deployments.lost_runs import find_silent_runs
 from deployments.processes import only_one
 from deployments.register import NightlyChoice, register
-from deployments.server import GPU_POOL, deployed_versions, is_run_over, quarantines
+from deployments.server import deployed_versions, is_run_over, quarantines
+from flows import GPU_POOL
 from tests.end_to_end.conftest import wait_until
 from virnuc_core import __version__
 

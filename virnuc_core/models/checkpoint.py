@@ -17,7 +17,7 @@ from torch import Tensor
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.files import parse_object
+from virnuc_core.files import file_digest, parse_object
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
@@ -345,8 +345,7 @@ class Checkpoint:
         """SHA-256 (hex) over the weight files and the tokenizer, which determine every vector."""
         total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
         for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+            total.update(bytes.fromhex(file_digest(path)))
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:

@@ -1,6 +1,5 @@
 """The published classifier head: features of one frame to P(other) and P(virus)."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.files import atomic_path
+from virnuc_core.files import atomic_path, file_digest
 from virnuc_core.models.catalogue import HEAD_METADATA
 from virnuc_core.models.tensor_files import is_finite, read_pickle, read_tensors, require_backed
 
@@ -117,8 +116,7 @@ def save_classifier(classifier: MLPClassifier, path: Path, facts: Mapping[str, A
 
 def classifier_fingerprint(path: Path) -> str:
     """SHA-256 (hex) of the file of a head."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(path)
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
-from virnuc_core.files import sync_file, sync_folder, write_text
+from virnuc_core.files import file_digest, sync_file, sync_folder, write_text
 from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
     BUNDLED_TOKENIZER,
@@ -214,7 +214,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 def write_sums(folder: Path, files: Iterable[Path]) -> None:
     """Writes the `SHA256SUMS` of files in a folder."""
-    lines = sorted((path.name, _sha256_of(path)) for path in files)
+    lines = sorted((path.name, file_digest(path)) for path in files)
     write_text(folder / SUMS_NAME, "".join(f"{digest}  {name}\n" for name, digest in lines))
 
 
@@ -255,13 +255,13 @@ def check_hash(path: Path) -> tuple[str, str]:
             return "", f"{path} is not in {sums}"
         if not path.is_file():
             return str(sums), f"{path} is missing"
-        same = _sha256_of(path) == expected
+        same = file_digest(path) == expected
         return str(sums), "" if same else f"{path} is not what it was: its SHA-256 is not that in {sums}"
     blob = path.resolve()
     if not path.is_symlink() or blob.parent.name != "blobs":
         return "", ""
     if _SHA256.fullmatch(blob.name):
-        same = _sha256_of(blob) == blob.name
+        same = file_digest(blob) == blob.name
     elif _GIT_SHA1.fullmatch(blob.name):
         content = hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
         with blob.open("rb") as file:
@@ -271,11 +271,6 @@ def check_hash(path: Path) -> tuple[str, str]:
     else:
         return "", ""
     return "the model hub", "" if same else f"{path} is damaged: its content is not what the model hub says"
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Verifying.

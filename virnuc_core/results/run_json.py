@@ -1,6 +1,5 @@
 """The record of a run, `run.json`: its plan, results, speed, software versions and result files."""
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.files import from_json, parse_object, write_text
+from virnuc_core.files import file_digest, from_json, parse_object, write_text
 from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
@@ -233,9 +232,7 @@ class FileRecord:
     @classmethod
     def of(cls, path: Path) -> "FileRecord":
         """Reads a file."""
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return cls(name=path.name, size=file.tell(), sha256=digest)
+        return cls(name=path.name, size=path.stat().st_size, sha256=file_digest(path))
 
 
 def records_of(paths: Sequence[Path]) -> list[dict[str, str | int]]:

@@ -3,7 +3,6 @@
 A reprocessed run lives in the folder `next` of the old one (see `RunFolder`) and replaces it when complete.
 """
 
-import fcntl
 import logging
 import os
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.files import remove_temporaries, sync_folder, temporary_name
+from virnuc_core.files import remove_temporaries, sync_folder, temporary_name, try_lock
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.run_json import cleaned_on
 from virnuc_core.run_folder import RunFolder
@@ -62,10 +61,8 @@ def locking(root: Path) -> Iterator[None]:
         raise UsageError(f"--out {str(root)!r} can be the name of no folder: {error}.") from error
     # The lock is released when the process ends, even if killed.
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another run works in {root}: wait for it, or choose another --out.") from error
+        if not try_lock(lock):
+            raise UsageError(f"another run works in {root}: wait for it, or choose another --out.")
         yield
 
 
