@@ -5,10 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -53,11 +54,13 @@ class Server:
 
     client: SyncPrefectClient
 
-    def ask(self, **parameters: Any) -> UUID:
-        """Submits a run of predict/on-demand."""
+    def ask(self, environment: Mapping[str, str] = MappingProxyType({}), **parameters: Any) -> UUID:
+        """Submits a run of predict/on-demand, with further environment variables for it and not for its lanes."""
         deployment = self.client.read_deployment_by_name("predict/on-demand")
         asked = {"settings": SETTINGS, "lane_minutes": LANE_MINUTES, **parameters}
-        return self.client.create_flow_run_from_deployment(deployment.id, parameters=asked).id
+        return self.client.create_flow_run_from_deployment(
+            deployment.id, parameters=asked, job_variables={"env": dict(environment)}
+        ).id
 
     def state(self, run_id: UUID) -> str:
         return self.client.read_flow_run(run_id).state_name or ""

@@ -59,6 +59,21 @@ def test_lane_goes_on_when_its_device_process_and_then_its_run_is_killed(
     assert states.count("Crashed") == 1
 
 
+def test_work_of_a_lane_that_hangs_is_done_by_another(
+    stack: Stack, genomes: Path, local_run: Path, out: Path
+) -> None:
+    run_id = stack.ask({"VIRNUC_LANE_TIMEOUT": "20"}, inputs=[str(genomes)], out=str(out))
+    lane = wait_for_mid_run(out)
+    flow_run_process = psutil.Process(lane.pid).parent()
+    assert flow_run_process is not None
+    for process in (flow_run_process, psutil.Process(lane.pid)):
+        process.suspend()
+    states = complete(stack, run_id, out, local_run)
+    assert states.count("Completed") == len(states) - 1
+    assert not psutil.pid_exists(lane.pid)
+    assert not flow_run_process.is_running()
+
+
 def test_run_goes_on_while_worker_and_server_are_killed(
     stack: Stack, run_id: UUID, out: Path, local_run: Path
 ) -> None:
