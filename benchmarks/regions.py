@@ -25,7 +25,6 @@ from benchmarks.region_methods import methods
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_cli.main import main as virnuc
 from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
-from virnuc_core.results.tables import DNA_ALONE_STATUS
 
 SEED: Final = 6
 NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
@@ -224,7 +223,6 @@ def compare(contigs: Sequence[SyntheticContig], run: Path) -> Json:
         start=np.array([int(row["start"]) - 1 for row in rows]),
         end=np.array([int(row["end"]) for row in rows]),
         p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
-        is_dna_alone=np.array([row["status"] == DNA_ALONE_STATUS for row in rows]),
     )
 
     def shares(regions: Iterable[Region]) -> dict[str, float]:

@@ -3,8 +3,8 @@
     python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv
 
 The table is tab-separated with columns id and class ("viral" or any other). Metrics are given for the chunks
-with a stop-free reading frame; end to end, over all chunks, where one without a score counts as not called and
-ranks below every score; and for the chunks without such a frame, scored by their DNA alone.
+with a stop-free reading frame; and end to end, over all chunks, where one without a score counts as not called and
+ranks below every score.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.regions import predict, read_classes, read_rows
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from virnuc_core.results.tables import DNA_ALONE_STATUS
+from virnuc_core.results.tables import SCORED
 from virnuc_core.training.metrics import Confusion, KnownCalls, measure
 
 CHUNK_LENGTHS = (500, 300)
@@ -34,9 +34,9 @@ def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json
         class_names=tuple(class_names.tolist()),
         lengths=np.zeros(len(rows), np.int64),
     )
-    scored = calls.take(status == "scored")
+    scored = calls.take(status == SCORED)
     confusion = Confusion.of(scored)
-    p_virus = np.where(status == "scored", calls.p_virus, -1)
+    p_virus = np.where(status == SCORED, calls.p_virus, -1)
     false_positives = confusion.other_called_virus / int((~calls.is_viral).sum())
     return {
         "chunks": len(rows),
@@ -48,7 +48,6 @@ def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json
             "precision": round(confusion.precision or 0.0, 4),
             "auroc": round(float(roc_auc_score(calls.is_viral, p_virus)), 4),
         },
-        "dna_alone": metrics_of(calls.take(status == DNA_ALONE_STATUS), calls),
     }
 
 
@@ -80,7 +79,7 @@ def main() -> None:
     classes, results = read_classes(arguments.table), {}
     for chunk_length in CHUNK_LENGTHS:
         with tempfile.TemporaryDirectory() as scratch:
-            run = predict(arguments.fasta, Path(scratch), chunk_length, "--dna-head", "auto")
+            run = predict(arguments.fasta, Path(scratch), chunk_length)
             rows = read_rows(run / "predictions.tsv")
         results[str(chunk_length)] = measure_chunks(rows, classes)
     what = {"command": command_of("val_auroc"), "data": arguments.fasta.name}

@@ -43,7 +43,7 @@ NIGHTLY: Final = "predict/nightly"
 # Of servers that an earlier version was deployed to: after a pause of the server it crashes runs that are alive.
 _REPLACED_AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
 # Settings of the nightly run that belong together: naming one of them resets the others.
-MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head", "dna_head")
+MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head")
 
 _AS_THEY_ARE: Final = PoolChoice()
 

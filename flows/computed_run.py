@@ -14,18 +14,19 @@ from tasks.artifacts import add_run_tag
 from tasks.lanes import current_progress
 from tasks.pages.markdown import size
 from tasks.publishing import PROJECT_TAG, link_run, params_of, prefect_tags, publish
-from tasks.registry import Config, has_registered_heads, with_registered_heads
+from tasks.registry import Config, with_registered_head
 from tasks.stages import as_tasks, resumable_task
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.inference.device import resolve_devices
+from virnuc_core.models.catalogue import is_registered
 from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
 from virnuc_core.remote import file_name, require_shared_staging
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import LaneMode, LaneSettings
 
-fetch_heads = resumable_task(with_registered_heads).with_options(name="fetch-heads")
+fetch_head = resumable_task(with_registered_head).with_options(name="fetch-head")
 
 _log = logging.getLogger(__name__)
 
@@ -64,17 +65,17 @@ def _publish(run: Run, tracked: TrackedRun) -> None:
     publish(run.folder, run.report, tracked)
 
 
-def resolve_heads(config: Config, mode: LaneMode, before: Path | None) -> Config:
-    """Replaces heads of the MLflow registry by paths, with the versions of `before`, the plan of an earlier attempt.
+def with_local_head(config: Config, mode: LaneMode, before: Path | None) -> Config:
+    """Replaces a head of the MLflow registry by its path, with the version of `before`, the plan of an earlier attempt.
 
     Raises:
         VirnucError: there is no such head, or other processes could not see its file.
     """
-    if not has_registered_heads(config):
+    if not is_registered(config.head):
         return config
     if mode == "pool":
         require_shared_staging("a head of the MLflow registry")
-    return fetch_heads(config, before)
+    return fetch_head(config, before)
 
 
 def compute_run(

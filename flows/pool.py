@@ -427,7 +427,7 @@ def _reason(failure: LaneFailed | None, state: State[Any]) -> tuple[type[VirnucE
 
 def _for_worker(config: RunConfig) -> RunConfig:
     """The config for a process with another working folder and environment."""
-    names = ("esm_model", "dnabert_model", "head", "dna_head")
+    names = ("esm_model", "dnabert_model", "head")
     paths = {name: absolute_path(path) for name in names if (path := getattr(config, name))}
     return config.model_copy(update={**paths, "switches": env().switches})
 

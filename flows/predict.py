@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from flows.computed_run import choose_lanes, compute_run, resolve_heads, run_name
+from flows.computed_run import choose_lanes, compute_run, run_name, with_local_head
 from flows.outputs import require_places
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import PREDICT, Run
@@ -50,6 +50,6 @@ def predict(
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
     with open_run_folder(output_path(out), force=force) as folder:
-        config = resolve_heads(config, mode, folder.plan)
+        config = with_local_head(config, mode, folder.plan)
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, PREDICT, params)

@@ -5,7 +5,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.computed_run import choose_lanes, compute_run, resolve_heads
+from flows.computed_run import choose_lanes, compute_run, with_local_head
 from flows.outputs import require_absolute, require_run
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.pipeline import REPROCESS, Move
@@ -56,6 +56,6 @@ def reprocess(
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
     lanes, params = choose_lanes(where, settings.devices), {**settings.params, **where.params}
     with open_run_folder(Path(run), force=False) as folder:
-        settings = resolve_heads(settings, mode, None if force else folder.next.plan)
+        settings = with_local_head(settings, mode, None if force else folder.next.plan)
         move = Move(folder, settings, lanes, force=force)
         return compute_run(move, REPROCESS, params)

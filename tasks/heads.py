@@ -21,14 +21,13 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import DNA_ALONE_STATUS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.training.heads import FittedHead, known_calls
 from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
 
-SCHEMA_VERSION: Final = 1  # of evaluation.json
+SCHEMA_VERSION: Final = 2  # of evaluation.json
 RUN_NAME: Final = "run"  # folder of the predict run that is evaluated
 _PLOTS: Final = ("roc.png", "reliability.png")
 
@@ -65,7 +64,7 @@ class EvaluationReport:
 
     Attributes:
         out: folder of the metrics; the predict run is in `run` there.
-        levels: metrics of chunks, of contigs, and of chunks with a DNA-only score if there are any.
+        levels: metrics of chunks and of contigs.
     """
 
     out: str
@@ -82,6 +81,7 @@ class EvaluationReport:
             "virnuc_version": plan.virnuc_version,
             "plan_fingerprint": plan.fingerprint,
             "chunk_length": plan.chunk_length,
+            "frames": plan.frames,
             "inputs": [asdict(file) for file in plan.inputs],
             "head": {"name": head.name, "fingerprint": head.fingerprint} if head else None,
             "models": {
@@ -122,12 +122,11 @@ def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> Train
     tracked.log_points(curves)
     files = ("records.tsv", "figures.json", *_PLOTS)
     tracked.log_files([card_of(head.path), *(folder / name for name in files)])
-    facts = {"sha256": head.fingerprint, "chunk_length": str(run.plan.chunk_length)}
-    facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in run.plan.models}
+    plan = run.plan
+    facts = {"sha256": head.fingerprint, "chunk_length": str(plan.chunk_length), "frames": plan.frames}
+    facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in plan.models}
     features = head.trained.classifier.in_features
-    tracked.register_head(
-        registered_name(run.plan), head.path, facts, page, features=features, champion=champion
-    )
+    tracked.register_head(registered_name(plan), head.path, facts, page, features=features, champion=champion)
     tracked.describe(page)
     return TrainingReport(run=run.report, head=head)
 
@@ -154,7 +153,7 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
 
 
 def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]:
-    """Calls of a run by level: chunks, contigs, and separately chunks with a DNA-only score."""
+    """Calls of a run by level: chunks and contigs."""
     record: dict[str, int] = {}
     contigs: list[tuple[int, str, str]] = []
     for row in _rows(folder.contigs):
@@ -162,13 +161,8 @@ def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]
         contigs.append((record[row["contig"]], row["mean_p"], row["call"]))
     if contigs and max(contigs)[0] >= len(table.names):
         raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
-    chunks: list[tuple[int, str, str]] = []
-    dna_alone: list[tuple[int, str, str]] = []
-    for row in _rows(folder.predictions):
-        by_status = dna_alone if row["status"] == DNA_ALONE_STATUS else chunks
-        by_status.append((record[row["contig"]], row["p_virus"], row["call"]))
-    levels = {"chunks": chunks, "contigs": contigs} | ({"dna_alone_chunks": dna_alone} if dna_alone else {})
-    return {level: _known(calls, table) for level, calls in levels.items()}
+    chunks = [(record[row["contig"]], row["p_virus"], row["call"]) for row in _rows(folder.predictions)]
+    return {"chunks": _known(chunks, table), "contigs": _known(contigs, table)}
 
 
 def _known(calls: list[tuple[int, str, str]], table: RecordTable) -> KnownCalls:
@@ -200,4 +194,4 @@ def registered_name(plan: RunPlan) -> str:
     """Name in the model registry, shared by interchangeable heads."""
     models = "-".join(model.name for model in plan.models)
     allowed = "".join(c if c.isalnum() or c in "._-" else "-" for c in models)
-    return f"virnuc-head-{allowed}-{plan.chunk_length}bp{'' if plan.model('esm2') else '-dna-alone'}"
+    return f"virnuc-head-{allowed}-{plan.chunk_length}bp{'' if plan.frames == 'open' else f'-{plan.frames}'}"

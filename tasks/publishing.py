@@ -80,14 +80,12 @@ def params_of(plan: RunPlan) -> dict[str, Value]:
         "plan_fingerprint": plan.fingerprint,
         "chunk_length": plan.chunk_length,
         "min_length": plan.min_length,
-        "rows": plan.rows,
+        "frames": plan.frames,
         "threshold": plan.threshold,
         "embeddings": plan.embeddings,
         "shards": len(plan.shards),
         "head": plan.head.name if plan.head else None,
         "head_fingerprint": plan.head.fingerprint if plan.head else None,
-        "dna_head": plan.dna_head.name if plan.dna_head else None,
-        "dna_head_fingerprint": plan.dna_head.fingerprint if plan.dna_head else None,
         "virnuc_version": plan.virnuc_version,
         "switches": ",".join(
             dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))

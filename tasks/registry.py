@@ -13,23 +13,17 @@ from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.models.catalogue import is_registered
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.remote import staging_folder
-from virnuc_core.settings import Settings
+from virnuc_core.settings import ReprocessSettings, RunConfig
 
 _REFERENCE: Final = re.compile(r"models:/((?!\.)[^/:@]+)(?:@([^/:@]+)|/([0-9]+))")
-_HEADS: Final = ("head", "dna_head")
 
-Config = TypeVar("Config", bound=Settings)
+Config = TypeVar("Config", RunConfig, ReprocessSettings)
 
 _log = logging.getLogger(__name__)
 
 
-def has_registered_heads(config: Settings) -> bool:
-    """Whether a head is to come from the registry."""
-    return any(is_registered(getattr(config, key)) for key in _HEADS)
-
-
-def with_registered_heads(config: Config, before: Path | None) -> Config:
-    """Replaces heads of the registry by paths.
+def with_registered_head(config: Config, before: Path | None) -> Config:
+    """Replaces a head of the registry by its path.
 
     Args:
         config: settings of a run.
@@ -40,24 +34,25 @@ def with_registered_heads(config: Config, before: Path | None) -> Config:
         StorageLostError: MLflow cannot be reached, or the file arrived damaged.
         UsageError: the name of a head is malformed.
     """
+    if not is_registered(config.head):
+        return config
     planned = read_plan(before) if before is not None and before.exists() else None
-    names = {key: name for key in _HEADS if is_registered(name := getattr(config, key))}
-    paths = {key: str(registered_head(name, planned)) for key, name in names.items()}
-    return config.model_copy(update=paths)
+    local: Config = config.model_copy(update={"head": str(registered_head(config.head, planned))})
+    return local
 
 
 def registered_head(reference: str, planned: RunPlan | None = None) -> Path:
-    """The file of a head of the registry, downloaded unless it is there; otherwise as `with_registered_heads`."""
+    """The file of a head of the registry, downloaded unless it is there; otherwise as `with_registered_head`."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise UsageError(f"{reference} names no head: give models:/NAME@ALIAS or models:/NAME/VERSION.")
     name, alias, version = match.groups()
     folder = staging_folder() / "heads" / name
-    for head in planned.heads if planned and alias else ():
-        path = Path(head.location)
+    if planned and planned.head and alias:
+        path = Path(planned.head.location)
         if path.parent.parent == folder:
             _log.info("%s is version %s, with which this run was planned", reference, path.parent.name)
-            if path.exists() and classifier_fingerprint(path) == head.fingerprint:
+            if path.exists() and classifier_fingerprint(path) == planned.head.fingerprint:
                 return path
             alias, version = None, path.parent.name
     version, tags = find_version(name, alias, version)

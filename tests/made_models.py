@@ -16,8 +16,9 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
+from virnuc_core.models.catalogue import frames_of
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
-from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -40,9 +41,9 @@ class MadeModels:
     head: Path
 
     @property
-    def dna_head(self) -> Path:
-        """A DNA-only head, in the same folder."""
-        return self.head.with_name("dna_head.safetensors")
+    def longest_head(self) -> Path:
+        """A head for the longest stop-free stretches, in the same folder."""
+        return self.head.with_name("longest.safetensors")
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def make_models(folder: Path) -> MadeModels:
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
     models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    make_head(models.dna_head, WIDTH, bias=0.0)
+    save_classifier(load_classifier(models.head), models.longest_head, {"frames": "longest"})
     return models
 
 
@@ -100,7 +101,8 @@ def plan_run(
     folder = RunFolder(root)
     root.mkdir(exist_ok=True)
     alphabet = "protein" if config.dnabert_model is None else "dna"
-    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet, rows=config.rows)
+    frames = frames_of(config) if kind == "predict" else "open"
+    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet, frames=frames)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHARD_SECONDS, device.partition(":")[0], shard_seconds)
         plan = open_plan(config, store, kind, (device,), folder)

@@ -12,30 +12,26 @@ import pyarrow.parquet as pq
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.inference.plan import PlannedHead
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, TableCounts
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
+from virnuc_core.specs import FrameRule
 
 CHUNK_LENGTH = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeContig:
-    """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
-
-    The first `dna_alone` of the scores are of chunks without a stop-free frame.
-    """
+    """A contig by the scores of its chunks, None for one without a score; regions are (start, end)."""
 
     name: str
     p_virus: tuple[float | None, ...]
     regions: tuple[tuple[int, int], ...] = ()
     tier: str = "likely"
     length: int | None = None
-    dna_alone: int = 0
 
     @property
     def bases(self) -> int:
@@ -80,6 +76,7 @@ def write_run(
     *,
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
+    frames: FrameRule = "open",
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
@@ -94,10 +91,8 @@ def write_run(
         path.write_bytes(header_line(schema.names) + table_lines(table, 0.5))
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
-    dna_head = PlannedHead(name="tiny-500-dna", fingerprint="e" * 64, location="/heads/dna")
-    has_dna_alone = any(contig.dna_alone for contig in contigs)
     run = RunReport(
-        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, dna_head=dna_head if has_dna_alone else None),
+        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
         out=str(root),
         counts=_counts(contigs, len(rejected)),
         work=counters(20),
@@ -116,7 +111,6 @@ def _counts(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
         rejected=rejected,
         chunks=sum(len(contig.p_virus) for contig in contigs),
         scored_chunks=len(scores),
-        dna_alone_chunks=sum(contig.dna_alone for contig in contigs),
         viral_chunks=sum(p >= 0.5 for p in scores),
         frames=len(scores),
         contigs_virus=calls.count("virus"),
@@ -131,7 +125,7 @@ def _contig_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
         share, mean_p = (viral / len(scored), sum(scored) / len(scored)) if scored else (None, None)
         tier = contig.tier if scored else None
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
-        yield (contig.name, number, *counted, share, mean_p, contig.call, tier, contig.dna_alone)
+        yield (contig.name, number, *counted, share, mean_p, contig.call, tier)
 
 
 def _chunk_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
@@ -149,4 +143,4 @@ def _region_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
         for start, end in contig.regions:
             length = end - start + 1
-            yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident", 0)
+            yield (contig.name, start, end, length, length // CHUNK_LENGTH, 12.5, 0.9, "confident")

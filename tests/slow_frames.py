@@ -1,4 +1,4 @@
-"""A slow oracle of chunks and stop-free frames that applies the rules one by one."""
+"""A slow oracle of chunks, open frames and longest stretches that applies the rules one by one."""
 
 from math import ceil, floor
 
@@ -16,11 +16,15 @@ def slow_chunks(length: int, k: int) -> list[tuple[int, int]]:
     return [(start, min(length, start + k)) for start in starts]
 
 
+def slow_strands(chunk: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The strands by the first letter of their frames."""
+    return ("F", chunk), ("R", chunk[::-1].translate(str.maketrans("ACGT", "TGCA")))
+
+
 def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
     """(frame, nucleotide, protein) of each stop-free frame of a chunk."""
-    complement = str.maketrans("ACGT", "TGCA")
     found = []
-    for direction, strand in (("F", chunk), ("R", chunk[::-1].translate(complement))):
+    for direction, strand in slow_strands(chunk):
         for f in range(3):
             codons = [strand[i : i + 3] for i in range(f, len(strand) - 2, 3)]
             pure = "".join(codon for codon in codons if set(codon) <= set("ACGT"))
@@ -28,3 +32,20 @@ def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
             if protein and "*" not in protein:
                 found.append((f"{direction}{f + 1}", strand[f : f + 1 + 3 * len(protein)], protein))
     return found
+
+
+def slow_stretches(chunk: str) -> list[tuple[str, int, str, str]]:
+    """(frame, start, nucleotide, protein) of the longest stretches of a chunk."""
+    longest = []
+    for direction, strand in slow_strands(chunk):
+        for f in range(3):
+            codons = [strand[i : i + 3] for i in range(f, len(strand) - 2, 3)]
+            letters = [str(Seq(codon).translate()) if set(codon) <= set("ACGT") else "*" for codon in codons]
+            protein = max("".join(letters).split("*"), key=len)
+            if len(protein) >= 10:
+                start = f + 3 * "".join(letters).index(protein)
+                longest.append(
+                    (f"{direction}{f + 1}", start, strand[start : start + 3 * len(protein)], protein)
+                )
+    kept = sorted(longest, key=lambda row: -len(row[3]))[:2]
+    return [row for row in longest if row in kept]

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import filterfalse, islice
+from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
@@ -180,8 +180,8 @@ def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", fo
 
     require_run(Path(run))
     require_known_models(settings)
-    for head in filterfalse(is_registered, filter(None, (settings.head, settings.dna_head))):
-        resolve_head(head)
+    if settings.head is not None and not is_registered(settings.head):
+        resolve_head(settings.head)
     with _flow("reprocess", lanes) as move:
         return move(run, settings, force)
 
@@ -340,12 +340,9 @@ def _drop_empty_table(path: Path) -> None:
     cli,
     _EMBEDDINGS,
     click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.Option(
-        ["--dna-head"], metavar="PATH", help="Head for chunks without a stop-free frame [they are left out]."
-    ),
     click.Option(["--out"], required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
 )
-def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
+def score(embeddings: str, head: str, out: str) -> Answer:
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.outputs import require_no_input
     from tasks.registry import registered_head
@@ -353,13 +350,11 @@ def score(embeddings: str, head: str, dna_head: str | None, out: str) -> Answer:
     from virnuc_core.models.catalogue import is_registered
     from virnuc_core.results.rescore import score_embeddings  # imports torch
 
-    require_no_input(Path(out), [path for path in (embeddings, head, dna_head) if path is not None])
+    require_no_input(Path(out), [embeddings, head])
     folder_of(Path(out))
     if is_registered(head):
         head = str(registered_head(head))
-    if dna_head is not None and is_registered(dna_head):
-        dna_head = str(registered_head(dna_head))
-    rows = score_embeddings(Path(embeddings), head, Path(out), dna_head)
+    rows = score_embeddings(Path(embeddings), head, Path(out))
     return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 

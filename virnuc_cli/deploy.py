@@ -58,19 +58,18 @@ def deploy(
 ) -> Answer:
     """Makes work pools, deployments, the nightly schedule and alarms on the Prefect server; may be run again."""
     from flows.outputs import absolute_path
-    from tasks.registry import has_registered_heads, with_registered_heads
+    from tasks.registry import with_registered_head
     from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_cli.preflight import require_models
-    from virnuc_core.models.catalogue import require_heads
+    from virnuc_core.models.catalogue import require_head
     from virnuc_core.settings import PredictSettings, predict_config
 
     chosen = settings.of_predict
     if chosen:  # fails now instead of at night
         asked = PredictSettings(**chosen)
         require_models(asked)
-        if has_registered_heads(config := predict_config(asked)):
-            require_heads(with_registered_heads(config, None))
-    for name in {"esm_model", "dnabert_model", "head", "dna_head"} & {*chosen}:
+        require_head(with_registered_head(predict_config(asked), None))
+    for name in {"esm_model", "dnabert_model", "head"} & {*chosen}:
         chosen[name] = absolute_path(chosen[name])
     prepare_local_prefect()
     from deployments.pools import PoolChoice

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
-from virnuc_core.models.catalogue import require_heads, require_known_model
+from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.remote import output_path
@@ -158,7 +158,7 @@ def predict(
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
     settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
     config = RunConfig(**settings.given)
-    require_heads(config)  # before the inputs are read, which is slow
+    require_head(config)  # before the inputs are read, which is slow
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:
         folder = RunFolder(output_path(str(root)))

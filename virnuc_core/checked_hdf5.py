@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Hdf5Kind = Literal["shard", "embeddings file", "HDF5 file that virnuc did not write", "damaged HDF5 file"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 # Fixed, for checksummed metadata and bytes that do not depend on the h5py version.
 HDF5_VERSION: Final = ("v110", "v110")
 # h5py raises any of these on a corrupt file, depending on the byte.

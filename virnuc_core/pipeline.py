@@ -14,7 +14,7 @@ from virnuc_core.inference.launcher import compute_missing, require_main_process
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
-from virnuc_core.models.catalogue import AUTO_HEAD
+from virnuc_core.models.catalogue import frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
@@ -115,7 +115,7 @@ class Run:
 
 
 class Move(Run):
-    """Moves a predict run (`old` is its plan) to other models, heads or settings; `force` discards an unfinished move."""
+    """Moves a predict run (`old` is its plan) to other models, another head or other settings; `force` discards an unfinished move."""
 
     def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
         self.old = read_plan(folder.plan)
@@ -204,7 +204,7 @@ def index(run: Run) -> None:
     if day := cleaned_on(run.folder.report):
         _log.warning("`virnuc clean` removed the shards of this run on %s: all of it is computed again", day)
     alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
-    index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, config.rows, config.min_length)
+    index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, frames_of(config), config.min_length)
 
 
 def divide(run: Training) -> None:
@@ -336,15 +336,11 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
     engine, attention with a precision.
 
     Raises:
-        UsageError: the run lacks a model or head, or rows for the given DNA head.
+        UsageError: the run lacks a model or head.
     """
     esm2, dnabert, given = plan.model("esm2"), plan.model("dnabert_s"), settings.given
     if esm2 is None or dnabert is None or plan.head is None:
         raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
-    if "dna_head" in given and plan.dna_head is None:
-        raise UsageError(
-            "this run has no rows for chunks without a stop-free frame: make a new one with --dna-head."
-        )
     same_engine = not {"engine", "dnabert_engine"} & set(given)
     kept: dict[str, Any] = {
         "chunk_length": plan.chunk_length,
@@ -357,8 +353,6 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
     }
     if not {"esm_model", "dnabert_model"} & set(given):
         kept["head"] = plan.head.location
-    if plan.dna_head is not None:
-        kept["dna_head"] = AUTO_HEAD if "dnabert_model" in given else plan.dna_head.location
     if "esm_model" not in given:
         kept["repr_layer"] = esm2.repr_layer
     if "engine" not in given:

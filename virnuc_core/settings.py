@@ -21,9 +21,9 @@ from virnuc_core.specs import (
     EmbeddingsDtype,
     Engine,
     Family,
+    FrameRule,
     Precision,
     Preset,
-    Rows,
 )
 
 
@@ -131,11 +131,6 @@ class ScoringSettings(TwoModelSettings):
     head: HeadPath | None = Field(
         default=None, description="Classifier head that was trained on these models [the bundled one]"
     )
-    dna_head: Annotated[str, Metavar("auto|PATH")] | None = Field(
-        default=None,
-        description="Head that scores chunks without a stop-free frame by their DNA alone; auto: the bundled one "
-        "[no such scores]",
-    )
     embeddings: EmbeddingsDtype = Field(default="float32", description=_EMBEDDINGS)
 
 
@@ -154,23 +149,16 @@ class RunConfig(ScoringSettings):
     chunk_length: ChunkLength | None = Field(
         default=500, description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
     )
-    esm_model: str | None = Field(default="tiny", description="ESM-2; None for a run over DNA alone")
-    dnabert_model: str | None = Field(
-        default="tiny", description="DNABERT-S; None for a run over proteins alone"
+    esm_model: str | None = Field(default="tiny", description="ESM-2; None embeds DNA only")
+    dnabert_model: str | None = Field(default="tiny", description="DNABERT-S; None embeds proteins only")
+    frames: FrameRule | None = Field(
+        default=None, description="What is embedded of a chunk; None: what the head was trained for"
     )
     switches: tuple[str, ...] | None = Field(
         default=None,
         description="Emergency switches (VIRNUC_DISABLE_FP16, ...), which win over the rest; None takes those of the "
         "process that makes the plan",
     )
-
-    @property
-    def rows(self) -> Rows:
-        """Which rows to embed: without a protein model, only chunks that have no stop-free frame."""
-        if self.dna_head is not None:
-            return "all_chunks"
-        is_dna_alone = self.chunk_length is not None and self.esm_model is None
-        return "closed_chunks" if is_dna_alone else "open_frames"
 
 
 class TrainSettings(TwoModelSettings):
@@ -179,9 +167,10 @@ class TrainSettings(TwoModelSettings):
     chunk_length: ChunkLength = Field(default=500, description=f"{_CHUNK_LENGTH} that the head is for")
     esm_model: ModelName = Field(default="tiny", description=_ESM_MODEL)
     dnabert_model: ModelName = Field(default="tiny", description=_DNABERT_MODEL)
-    dna_alone: bool = Field(
-        default=False,
-        description="Train a head for chunks without a stop-free frame, by their DNA alone (see --dna-head of predict)",
+    frames: FrameRule = Field(
+        default="longest",
+        description="What the head is for: the longest stop-free stretches of a chunk, or its open reading frames, as "
+        "VirNucPro has them",
     )
     groups: Annotated[str, Metavar("TSV")] | None = Field(
         default=None, description="Table of record and group: the records of a group are not split"
@@ -225,9 +214,6 @@ class ReprocessSettings(_optional(_CHANGEABLE, "as it was")):  # type: ignore[mi
 
     head: HeadPath | None = Field(
         default=None, description="Classifier head; must be given with another model [as it was]"
-    )
-    dna_head: HeadPath | None = Field(
-        default=None, description="Another head for chunks without a stop-free frame [as it was]"
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
 
@@ -354,14 +340,14 @@ def embed_config(family: Family, model: str, settings: EngineSettings) -> RunCon
         chunk_length=None,
         esm_model=model if family == "esm2" else None,
         dnabert_model=model if family == "dnabert_s" else None,
+        frames="open",
         **settings.given,
     )
 
 
 def train_config(settings: TrainSettings) -> RunConfig:
     """The run that computes the training vectors: chunks, no head."""
-    values: dict[str, Any] = {name: value for name, value in settings if name in RunConfig.model_fields}
-    return RunConfig(**{**values, "esm_model": None if settings.dna_alone else settings.esm_model})
+    return RunConfig(**{name: value for name, value in settings if name in RunConfig.model_fields})
 
 
 _origins: ContextVar[Mapping[str, str] | None] = ContextVar("settings_from", default=None)

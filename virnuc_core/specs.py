@@ -15,8 +15,12 @@ CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotun
 EmbeddingsDtype = Literal["none", "float16", "float32"]
 Alphabet = Literal["dna", "protein"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]
-# One row per stop-free frame; also one, DNA only, per chunk without such a frame; or only the latter.
-Rows = Literal["open_frames", "all_chunks", "closed_chunks"]
+# What is embedded of a chunk; see `virnuc_core.sequences.frames`.
+FrameRule = Literal["open", "longest"]
+FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
+    "open": "open reading frames",
+    "longest": "longest stop-free stretches",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

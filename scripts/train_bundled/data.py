@@ -15,7 +15,7 @@ from torch import Tensor
 from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.sequences.frames import DNA_ALONE, chunk_table, open_frames, with_closed_chunks
+from virnuc_core.sequences.frames import chunk_table, open_frames
 from virnuc_core.sequences.reader import iter_records
 from virnuc_core.training.split import sample_weights
 
@@ -117,22 +117,16 @@ def tokenized_frames(
     tokenizer: DnabertTokenizer,
     shift: int = 0,
     recoded: tuple[float, float] = (0.0, 0.0),
-    *,
-    closed: bool = False,
 ) -> TokenizedFrames:
     """Chunks, translates and tokenizes every record, starting `shift` bp into it.
 
     With shift 0 the chunks are exactly those of a prediction run. `recoded` holds the shares of codons and
-    residues that `recode` resamples. With `closed` only the chunks without a stop-free frame, as in a run with a
-    DNA-only head; their proteins are empty.
+    residues that `recode` resamples.
     """
     begins = np.minimum(genomes.bases.offsets[:-1] + shift, genomes.bases.offsets[1:] - 1)
     chunks = chunk_table(genomes.bases.offsets[1:] - begins, chunk_length)
     starts, ends = begins[chunks.record] + chunks.start, begins[chunks.record] + chunks.end
     frames = open_frames(genomes.bases.data, starts, ends)
-    if closed:
-        rows = with_closed_chunks(frames, genomes.bases.data, starts, ends)
-        frames = rows.take(np.flatnonzero(rows.frame == DNA_ALONE))
     dna, protein = frames.dna, frames.protein
     if any(recoded):
         dna, protein = recode(dna, protein, *recoded, np.random.default_rng(shift))

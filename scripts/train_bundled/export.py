@@ -93,14 +93,9 @@ def _dnabert_config(spec: ModelSpec) -> dict[str, object]:
 
 def frame_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
     """Classifier features fp32 (F, D_dna + D_protein) of every frame."""
-    dna = dna_features(bundle, frames, device)
+    dna = _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
     protein = _vectors(bundle / "esm2_tiny", "esm2", frames.protein, device)
     return np.concatenate([dna, protein], axis=1)
-
-
-def dna_features(bundle: Path, frames: TokenizedFrames, device: str) -> npt.NDArray[np.float32]:
-    """Features of the DNA model only, fp32 (F, D_dna)."""
-    return _vectors(bundle / "dnabert_tiny", "dnabert_s", frames.dna, device)
 
 
 @torch.inference_mode()

@@ -9,6 +9,8 @@ from typing import Final
 from tasks.pages.markdown import cell, code, model_name, number, size, table
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
+from virnuc_core.sequences.frames import LEAST_RESIDUES
+from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
 from virnuc_core.training.metrics import Confusion, Metrics
 from virnuc_core.training.split import PARTS
 
@@ -41,21 +43,19 @@ _LIMITS: Final = (
 )
 
 
-_ROW_LIMITS: Final = {
-    False: "A chunk whose six frames all have a stop codon has no score.",
-    True: "It is for chunks whose six frames all have a stop codon, and was shown no others. The DNA alone tells less than "
-    "DNA and protein.",
+_FRAME_LIMITS: Final[dict[FrameRule, str]] = {
+    "open": "A chunk whose six frames all have a stop codon has no score.",
+    "longest": f"A chunk without a stop-free stretch of {LEAST_RESIDUES} codons has no score.",
 }
 
 
 def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
     """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
-    is_dna_alone = run.plan.model("esm2") is None
     lines = [
         f"# {cell(Path(run.out).name)}",
         "",
-        f"A classifier head for virnuc: viral or not, from the {'DNA ' if is_dna_alone else ''}vectors of chunks of "
-        f"{run.plan.chunk_length} bp{' without a stop-free frame' if is_dna_alone else ''}.",
+        f"A classifier head for virnuc: viral or not, from the vectors of the {FRAMES_IN_WORDS[run.plan.frames]} of chunks "
+        f"of {run.plan.chunk_length} bp.",
         "",
         _command(run),
         "",
@@ -78,14 +78,14 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
         *_all_metrics(levels, "###"),
         "## Limits",
         "",
-        *(f"- {limit}" for limit in (*_LIMITS, _ROW_LIMITS[is_dna_alone])),
+        *(f"- {limit}" for limit in (*_LIMITS, _FRAME_LIMITS[run.plan.frames])),
     ]
     return "\n".join(lines) + "\n"
 
 
 def head_page(run: Training, levels: Mapping[str, Metrics]) -> str:
     """The card in short, for pages limited to a few thousand characters."""
-    heading = f"# {cell(Path(run.out).name)}: chunks of {run.plan.chunk_length} bp"
+    heading = f"# {cell(Path(run.out).name)}: {FRAMES_IN_WORDS[run.plan.frames]} of chunks of {run.plan.chunk_length} bp"
     return "\n".join([heading, "", _command(run), "", "On the test records:", "", *_scalars(levels)]) + "\n"
 
 
@@ -95,7 +95,7 @@ def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: b
     lines = [
         f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
         "",
-        f"Models: {models}. Chunks of {plan.chunk_length} bp. "
+        f"Models: {models}. Chunks of {plan.chunk_length} bp, their {FRAMES_IN_WORDS[plan.frames]}. "
         f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
         "",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",
@@ -117,9 +117,8 @@ def scores_in_words(levels: Mapping[str, Metrics]) -> list[str]:
 def _command(run: Training) -> str:
     flags = {"dnabert_s": "--dnabert-model", "esm2": "--esm-model"}
     models = " ".join(f"{flags[model.family]} {model.name}" for model in run.plan.models)
-    head = "--head" if run.plan.model("esm2") else "--dna-head"
     chunks = f"--chunk-length {run.plan.chunk_length}"
-    return f"    virnuc predict contigs.fa --out run {models} {chunks} {head} {Path(run.out).name}"
+    return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(run.out).name}"
 
 
 def _models(plan: RunPlan) -> list[str]:
@@ -153,7 +152,7 @@ def _data(run: Training) -> list[str]:
         rows.append((cell(class_name), *records, *(f"{own[part].frames:,}" for part in PARTS)))
     columns = [f"{what}: {part}" for what in ("records (groups)", "frames") for part in PARTS]
     lines += table(("class", *columns), rows)
-    lines += ["", "Records without a stop-free frame are not counted."]
+    lines += ["", "Records of which nothing is embedded are not counted."]
     return lines
 
 

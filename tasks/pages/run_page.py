@@ -9,6 +9,7 @@ from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import FRAMES_IN_WORDS
 
 _NAMED_INPUTS: Final = 3
 
@@ -24,6 +25,8 @@ def run_page(report: RunReport, links: Mapping[str, str]) -> str:
     """The run as Markdown, with named `links`."""
     lines = [f"# {verdict(report)}", "", f"Input: {_inputs(report)}", ""]
     if report.counts:
+        plan = report.plan
+        lines += [f"Chunks of {plan.chunk_length} bp, their {FRAMES_IN_WORDS[plan.frames]}.", ""]
         lines += [*_counts(report.counts), ""]
     lines += [
         *table(
@@ -102,11 +105,6 @@ def _counts(counts: TableCounts) -> list[str]:
         ("", "virus", "other", "no score", "all"),
         [(what, *(f"{number:,}" for number in numbers)) for what, *numbers in rows],
     )
-    if counts.dna_alone_chunks:
-        lines += [
-            "",
-            f"{counts.dna_alone_chunks:,} chunks have no stop-free frame and were scored by their DNA alone.",
-        ]
     if counts.rejected:
         lines += ["", f"{counts.rejected:,} records cannot be used: rejected.tsv says why."]
     return lines

@@ -100,8 +100,8 @@ def test_says_what_was_found_with_what(show: Any) -> None:
         assert part in text, part
     assert "calibrated on made chunks" in page.inner_text("#confidence")
     assert "The models are small." in page.inner_text("#found")
-    assert column(page, "DNA only").count() == 0
-    assert "--dna-head" in page.inner_text("#unscored")
+    assert "open reading frames" in page.inner_text("#facts")
+    assert "have no stop-free reading frame" in page.inner_text("#unscored")
     assert page.eval_on_selector_all(
         "a[href]", "all => all.map(a => a.href).filter(a => a.startsWith('http') || a.startsWith('java'))"
     ) == ["https://mlflow.example/1"]
@@ -222,14 +222,11 @@ def test_hostile_names_are_text(show: Any) -> None:
     assert all(f"class {name}" in text for name in HOSTILE)
 
 
-def test_dna_only_scores_are_told_apart(show: Any) -> None:
-    made = MadeContig(name="mixed", p_virus=(0.9, 0.2, 0.8), dna_alone=2)
-    page = show([made, MadeContig(name="open", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))])
-    text = page.inner_text("#unscored")
-    assert "2 of 8 chunks (25\u2009%) have no stop-free frame" in text
-    assert "tiny-500-dna" in text
-    cells = page.locator(".contigs td.c-dna_alone").all_inner_texts()
-    assert dict(zip(rows(page), cells, strict=True)) == {"mixed": "2", "open": "0"}
+def test_the_longest_stretches_are_named(show: Any) -> None:
+    made = MadeContig(name="mixed", p_virus=(0.9, 0.2, None))
+    page = show([made, MadeContig(name="other", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))], frames="longest")
+    assert "longest stop-free stretches" in page.inner_text("#facts")
+    assert "1 of 8 chunks (13\u2009%) has no stop-free stretch of 10 codons" in page.inner_text("#unscored")
     row(page, "mixed").click()
     assert "this one has 3" in page.locator(".detail").inner_text()
 

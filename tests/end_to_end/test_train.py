@@ -26,6 +26,7 @@ from tests.unit.training.test_labels import made_record, write_genbank
 from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
+from virnuc_core.models.catalogue import HeadPurpose, read_purpose
 from virnuc_core.models.classifier import load_classifier
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -78,6 +79,7 @@ def content(head: Path) -> dict[str, bytes]:
 def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: Path, tmp_path: Path) -> None:
     run = Path(f"{trained}.run")
     assert load_classifier(trained).in_features == 2 * WIDTH
+    assert read_purpose(trained) == HeadPurpose(chunk_length=60, frames="longest")
     figures = json.loads((run / "training" / "figures.json").read_text())
     assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}
     report = json.loads((run / "run.json").read_text())
@@ -92,18 +94,21 @@ def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: 
         f"| viral | {' | '.join(f'{number} ({number})' for number in viral)} | ",
         "| epochs | 3 |",
         "| temperature | ",
+        "the longest stop-free stretches of chunks of 60 bp",
         auroc,
     ):
         assert said in card
 
     client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
-    model = client.get_registered_model("virnuc-head-dnabert-esm2-60bp")
+    model = client.get_registered_model("virnuc-head-dnabert-esm2-60bp-longest")
     versions = client.search_model_versions(f"name='{model.name}'")
     (version,) = [version for version in versions if version.run_id == report["links"]["mlflow_run_id"]]
     assert auroc in version.description
     assert len(version.description) < 5000  # which is what MLflow takes
+    assert version.tags["frames"] == "longest"
     assert version.tags["sha256"] == hashlib.sha256(trained.read_bytes()).hexdigest()
     tracked = client.get_run(str(version.run_id))
+    assert tracked.data.params["frames"] == "longest"
     assert tracked.data.metrics["test_chunks_auroc"] == figures["test"]["chunks"]["auroc"]
     paths = {artifact.path for artifact in client.list_artifacts(str(version.run_id), "model")}
     assert paths == {f"model/{trained.name}", "model/MLmodel"}
@@ -120,7 +125,7 @@ def test_a_head_of_the_registry_is_used_and_a_run_keeps_its_version(
     trained: Path,
     tmp_path: Path,
 ) -> None:
-    name, run = "virnuc-head-dnabert-esm2-60bp", tmp_path / "run"
+    name, run = "virnuc-head-dnabert-esm2-60bp-longest", tmp_path / "run"
     client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
     first = client.get_model_version_by_alias(name, "champion")
     command = ("predict", classes[1], "--out", run, *chosen, "--head", f"models:/{name}@champion", "--json")
@@ -232,7 +237,7 @@ def test_what_cannot_be_trained_or_evaluated(
     out = tmp_path / "head.safetensors"
     for files, code, message in (
         (("--viral", few, *classes[2:]), 3, "2 groups of related viral records"),
-        (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free frame"),
+        (("--viral", closed, "--other", closed_too), 3, "no record has a stop-free stretch of 10 codons"),
         ((*classes, same), 3, "the same sequence is viral and is not"),
         ((), 2, "no sequences are given"),
     ):
@@ -244,31 +249,46 @@ def test_what_cannot_be_trained_or_evaluated(
     virnuc.refused(4, "512 features", "evaluate", *classes, *wide, *chosen)
 
 
-def test_a_head_for_dna_alone_scores_the_chunks_that_have_no_stop_free_frame(
+def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     virnuc: CommandLine,
     models: MadeModels,
     classes: tuple[str, ...],
     chosen: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    # Short chunks of this composition always have a stop-free frame.
+    # At this length many chunks have a stop codon in every frame.
     flags = (*chosen[:-1], "300")
-    dna_head, out = tmp_path / "dna_alone.safetensors", tmp_path / "evaluated"
-    virnuc.done("train", *classes, "--dna-alone", "--out", dna_head, *flags, *FAST)
-    assert load_classifier(dna_head).in_features == WIDTH
-    report = json.loads((Path(f"{dna_head}.run") / "run.json").read_text())
-    assert report["rows"] == "closed_chunks"
-    assert [model["family"] for model in report["models"]] == ["dnabert_s"]
-    assert "--dna-head dna_alone.safetensors" in dna_head.with_suffix(".md").read_text()
-
-    heads = ("--head", models.head, "--dna-head", dna_head)
-    virnuc.done("evaluate", *classes, "--out", out, *heads, *flags)
+    head, run, out, table = (
+        tmp_path / name for name in ("head.safetensors", "run", "evaluated", "table.tsv")
+    )
+    virnuc.done("train", *classes, "--out", head, *flags, *FAST)
+    virnuc.done("evaluate", *classes, "--out", out, "--head", head, *flags)
     figures = json.loads((out / "evaluation.json").read_text())
-    header, *chunks = rows(out / "run" / "predictions.tsv")
-    closed = [row for row in chunks if row[header.index("status")] == "dna_alone"]
-    assert len(closed) == report["work"]["frames"] > 0
-    assert figures["dna_alone_chunks"]["count"] == figures["dna_alone_chunks"]["scored"] == len(closed)
-    assert figures["chunks"]["count"] == len(chunks) - len(closed)
-    assert figures["dna_alone_chunks"]["auroc"] > 0.6
-    page = (out / "run" / "report.html").read_text()
-    assert f'"dna_alone_chunks":{len(closed)}' in page.replace(": ", ":")
+    assert figures["frames"] == "longest"
+    assert figures["chunks"]["scored"] == figures["chunks"]["count"]
+    assert {row[7] for row in rows(out / "run" / "predictions.tsv")[1:]} == {"scored"}
+    assert "longest stop-free stretches" in (out / "run" / "report.html").read_text()
+    of_longest = out / "run" / "embeddings.h5"
+    refusal = "trained for the open reading frames of chunks, and these vectors are of their longest"
+    virnuc.refused(4, refusal, "score", of_longest, "--head", models.head, "--out", table)
+
+    command = ("predict", classes[3], "--out", run, *flags)
+    found = virnuc.done(*command, "--head", models.head, "--json").document
+    assert (found["frames"], found["counts"]["scored_chunks"] < found["counts"]["chunks"]) == ("open", True)
+    refusal = "trained for the longest stop-free stretches of chunks, and these vectors are of their open"
+    virnuc.refused(4, refusal, "reprocess", run, "--head", head)
+    virnuc.refused(4, refusal, "score", run / "embeddings.h5", "--head", head, "--out", table)
+    resumed = "frames (--head) were open reading frames, now longest stop-free stretches"
+    virnuc.refused(4, resumed, *command, "--head", head)
+    assert virnuc.done(*command, "--head", head, "--force", "--json").document["frames"] == "longest"
+    virnuc.done("fsck", run)
+
+
+def test_a_head_for_open_frames_states_so(
+    virnuc: CommandLine, classes: tuple[str, ...], chosen: tuple[str, ...], tmp_path: Path
+) -> None:
+    head = tmp_path / "head.safetensors"
+    command = ("train", *classes, "--out", head, *chosen, *FAST)
+    virnuc.done(*command, "--frames", "open")
+    assert read_purpose(head) == HeadPurpose(chunk_length=60, frames="open")
+    virnuc.refused(4, "frames (--frames) were open reading frames, now longest", *command)

@@ -18,19 +18,20 @@ from virnuc_core.errors import DamagedFileError, HostError, MismatchError
 from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import (
+    FRAMES_IN_WORDS,
     AttentionBackend,
     EmbeddingsDtype,
     Engine,
     Family,
+    FrameRule,
     InputFile,
     ModelSpec,
     ResolvedCompileMode,
     ResolvedPrecision,
-    Rows,
 )
 from virnuc_core.versions import series
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
@@ -43,7 +44,7 @@ _FLAGGED: Final = (
 _DNABERT_FLAGGED: Final = ("precision", "engine")
 # "auto" resolves these from precision and engine.
 _RESOLVED: Final = ("attention", "compile_mode", "token_budget")
-_NOT_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "rows"})
+_NOT_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "frames"})
 # Fields of a model that an emergency switch affects.
 _SWITCHED: Final[Mapping[str, frozenset[str]]] = {
     "VIRNUC_DISABLE_FP16": frozenset({"precision", *_RESOLVED}),
@@ -124,10 +125,9 @@ class RunPlan:
         kind: "predict" (chunks, frames and calls), "embed" (one vector per sequence), or "train" (vectors of frames).
         inputs: files, for information only.
         input_digest: digest of the frame store's content.
-        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
+        chunk_length: in bp; None for whole sequences, for which `frames` has no meaning.
         models: DNA model first, then protein model; at least one.
         head: None if nothing is scored.
-        dna_head: for chunks without a stop-free frame; None if these are not scored.
         shards: contiguous, in row order.
         warnings: reasons why the run is slower than possible.
         switches: emergency switches set when the plan was made.
@@ -141,10 +141,9 @@ class RunPlan:
     inputs: tuple[InputFile, ...]
     input_digest: str
     chunk_length: int | None
-    rows: Rows
+    frames: FrameRule
     models: tuple[PlannedModel, ...]
     head: PlannedHead | None
-    dna_head: PlannedHead | None
     embeddings: EmbeddingsDtype
     shards: tuple[Shard, ...]
     virnuc_version: str
@@ -158,11 +157,6 @@ class RunPlan:
     def num_rows(self) -> int:
         """Rows over all shards."""
         return self.shards[-1].end if self.shards else 0
-
-    @property
-    def heads(self) -> tuple[PlannedHead, ...]:
-        """The classifier heads of the run."""
-        return tuple(head for head in (self.head, self.dna_head) if head is not None)
 
     def model(self, family: Family) -> PlannedModel | None:
         """The model of a family; None if the run has none."""
@@ -214,7 +208,7 @@ class RunPlan:
             if field.name == "models":
                 for model in value:
                     values |= {f"{model.family}.{k}": v for k, v in model.fingerprint_fields.items()}
-            elif field.name in ("head", "dna_head"):
+            elif field.name == "head":
                 values[field.name] = value and value.fingerprint
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
@@ -314,7 +308,7 @@ def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) 
 
 def reused_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
     """Models whose vectors in the old shards are those that the new run would compute."""
-    common = ("kind", "input_digest", "chunk_length", "rows", "shards", "virnuc_version")
+    common = ("kind", "input_digest", "chunk_length", "frames", "shards", "virnuc_version")
     before, now = old.fingerprint_fields, new.fingerprint_fields
     # Scores are computed from unrounded vectors.
     if old.embeddings != "float32" or any(before[key] != now[key] for key in common):
@@ -349,7 +343,7 @@ def _ways_out(existing: RunPlan, differing: list[str], folder: RunFolder) -> str
     if _NOT_REPROCESSED & set(differing) or differing == ["shards"]:
         return (
             "Go on with the old setting, choose another --out folder, or start over with --force. "
-            "(`virnuc reprocess` moves a run to another model, head or setting, but not to other input, chunks or shards.)"
+            "(`virnuc reprocess` moves a run to another model, head or setting, but not to other input, chunks, frames or shards.)"
         )
     return (
         "Go on with the old setting, start over with --force, or move the run to the new setting with "
@@ -365,12 +359,13 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         models = [plan.model("esm2" if family == "esm2" else "dnabert_s") for plan in (existing, wanted)]
         was, now = (f"{m.name} ({m.weights_fingerprint[:12]})" if m else "none" for m in models)
         return f"{family} model was {was}, now {now}"
-    if key in ("head", "dna_head"):
-        heads = (getattr(existing, key), getattr(wanted, key))
+    if key == "head":
+        heads = (existing.head, wanted.head)
         was, now = (f"{head.name} ({head.fingerprint[:12]})" if head else "none" for head in heads)
-        return f"{key} (--{key.replace('_', '-')}) was {was}, now {now}"
-    if key == "rows":
-        return f"rows (--dna-head) were of {old}, now of {new}"
+        return f"head (--head) was {was}, now {now}"
+    if key == "frames":
+        was, now = (FRAMES_IN_WORDS[plan.frames] for plan in (existing, wanted))
+        return f"frames (--{'frames' if existing.kind == 'train' else 'head'}) were {was}, now {now}"
     if key == "shards":
         return f"it was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
     if key == "min_length":

@@ -26,7 +26,7 @@ from virnuc_core.inference.plan import (
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, dna_head_of, head_of, require_heads, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
 from virnuc_core.models.encoder import validate_repr_layer
@@ -42,11 +42,11 @@ from virnuc_core.specs import (
     AttentionBackend,
     Engine,
     Family,
+    FrameRule,
     InputFile,
     ModelSpec,
     ResolvedCompileMode,
     ResolvedPrecision,
-    Rows,
 )
 from virnuc_core.versions import log_version_warnings
 
@@ -68,14 +68,14 @@ def index_inputs(
     inputs: list[str],
     chunk_length: int | None,
     alphabet: Alphabet,
-    rows: Rows = "open_frames",
+    frames: FrameRule = "open",
     min_length: int = 0,
 ) -> StoreMeta:
     """Builds the frame store of a run, or reuses that of the same files and settings.
 
     Raises:
         InputError: a file cannot be read, or has nothing usable; rejected.tsv has the reasons.
-        MismatchError: the folder holds a run with other files or chunks.
+        MismatchError: the folder holds a run with other files, chunks or frames.
     """
     has_plan = folder.plan.exists()
     if has_plan or folder.frames.exists():
@@ -87,18 +87,18 @@ def index_inputs(
                 inputs=files,
                 input_digest=_input_digest_for(existing, files),
                 chunk_length=chunk_length,
-                rows=rows,
+                frames=frames,
                 min_length=min_length,
             )
             require_same_plan(existing, wanted, folder)
-        if _is_store_of(folder.frames, files, (chunk_length, alphabet, rows, min_length)):
+        if _is_store_of(folder.frames, files, (chunk_length, alphabet, frames, min_length)):
             return StoreMeta.read(folder.frames)
     return build_frame_store(
         inputs,
         folder.frames,
         chunk_length,
         alphabet,
-        rows=rows,
+        frames=frames,
         min_length=min_length,
         rejected_copy=folder.rejected,
     ).meta
@@ -122,7 +122,7 @@ def _is_store_of(path: Path, files: tuple[InputFile, ...], settings: tuple[objec
         return False
     if [file.sha256 for file in meta.inputs] != [file.sha256 for file in files]:
         return False
-    if (meta.chunk_length, meta.alphabet, meta.rows, meta.min_length) != settings:
+    if (meta.chunk_length, meta.alphabet, meta.frames, meta.min_length) != settings:
         return False
     if content_digest(path) != meta.content_sha256:
         _log.warning("frame store %s is not as it was written: it is made again", path)
@@ -215,13 +215,13 @@ def make_plan(
     Raises:
         UsageError: settings contradict each other.
         CheckpointError: a model or head cannot be used.
-        MismatchError: the head was trained for other models or another chunk length.
+        MismatchError: the head was trained for other models, another chunk length or other frames.
         DeviceError: the device does not support the precision.
     """
     models = plan_models(config, devices, existing)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head, dna_head = _plan_heads(config, models, existing) if kind == "predict" else (None, None)
+    head = _plan_head(config, models, existing, store.meta.frames) if kind == "predict" else None
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
@@ -234,10 +234,9 @@ def make_plan(
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
         chunk_length=config.chunk_length,
-        rows=store.meta.rows,
+        frames=store.meta.frames,
         models=models,
         head=head,
-        dna_head=dna_head,
         embeddings=config.embeddings,
         shards=shards,
         virnuc_version=__version__,
@@ -388,28 +387,20 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
     return all(getattr(before, name) == getattr(now, name) for name in same)
 
 
-def _plan_heads(
-    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None
-) -> tuple[PlannedHead, PlannedHead | None]:
-    require_heads(config)
-    head = _plan_head(head_of(config), models, existing.head if existing else None)
-    if (name := dna_head_of(config)) is None:
-        return head, None
-    return head, _plan_head(name, models[:1], existing.dna_head if existing else None)
-
-
-def _plan_head(name: str, models: tuple[PlannedModel, ...], before: PlannedHead | None) -> PlannedHead:
-    """A head, checked against the embedding widths of its models."""
-    path = resolve_head(name)
+def _plan_head(
+    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None, frames: FrameRule
+) -> PlannedHead:
+    """The head, checked against the chunks, their frames and the embedding widths of the models."""
+    name = head_of(config)
+    path = resolve_head(name, config.chunk_length, frames)
+    before = existing.head if existing else None
     widths = [model.spec.embedding_dim for model in models]
     if (expected := load_classifier(path).in_features) != sum(widths):
         given = " and ".join(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )
-        flag = "--head" if len(models) > 1 else "--dna-head"
         raise MismatchError(
-            f"head {name} takes {expected} features, but {given}. Give the {flag} that was trained with "
-            f"{'these models' if len(models) > 1 else 'this model'}."
+            f"head {name} takes {expected} features, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):

@@ -72,8 +72,7 @@ class ModelInputs:
 
     Attributes:
         rows: int64 (d,), first row of the store with each sequence.
-        vector_index: int64 (n,), on the host, vector of each row of the shard; d for a row without a sequence, such as the
-            protein of a chunk without a stop-free frame.
+        vector_index: int64 (n,), on the host, vector of each row of the shard.
         counters: planned work.
     """
 
@@ -165,9 +164,7 @@ class Collator:
     def _batch(
         self, shard: Shard, planned: PlannedModel, tokenizer: Tokenizer, sequences: ByteColumn
     ) -> ModelInputs:
-        first_rows, equal_to = distinct_rows(sequences)
-        is_given = sequences.lengths[first_rows] > 0
-        rows = first_rows[is_given]
+        rows, equal_to = distinct_rows(sequences)
         distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
         tokens = tokenizer.encode(distinct)
         packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
@@ -181,8 +178,8 @@ class Collator:
             batches.append(HostBatch(own_ids, batch.cu_seqlens, offset))
             token += len(own_ids)
             offset += len(members)
-        index_of_distinct = np.full(len(first_rows), len(rows))
-        index_of_distinct[np.flatnonzero(is_given)[packing.rows]] = np.arange(len(rows))
+        index_of_distinct = np.empty(len(rows), np.int64)
+        index_of_distinct[packing.rows] = np.arange(len(rows))
         vector_index = self.streams.empty_pinned(len(sequences), torch.int64)
         vector_index.numpy()[:] = index_of_distinct[equal_to]
         return ModelInputs(

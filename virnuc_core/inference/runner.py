@@ -1,4 +1,4 @@
-"""Runs a plan's models and heads on one device, from collated shards to vectors and scores on the host."""
+"""Runs a plan's models and head on one device, from collated shards to vectors and scores on the host."""
 
 import logging
 import sys
@@ -25,7 +25,7 @@ from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
+from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.hub import open_checkpoint
@@ -57,49 +57,33 @@ _log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """A classifier head, applied in blocks of fixed shape, with an optional DNA-only head for rows whose protein vector is zero.
+    """A classifier head, applied in blocks of fixed shape.
 
     Raises CheckpointError for a file that is not a head.
     """
 
-    def __init__(self, path: Path, device: torch.device | str, dna_path: Path | None = None) -> None:
+    def __init__(self, path: Path, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._block_rows = _BLOCK_ROWS[self._device.type]
         self._classifier = load_classifier(path).to(device)
-        self._dna_classifier = None if dna_path is None else load_classifier(dna_path).to(device)
 
-    def score(
-        self, dna: npt.NDArray[np.floating[Any]], protein: npt.NDArray[np.floating[Any]] | None = None
-    ) -> npt.NDArray[np.float32]:
-        """P(other) and P(virus) of n rows, fp32 (n, 2).
-
-        `dna` is (n, D_dna) and `protein` (n, D_protein); without `protein`, `dna` has all features of the head.
+    def score(self, *vectors: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """P(other) and P(virus) of n rows, fp32 (n, 2), from their DNA (n, D_dna) and protein vectors (n, D_protein), or both joined.
 
         Raises:
             MismatchError: the head expects another number of features.
         """
-        given = [x for x in (dna, protein) if x is not None]
-        vectors = [torch.from_numpy(x.astype(np.float32)).to(self._device) for x in given]
-        scores: npt.NDArray[np.float32] = self.launch(*vectors).cpu().numpy()
+        on_device = [torch.from_numpy(part.astype(np.float32)).to(self._device) for part in vectors]
+        scores: npt.NDArray[np.float32] = self.launch(*on_device).cpu().numpy()
         return scores
 
-    def launch(self, dna: Tensor, protein: Tensor | None = None) -> Tensor:
+    def launch(self, *vectors: Tensor) -> Tensor:
         """As `score`, for fp32 tensors on the device, with the result there; does not synchronise."""
-        if protein is None:
-            return self._apply(self._classifier, dna)
-        scores = self._apply(self._classifier, dna, protein)
-        if self._dna_classifier is None:
-            return scores
-        has_protein = protein.any(dim=1, keepdim=True)
-        return torch.where(has_protein, scores, self._apply(self._dna_classifier, dna))
-
-    def _apply(self, classifier: MLPClassifier, *vectors: Tensor) -> Tensor:
-        """fp32 (n, 2) for the concatenated features (n, D_1), (n, D_2), ..."""
         scores = [torch.empty((0, 2), device=self._device)]
         for rows in zip(*(part.split(self._block_rows) for part in vectors), strict=True):
             features = torch.cat(rows, dim=1)
             block = functional.pad(features, (0, 0, 0, self._block_rows - len(features)))
-            scores.append(classifier.virus_probabilities(block)[: len(features)])
+            scores.append(self._classifier.virus_probabilities(block)[: len(features)])
         return torch.cat(scores)
 
 
@@ -206,7 +190,7 @@ class ModelRunner:
     def recompute_fp32(self, inputs: ModelInputs, vectors: Tensor) -> int:
         """Recomputes sequences with non-finite vectors in fp32, synchronously; returns how often memory ran out.
 
-        All batches must be launched; `vectors` is fp32 (d + 1, D) on the device, d of them computed. The low-precision model
+        All batches must be launched; `vectors` is fp32 (d, D) on the device. The low-precision model
         moves to the host meanwhile, so that the device need not fit both.
 
         Raises:
@@ -214,7 +198,7 @@ class ModelRunner:
             DeviceError: a single sequence does not fit.
             DeviceMemoryError: the fp32 model does not fit.
         """
-        overflowed = _not_finite(vectors[:-1])
+        overflowed = _not_finite(vectors)
         if self._load_fp32 is None:
             raise self._broken(inputs, overflowed)
         _log.warning(
@@ -351,7 +335,7 @@ class ComputedShard:
 class _ShardInFlight:
     """A shard on the device with batches in flight; `num_batches` is over all models that compute, the counters per model.
 
-    `vectors` are fp32 (d + 1, D) on the device; the last one is zeros, for rows without a sequence.
+    `vectors` are fp32 (d, D) on the device.
     """
 
     inputs: ShardInputs
@@ -364,7 +348,7 @@ class _ShardInFlight:
 
 
 class InferenceRunner:
-    """All models and heads of a plan on one device."""
+    """The models and the head of a plan on one device."""
 
     def __init__(
         self, plan: RunPlan, streams: Streams, models: Iterable[ModelRunner], scorer: Scorer | None
@@ -377,7 +361,7 @@ class InferenceRunner:
 
     @classmethod
     def load(cls, plan: RunPlan, streams: Streams, reused_families: frozenset[Family] = frozenset()) -> Self:
-        """Loads models and heads onto the device, and warms up a GPU; `reused_families` load only when first needed.
+        """Loads models and head onto the device, and warms up a GPU; `reused_families` load only when first needed.
 
         Raises:
             CheckpointError: a model or head cannot be read.
@@ -387,17 +371,15 @@ class InferenceRunner:
         needed = [model for model in plan.models if model.family not in reused_families]
         with raise_on_oom("the models", streams.device):
             models = [ModelRunner.load(model, streams) for model in needed]
-            for head in plan.heads:
+            scorer = None
+            if (head := plan.head) is not None:
                 if (found := classifier_fingerprint(Path(head.location))) != head.fingerprint:
                     raise MismatchError(
                         f"head {head.name} ({head.location}) has changed since the run was planned: fingerprint "
                         f"{head.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or "
                         "move the run to the new one with `virnuc reprocess`."
                     )
-            scorer = None
-            if plan.head is not None:
-                dna_head = Path(plan.dna_head.location) if plan.dna_head else None
-                scorer = Scorer(Path(plan.head.location), streams.device, dna_head)
+                scorer = Scorer(Path(head.location), streams.device)
             if streams.device.type != "cpu":
                 for model in models:
                     model.warm_up()
@@ -449,9 +431,7 @@ class InferenceRunner:
                 self._models[family] = ModelRunner.load(planned, self._streams)
         width = self._models[family].planned.spec.embedding_dim
         with raise_on_oom("the vectors of a shard", self._streams.device):
-            vectors = torch.empty((len(inputs.rows) + 1, width), device=self._streams.device)
-            vectors[-1] = 0.0
-        shard.vectors[family] = vectors
+            shard.vectors[family] = torch.empty((len(inputs.rows), width), device=self._streams.device)
 
     def _retire(
         self, shard: _ShardInFlight, family: Family, all_finite: AsyncCopy

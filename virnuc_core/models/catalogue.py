@@ -4,14 +4,14 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard, get_args
 
 from safetensors import SafetensorError, safe_open
 
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import parse_object
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import Family, ModelSpec
+from virnuc_core.specs import FRAMES_IN_WORDS, Family, FrameRule, ModelSpec
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
@@ -113,18 +113,26 @@ CATALOGUE: Final = (
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
-# Selects the bundled head of the bundled models.
-AUTO_HEAD: Final = "auto"
 _HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
-# For stop-free frames and, with -dna, for chunks without one.
 BUNDLED_HEADS: Final = {
-    f"tiny-{length}{dna}": _BUNDLED / "heads" / f"tiny_{length}{dna.replace('-', '_')}.safetensors"
-    for length in _HEAD_LENGTHS
-    for dna in ("", "-dna")
+    f"tiny-{length}": _BUNDLED / "heads" / f"tiny_{length}.safetensors" for length in _HEAD_LENGTHS
 }
 
 
-def is_registered(head: str | None) -> bool:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadPurpose:
+    """What a head was trained for, as its file states it; published and bundled heads state nothing.
+
+    Attributes:
+        chunk_length: in bp; None if it is not stated.
+        frames: what it scores of a chunk.
+    """
+
+    chunk_length: int | None = None
+    frames: FrameRule = "open"
+
+
+def is_registered(head: str | None) -> TypeGuard[str]:
     """Whether a head is named as in an MLflow model registry, which the core does not know."""
     return head is not None and head.startswith("models:/")
 
@@ -168,55 +176,46 @@ def head_of(config: RunConfig) -> str:
     """
     if config.esm_model is None or config.dnabert_model is None:
         raise UsageError("viral calls need both an ESM-2 and a DNABERT-S model: name both.")
-    return _bundled_head(config, "", "--head") if config.head is None else config.head
-
-
-def dna_head_of(config: RunConfig) -> str | None:
-    """The head for chunks without a stop-free frame, as `head_of`; None if none is requested.
-
-    Raises:
-        UsageError: the bundled one is requested, and there is none for these models.
-    """
-    return _bundled_head(config, "-dna", "--dna-head") if config.dna_head == AUTO_HEAD else config.dna_head
-
-
-def _bundled_head(config: RunConfig, suffix: str, flag: str) -> str:
-    esm_model, dnabert_model = config.esm_model or "", config.dnabert_model or ""
-    esm2, dnabert = find_entries(esm_model, "esm2"), find_entries(dnabert_model, "dnabert_s")
+    if config.head is not None:
+        return config.head
+    esm2, dnabert = find_entries(config.esm_model, "esm2"), find_entries(config.dnabert_model, "dnabert_s")
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
-        names = " and ".join(Path(name).name for name in (dnabert_model, esm_model))
-        raise UsageError(f"no head is bundled for {names}: give {flag}, or use both tiny models.")
-    name = f"tiny-{config.chunk_length}{suffix}"
+        names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
+        raise UsageError(f"no head is bundled for {names}: give --head, or use both tiny models.")
+    name = f"tiny-{config.chunk_length}"
     if name not in BUNDLED_HEADS:
         raise UsageError(
-            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give {flag}, "
+            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give --head, "
             f"or --chunk-length {' or '.join(map(str, _HEAD_LENGTHS))}."
         )
     return name
 
 
-def require_heads(config: RunConfig) -> None:
-    """Fails early if a head of a run that makes calls is missing or is for chunks of another length.
+def frames_of(config: RunConfig) -> FrameRule:
+    """What a run embeds of its chunks; raises as `require_head`."""
+    return config.frames or read_purpose(resolve_head(head_of(config))).frames
+
+
+def require_head(config: RunConfig) -> None:
+    """Fails early if the head of a run that makes calls is missing or is for chunks of another length.
 
     Raises:
         CheckpointError: there is no such head.
-        MismatchError: a head was trained for chunks of another length.
+        MismatchError: it was trained for chunks of another length.
         UsageError: none is given, and none is bundled for these models.
     """
-    for name in (head_of(config), dna_head_of(config)):
-        if name is not None:
-            resolve_head(name, config.chunk_length)
+    resolve_head(head_of(config), config.chunk_length)
 
 
-def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
+def resolve_head(name_or_path: str, chunk_length: int | None = None, frames: FrameRule | None = None) -> Path:
     """The file of a head: a name in `BUNDLED_HEADS`, or a path.
 
-    `chunk_length` is that of the chunks to score, in bp; None skips the check.
+    `chunk_length`, in bp, and `frames` are those of the chunks to score; None skips the check.
 
     Raises:
         CheckpointError: there is no such head.
         UsageError: it is one of an MLflow registry.
-        MismatchError: its file states another chunk length; those of published and bundled heads state none.
+        MismatchError: it was trained for chunks of another length, or for other frames of them.
     """
     if is_registered(name_or_path):
         raise UsageError(
@@ -228,30 +227,43 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None) -> Path:
             f"there is no classifier head {name_or_path}: it is not a file, and not one of "
             f"{', '.join(BUNDLED_HEADS)}."
         )
-    trained_for = _stated_chunk_length(path)
-    if chunk_length is not None and trained_for not in (None, chunk_length):
+    purpose = read_purpose(path)
+    if chunk_length is not None and purpose.chunk_length not in (None, chunk_length):
         raise MismatchError(
-            f"head {name_or_path} was trained for chunks of {trained_for} bp, and these have {chunk_length} bp. "
-            f"Use --chunk-length {trained_for}, or a head that was trained for {chunk_length} bp."
+            f"head {name_or_path} was trained for chunks of {purpose.chunk_length} bp, and these have {chunk_length} bp. "
+            f"Use --chunk-length {purpose.chunk_length}, or a head that was trained for {chunk_length} bp."
+        )
+    if frames not in (None, purpose.frames):
+        raise MismatchError(
+            f"head {name_or_path} was trained for the {FRAMES_IN_WORDS[purpose.frames]} of chunks, and these vectors are "
+            f"of their {FRAMES_IN_WORDS[frames]}. Use a head for those (`virnuc train --frames {frames}`), or make a new "
+            "run with this head (`virnuc predict`)."
         )
     return path
 
 
-def _stated_chunk_length(path: Path) -> int | None:
-    """Chunk length in bp that a head was trained for, read without torch; None if its file states none."""
+def read_purpose(path: Path) -> HeadPurpose:
+    """What a head was trained for, read without torch.
+
+    Raises:
+        CheckpointError: its file does not state it properly.
+    """
     if path.suffix != ".safetensors":
-        return None
+        return HeadPurpose()
     try:
         with safe_open(path, framework="np") as file:
             metadata = (file.metadata() or {}).get(HEAD_METADATA)
     except (SafetensorError, OSError):  # damaged: loading its tensors reports it better
-        return None
+        return HeadPurpose()
     try:
-        chunk_length = None if metadata is None else parse_object(metadata).get("chunk_length")
+        stated = {} if metadata is None else parse_object(metadata)
+        chunk_length, frames = stated.get("chunk_length"), stated.get("frames", "open")
         if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
             raise ValueError(f"its chunk length is {chunk_length!r:.40}")
+        if frames not in get_args(FrameRule):
+            raise ValueError(f"its frames are {frames!r:.40}")
     except ValueError as error:
         raise CheckpointError(
             f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."
         ) from error
-    return chunk_length
+    return HeadPurpose(chunk_length=chunk_length, frames=frames)

@@ -13,10 +13,10 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.files import atomic_path
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.results.embeddings import EMBED_VECTORS, IDS, LENGTHS, SCORES, VECTORS
+from virnuc_core.results.embeddings import EMBED_VECTORS, FRAMES, IDS, LENGTHS, SCORES, STARTS, VECTORS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import Family
 
 _POOLING: Final[dict[Family, str]] = {
@@ -68,6 +68,8 @@ def shard_columns(
         columns[SCORES] = result.scores
     if plan.kind == "embed":
         columns[LENGTHS] = store.record_length[shard.begin : shard.end]
+    if plan.frames == "longest":
+        columns[STARTS] = store.frame_start[shard.begin : shard.end]
     return columns
 
 
@@ -81,9 +83,10 @@ def file_attributes(plan: RunPlan) -> dict[str, str | int]:
         "dtype": plan.embeddings,
         "virnuc_version": plan.virnuc_version,
     }
-    for prefix, head in (("head", plan.head), ("dna_head", plan.dna_head)):
-        if head is not None:
-            attributes |= {f"{prefix}_name": head.name, f"{prefix}_fingerprint": head.fingerprint}
+    if plan.kind == "predict":
+        attributes[FRAMES] = plan.frames
+    if plan.head is not None:
+        attributes |= {"head_name": plan.head.name, "head_fingerprint": plan.head.fingerprint}
     for model in plan.models:
         described: dict[str, str | int] = {
             "model_name": model.name,
@@ -136,6 +139,8 @@ def _create_datasets(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[
         forms[SCORES] = 2, np.dtype(np.float32)
     if plan.kind == "embed":
         forms[LENGTHS] = 0, np.dtype(np.int64)
+    if plan.frames == "longest":
+        forms[STARTS] = 0, np.dtype(np.int64)
     return {name: _GrowingDataset(file, name, plan.num_rows, *form) for name, form in forms.items()}
 
 
@@ -149,5 +154,4 @@ def _id_bytes(store: FrameStore) -> int:
     if store.meta.chunk_length is None:
         return longest_name
     chunk_digits = len(str(int(store.chunk_index.max(initial=0)) + 1))
-    frame_name = ROW_NAMES[DNA_ALONE if store.meta.num_closed else 0]
-    return longest_name + len("_chunk_") + chunk_digits + len(frame_name)
+    return longest_name + len("_chunk_") + chunk_digits + len(FRAME_NAMES[0])

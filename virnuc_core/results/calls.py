@@ -6,8 +6,6 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.sequences.frames import DNA_ALONE
-
 NO_FRAME: Final = 255
 DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
@@ -15,7 +13,7 @@ OTHER: Final = "other"
 UNSCORED: Final = "unscored"
 Tier = Literal["confident", "likely", "unsure"]
 
-# Minimum number of scored chunks with a stop-free frame, minimum distance of mean_p from 0.5 on the side of the call, and
+# Minimum number of scored chunks, minimum distance of mean_p from 0.5 on the side of the call, and
 # minimum share of the scored chunks whose call agrees with the contig's.
 _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("confident", 5, 0.3, 0.8),
@@ -34,7 +32,7 @@ class ChunkCalls:
     Attributes:
         is_scored: where False, the other arrays are not meaningful.
         p_virus: NaN where not scored.
-        best_frame: number of the most confident frame, `DNA_ALONE` for a DNA-only score, `NO_FRAME` where not scored.
+        best_frame: number of the most confident frame, `NO_FRAME` where not scored.
     """
 
     is_scored: Bool
@@ -42,25 +40,18 @@ class ChunkCalls:
     p_virus: Float64
     best_frame: npt.NDArray[np.uint8]
 
-    @property
-    def is_dna_alone(self) -> Bool:
-        """Shape (C,): whether the score is DNA-only."""
-        return np.equal(self.best_frame, DNA_ALONE)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContigCalls:
     """Calls of R contigs, arrays (R,).
 
     Attributes:
-        dna_alone_chunks: scored chunks with a DNA-only score.
         mean_p: mean p_virus of the scored chunks, NaN without any.
         tiers: confidence in each call; None without scored chunks.
     """
 
     chunks: Int64
     scored_chunks: Int64
-    dna_alone_chunks: Int64
     viral_chunks: Int64
     mean_p: Float64
     is_virus: Bool
@@ -82,7 +73,7 @@ def call_chunks(
     farthest from 0.5; the first one wins a tie.
 
     `scores` is (n, 2), P(other) and P(virus) of n frames; `chunks` (n,) and `frame_numbers` (n,) are their chunk, from 0, and
-    frame, 0..5, or `DNA_ALONE` for a chunk without a stop-free frame.
+    frame, 0..5.
 
     Source: `determine_virus` in VirNucPro's prediction.py, for the call at 0.5.
     """
@@ -118,12 +109,10 @@ def call_contigs(
 ) -> ContigCalls:
     """Calls each contig from the mean p_virus of its scored chunks; `contigs` (C,) is the contig of each chunk, from 0.
 
-    The tier depends on the number of scored chunks and their agreement. Chunks with a DNA-only score count towards the agreement,
-    but not towards that number. The threshold decides the call, not its tier.
+    The tier depends on the number of scored chunks and their agreement. The threshold decides the call, not its tier.
     """
     scored = np.bincount(contigs[calls.is_scored], minlength=num_contigs)
     viral = np.bincount(contigs[calls.is_virus], minlength=num_contigs)
-    dna_alone = np.bincount(contigs[calls.is_dna_alone], minlength=num_contigs)
     p_sum = np.bincount(contigs[calls.is_scored], calls.p_virus[calls.is_scored], num_contigs)
     with np.errstate(invalid="ignore"):
         mean_p = p_sum / scored
@@ -133,12 +122,10 @@ def call_contigs(
     tiers = np.full(num_contigs, "unsure", np.object_)
     tiers[scored == 0] = None
     for tier, least_chunks, least_margin, least_share in reversed(_TIER_RULES):
-        has_evidence = scored - dna_alone >= least_chunks
-        tiers[has_evidence & (margin >= least_margin) & (agreeing >= least_share * scored)] = tier
+        tiers[(scored >= least_chunks) & (margin >= least_margin) & (agreeing >= least_share * scored)] = tier
     return ContigCalls(
         chunks=np.bincount(contigs, minlength=num_contigs),
         scored_chunks=scored,
-        dna_alone_chunks=dna_alone,
         viral_chunks=viral,
         mean_p=mean_p,
         is_virus=is_virus,

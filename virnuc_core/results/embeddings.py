@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Self
+from typing import IO, Any, Final, NamedTuple, Self, get_args
 
 import h5py
 import numpy as np
@@ -32,8 +32,8 @@ from virnuc_core.checked_hdf5 import (
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import cell_text
-from virnuc_core.sequences.frames import ROW_NAMES
-from virnuc_core.specs import Family
+from virnuc_core.sequences.frames import FRAME_NAMES
+from virnuc_core.specs import Family, FrameRule
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
 VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
@@ -41,11 +41,13 @@ EMBED_VECTORS: Final = "embeddings"
 FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
+STARTS: Final = "starts"
+FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
 MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
 
-_DATASETS: Final = (*MATRICES, LENGTHS, SCORES)
+_DATASETS: Final = (*MATRICES, LENGTHS, SCORES, STARTS)
 # dtype kinds and dimensions of the datasets that are not float matrices.
-_FORMS: Final = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1)}
+_FORMS: Final = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1), STARTS: ("i", 1)}
 _BLOCK_ROWS: Final = 4096
 _READ_BYTES: Final = 1 << 20
 # Limits on decompressed size, against zip bombs: this many bytes, or this many times the size in the file.
@@ -64,7 +66,7 @@ _EXPECTED: Final = (
     "*_merged.pt of VirNucPro"
 )
 _FRAME_ID: Final = re.compile(
-    rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(ROW_NAMES)})", re.DOTALL
+    rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(FRAME_NAMES)})", re.DOTALL
 )
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal arrays give byte-identical files
 
@@ -160,6 +162,25 @@ class Embeddings:
         """float32 (N, 2), P(other) and P(virus); None where the file has none, as for an embed run."""
         return self.rows(SCORES, 0, len(self)) if SCORES in self else None
 
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64] | None:
+        """int64 (N,), first base of each stop-free stretch, from 0, on its strand of the chunk; None for other rows."""
+        return self.rows(STARTS, 0, len(self)) if STARTS in self else None
+
+    @property
+    def frames(self) -> FrameRule:
+        """What its rows are of chunks; without a statement, as in files of other programs, open reading frames.
+
+        Raises:
+            DamagedFileError: it states something else.
+        """
+        frames: FrameRule = self.attrs.get(FRAMES, "open")
+        if frames not in get_args(FrameRule):
+            raise DamagedFileError(
+                f"embeddings file {self.path}: its attribute {FRAMES!r} is {frames!r:.40}, and must be open or longest."
+            )
+        return frames
+
     @property
     def vectors(self) -> "Rows":
         """All vectors of a row side by side, (N, D): DNA before protein, the input of a classifier head.
@@ -188,8 +209,8 @@ class Embeddings:
     def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
         """A table with one row per id, indexed by `id`.
 
-        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, an embed run `length`. With `vectors`,
-        each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
+        A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for stop-free stretches, an
+        embed run `length`. With `vectors`, each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
         """
         columns: dict[str, Any] = {}
         if self.kind == "embed":
@@ -199,6 +220,7 @@ class Embeddings:
             columns["contig"] = [p["contig"] if p else name for p, name in zip(parts, self.ids, strict=True)]
             columns["chunk"] = [int(part["chunk"]) if part else 0 for part in parts]
             columns["frame"] = [part["frame"] if part else "" for part in parts]
+            columns |= {} if self.starts is None else {"start": self.starts}
             if self.scores is not None:
                 columns |= {"p_other": self.scores[:, 0], "p_virus": self.scores[:, 1]}
         table = pd.DataFrame(columns, index=pd.Index(self.ids, name="id"))
@@ -334,6 +356,7 @@ def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
     columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
     columns |= {SCORES: source.scores} if source.scores is not None else {}
     columns |= {LENGTHS: source.lengths} if source.lengths is not None else {}
+    columns |= {STARTS: source.starts} if source.starts is not None else {}
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("vectors", *columns):
             with archive.open(zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH), "w", force_zip64=True) as member:

@@ -16,6 +16,7 @@ from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, Mi
 from virnuc_core.files import iter_temporaries
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
+from virnuc_core.models.catalogue import read_purpose
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
@@ -25,6 +26,7 @@ from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
+from virnuc_core.specs import FRAMES_IN_WORDS
 
 Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over", "removed"]
@@ -378,6 +380,8 @@ def _plan_facts(plan: RunPlan) -> Iterator[Fact]:
     yield "plan fingerprint", plan.fingerprint
     yield "inputs", ", ".join(file.name for file in plan.inputs)
     yield "chunk length", f"{plan.chunk_length} bp" if plan.chunk_length else "whole sequences"
+    if plan.chunk_length:
+        yield "frames", FRAMES_IN_WORDS[plan.frames]
     for model in plan.models:
         layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
         yield f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"
@@ -385,9 +389,8 @@ def _plan_facts(plan: RunPlan) -> Iterator[Fact]:
     for part in plan.continued:
         arithmetic = "; ".join(f"{model.family} {model.arithmetic}" for model in part.models)
         yield f"arithmetic of {len(part.shards)} of {len(plan.shards)} shards", arithmetic
-    for kind, head in (("head", plan.head), ("DNA head", plan.dna_head)):
-        if head:
-            yield kind, head.name
+    if plan.head:
+        yield "head", plan.head.name
     yield "rows", str(plan.num_rows)
     yield "virnuc version", plan.virnuc_version
 
@@ -400,6 +403,8 @@ def _read_store(path: Path) -> Iterator[Fact]:
     yield "chunks", str(meta.num_chunks)
     yield "frames", str(meta.num_frames)
     yield "chunk length", f"{meta.chunk_length} bp" if meta.chunk_length else "whole sequences"
+    if meta.chunk_length:
+        yield "rule", FRAMES_IN_WORDS[meta.frames]
     _require_unaltered(store)
 
 
@@ -436,6 +441,7 @@ def _read_checkpoint(path: Path) -> Iterator[Fact]:
 
 def _read_head(path: Path) -> Iterator[Fact]:
     yield "features", str(load_classifier(path).in_features)
+    yield "frames", FRAMES_IN_WORDS[read_purpose(path).frames]
     yield "fingerprint", classifier_fingerprint(path)
 
 

@@ -48,7 +48,6 @@ REGION_SCHEMA: Final = pa.schema(
         ("score", pa.float64()),
         ("mean_p", pa.float64()),
         ("tier", pa.string()),
-        ("dna_alone_chunks", pa.int64()),
     ]
 )
 # Allowed unescaped in the first column of GFF3, besides letters and digits.
@@ -92,7 +91,6 @@ class ChunkScores:
     start: Int64
     end: Int64
     p_virus: Float64
-    is_dna_alone: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +99,6 @@ class Region:
 
     Attributes:
         chunks: all of its chunks, scored or not.
-        dna_alone_chunks: chunks with a DNA-only score.
         score: likelihood ratio of viral to other levels, multiplied over its chunks, in decibans (10 log10); relative to 0.5,
             whatever the threshold.
         mean_p: mean p_virus of its scored chunks.
@@ -111,7 +108,6 @@ class Region:
     start: int
     end: int
     chunks: int
-    dna_alone_chunks: int
     score: float
     mean_p: float
 
@@ -149,7 +145,6 @@ def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Flo
         "start": chunks.start[begins],
         "end": chunks.end[ends - 1],
         "chunks": ends - begins,
-        "dna_alone_chunks": _sums(chunks.is_dna_alone, begins, ends).astype(np.int64),
         "score": _sums(scores, begins, ends),
         "mean_p": _sums(np.nan_to_num(chunks.p_virus), begins, ends)
         / _sums(~np.isnan(chunks.p_virus), begins, ends),
@@ -265,8 +260,7 @@ class RegionFiles:
                 self._write_table(("\t".join(map(str, cells)) + "\n").encode())
                 self._write_bed(_bed_line(names[contig], number, region).encode())
                 columns = f"virnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{score}\t.\t.\t"
-                attributes = f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p}"
-                attributes += f";tier={region.tier};dna_alone_chunks={region.dna_alone_chunks}"
+                attributes = f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p};tier={region.tier}"
                 self._write_gff3(f"{gff3_name}\t{columns}{attributes}\n".encode())
                 header = f"{names[contig]}:{region.start + 1}-{region.end}"
                 header += f" score={score} mean_p={mean_p} tier={region.tier}"
@@ -285,7 +279,6 @@ def _table_row(contig: str, region: Region) -> dict[str, str | int | float]:
         "score": region.score,
         "mean_p": region.mean_p,
         "tier": region.tier,
-        "dna_alone_chunks": region.dna_alone_chunks,
     }
 
 

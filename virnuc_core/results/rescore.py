@@ -16,43 +16,30 @@ from virnuc_core.results.writers import ResultWriter, header_line
 _BLOCK_ROWS: Final = 2048
 
 
-def score_embeddings(embeddings: Path, head: str, out: Path, dna_head: str | None = None) -> int:
+def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
     """Writes a table like `prediction_results.txt` from an embeddings file, block by block; returns its number of rows.
 
-    Heads are names of bundled ones or paths; without `dna_head`, chunks without a stop-free frame are left out. Scores of float16
-    vectors differ slightly from those of the run, which are computed before rounding.
+    `head` is the name of a bundled one or a path. Scores of float16 vectors differ slightly from those of the run, which are
+    computed before rounding.
 
     Raises:
-        CheckpointError: a head cannot be used, or a torch file holds more than tensors and names.
+        CheckpointError: the head cannot be used, or a torch file holds more than tensors and names.
         DamagedFileError: the embeddings file is corrupt, or is another kind of file.
         InputError: the embeddings file does not exist.
-        MismatchError: a head takes features of another width, or was trained for chunks of another length.
+        MismatchError: the head takes features of another width, or was trained for chunks of another length or for other frames.
         UsageError: the file does not hold the vectors of both models.
     """
     with Embeddings(embeddings) as file:
         matrices = _matrices_of_both_models(file)
-        if dna_head is not None and len(matrices) == 1:
-            raise UsageError(
-                f"{embeddings} does not say where its DNA vectors end, so --dna-head cannot be used: leave it out, or "
-                "give the vectors as dna and protein."
-            )
         chunk_length = file.attrs.get("chunk_length") or None
-        dna_path = None if dna_head is None else resolve_head(dna_head, chunk_length)
-        scorer = Scorer(resolve_head(head, chunk_length), "cpu", dna_path)
-        num_rows = 0
+        scorer = Scorer(resolve_head(head, chunk_length, file.frames), "cpu")
         with ResultWriter().stream(out) as write:
             write(header_line(FRAME_COLUMNS))
             for begin in range(0, len(file), _BLOCK_ROWS):
                 end = min(begin + _BLOCK_ROWS, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
-                names = file.read_ids(begin, end)
-                if len(parts) == 2 and dna_head is None:
-                    scored = np.flatnonzero(parts[1].any(axis=1))
-                    parts = [part[scored] for part in parts]
-                    names = [names[row] for row in scored.tolist()]
-                write(frame_lines(names, scorer.score(*parts)))
-                num_rows += len(names)
-        return num_rows
+                write(frame_lines(file.read_ids(begin, end), scorer.score(*parts)))
+        return len(file)
 
 
 def _matrices_of_both_models(file: Embeddings) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import settings_from
 from virnuc_core.versions import FLASH_ATTN
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 CLEANED: Final = "cleaned"  # when frames and shards were removed, if they were
 # Reported if installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
@@ -146,12 +146,11 @@ class RunReport:
         """A few lines of text."""
         lines = []
         if c := self.counts:
-            by_dna = f"; {c.dna_alone_chunks} scored by their DNA alone" if c.dna_alone_chunks else ""
             lines += [
                 f"{c.records} contigs: {c.contigs_virus} virus, {c.contigs_other} other, "
                 f"{c.contigs_unscored} without a score; {c.rejected} records rejected",
                 f"{c.chunks} chunks: {c.viral_chunks} virus, {c.scored_chunks - c.viral_chunks} other, "
-                f"{c.chunks - c.scored_chunks} without a score{by_dna}",
+                f"{c.chunks - c.scored_chunks} without a score",
             ]
         num_kept = len(self.plan.shards) - self.num_computed
         speed = self.throughput

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +35,8 @@ from virnuc_core.results.writers import (
 )
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.frames import DNA_ALONE, ROW_NAMES
+from virnuc_core.sequences.frames import FRAME_NAMES
+from virnuc_core.specs import FrameRule
 
 PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -62,11 +62,10 @@ CONTIG_SCHEMA: Final = pa.schema(
         ("mean_p", pa.float64()),
         ("call", pa.string()),
         ("tier", pa.string()),
-        ("dna_alone_chunks", pa.int64()),
     ]
 )
-# Status of a chunk with a DNA-only score.
-DNA_ALONE_STATUS: Final = "dna_alone"
+SCORED: Final = "scored"
+_STATUS_WITHOUT_FRAME: Final[dict[FrameRule, str]] = {"open": "no_open_frame", "longest": "no_stretch"}
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 16
@@ -76,13 +75,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run; scored chunks include those with a DNA-only score."""
+    """Counts of a run."""
 
     records: int
     rejected: int
     chunks: int
     scored_chunks: int
-    dna_alone_chunks: int = 0
     viral_chunks: int
     frames: int
     contigs_virus: int
@@ -124,9 +122,8 @@ def write_tables(
         records=store.num_records,
         rejected=store.meta.num_rejected,
         chunks=store.num_chunks,
-        frames=store.num_frames - store.meta.num_closed,
+        frames=store.num_frames,
         scored_chunks=tables.counts["scored_chunks"],
-        dna_alone_chunks=tables.counts["dna_alone_chunks"],
         viral_chunks=tables.counts["viral_chunks"],
         contigs_virus=tables.counts[VIRUS],
         contigs_other=tables.counts[OTHER],
@@ -183,9 +180,7 @@ class _Tables:
         store = self._store
         rows = slice(first_frame, first_frame + len(scores))
         frame_numbers = store.frame_number[rows]
-        is_frame = frame_numbers != DNA_ALONE
-        frame_ids = compress(store.frame_ids(rows.start, rows.stop), is_frame)
-        self._write_frames(frame_lines(frame_ids, scores[is_frame]))
+        self._write_frames(frame_lines(store.frame_ids(rows.start, rows.stop), scores))
         chunks = store.frame_chunk[rows] - begin
         calls = call_chunks(scores, chunks, frame_numbers, end - begin, self._threshold)
         table = _prediction_table(store, begin, end, calls)
@@ -193,7 +188,6 @@ class _Tables:
         self._append_chunks(table)
         self._add_highest(_highest_score_lines(store.chunk_ids(begin, end), calls))
         self.counts["scored_chunks"] += int(calls.is_scored.sum())
-        self.counts["dna_alone_chunks"] += int(calls.is_dna_alone.sum())
         self.counts["viral_chunks"] += int(calls.is_virus.sum())
         self._add_contigs(slice(begin, end), calls)
 
@@ -216,7 +210,6 @@ class _Tables:
             start=store.chunk_start[chunks],
             end=store.chunk_end[chunks],
             p_virus=calls.p_virus,
-            is_dna_alone=calls.is_dna_alone,
         )
         regions = find_regions(scores, threshold=self._threshold)
         lengths = table["length"].to_pylist()
@@ -235,10 +228,10 @@ def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls
         store.chunk_index[begin:end] + 1,
         store.chunk_start[begin:end] + 1,
         store.chunk_end[begin:end],
-        pa.array(ROW_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
+        pa.array(FRAME_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
         pa.array(calls.p_virus, mask=~is_scored),
         _call_names(is_scored, calls.is_virus),
-        np.select((calls.is_dna_alone, is_scored), (DNA_ALONE_STATUS, "scored"), "no_open_frame"),
+        np.where(is_scored, SCORED, _STATUS_WITHOUT_FRAME[store.meta.frames]),
     )
     return pa.table(dict(zip(PREDICTION_SCHEMA.names, columns, strict=True)), PREDICTION_SCHEMA)
 
@@ -257,7 +250,6 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table
         pa.array(calls.mean_p, mask=~is_scored),
         _call_names(is_scored, calls.is_virus),
         calls.tiers,
-        calls.dna_alone_chunks,
     )
     return pa.table(dict(zip(CONTIG_SCHEMA.names, columns, strict=True)), CONTIG_SCHEMA)
 
@@ -267,11 +259,11 @@ def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_
 
 
 def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[bytes]:
-    """Unsorted lines, one per chunk with a stop-free frame; called at 0.5, whatever the run's own threshold.
+    """Unsorted lines, one per scored chunk; called at 0.5, whatever the run's own threshold.
 
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
-    for row in np.flatnonzero(calls.is_scored & ~calls.is_dna_alone).tolist():
+    for row in np.flatnonzero(calls.is_scored).tolist():
         yield f"{chunk_ids[row]}\t{bool(calls.p_virus[row] >= 0.5)}\n".encode()
 
 

@@ -1,4 +1,4 @@
-"""Stop-free frames of an input (or its whole sequences) in memory-mapped columns with random access.
+"""Frames of an input (or its whole sequences) in memory-mapped columns with random access.
 
 A store is a folder:
 
@@ -7,8 +7,7 @@ A store is a folder:
     record_*.bin    one row per used record: name, length, number in the input
     sequence.bin    one byte string per used record: all its bases, for outputs of whole contigs
     chunk_*.bin     one row per chunk: record, index in it, start, end
-    frame_*.bin     one row per stop-free frame, ordered by chunk and frame: chunk, frame; optionally also one row per
-                    chunk without such a frame, with an empty protein
+    frame_*.bin     one row per frame, ordered by chunk and frame: chunk, frame, start
     protein.bin, dna.bin   model inputs, one byte string per frame
 
 A numeric column is a raw little-endian file `NAME.bin`; a column of byte strings has its offsets in
@@ -30,12 +29,12 @@ import numpy.typing as npt
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import atomic_path, from_json, parse_object, write_text
-from virnuc_core.sequences.frames import ROW_NAMES
-from virnuc_core.specs import Alphabet, InputFile, Rows
+from virnuc_core.sequences.frames import FRAME_NAMES
+from virnuc_core.specs import Alphabet, FrameRule, InputFile
 
 Int64 = npt.NDArray[np.int64]
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 REJECTED_NAME: Final = "rejected.tsv"
 _META_NAME: Final = "meta.json"
 _TABLE_ROWS: Final = 1 << 14
@@ -46,22 +45,20 @@ class StoreMeta:
     """Contents and origin of a frame store.
 
     Attributes:
-        chunk_length: in bp; None for whole sequences, for which `rows` has no meaning.
+        chunk_length: in bp; None for whole sequences, for which `frames` has no meaning.
         num_records: used records.
         num_frames: rows to embed: frames or whole sequences.
-        num_closed: rows of chunks without a stop-free frame.
         num_renamed: records renamed because an earlier one has the same name.
         content_sha256: hex digest of all columns.
     """
 
     chunk_length: int | None
     alphabet: Alphabet
-    rows: Rows
+    frames: FrameRule
     inputs: tuple[InputFile, ...]
     num_records: int
     num_chunks: int
     num_frames: int
-    num_closed: int
     num_rejected: int
     num_renamed: int
     content_sha256: str
@@ -157,7 +154,8 @@ class FrameStore:
         chunk_start: first letter, 0-based.
         chunk_end: one past the last letter.
         frame_chunk: row of the chunk; ascending.
-        frame_number: index into ROW_NAMES; 0 for whole sequences.
+        frame_number: index into FRAME_NAMES; 0 for whole sequences.
+        frame_start: first base, 0-based, on the frame's strand of the chunk; 0 for whole sequences.
         names: unique record names in UTF-8.
         sequences: upper-case bases of the records; None for whole sequences.
         protein: of each frame, for ESM-2; None for whole DNA sequences.
@@ -174,6 +172,7 @@ class FrameStore:
     chunk_end: Int64
     frame_chunk: Int64
     frame_number: npt.NDArray[np.uint8]
+    frame_start: Int64
     names: ByteColumn
     sequences: ByteColumn | None
     protein: ByteColumn | None
@@ -200,6 +199,7 @@ class FrameStore:
             chunk_end=numbers("chunk_end", meta.num_chunks),
             frame_chunk=numbers("frame_chunk", meta.num_frames),
             frame_number=map_column(folder, "frame_number", np.uint8, meta.num_frames),
+            frame_start=numbers("frame_start", meta.num_frames),
             names=map_strings(folder, "record_name", meta.num_records),
             sequences=None if whole else map_strings(folder, "sequence", meta.num_records),
             protein=None
@@ -250,7 +250,7 @@ class FrameStore:
         ]
 
     def frame_ids(self, begin: int, end: int) -> list[str]:
-        """`NAME_chunk_1F1` or `NAME_chunk_2DNA` of the rows begin..end-1; record names for whole sequences."""
+        """`NAME_chunk_1F1` of the rows begin..end-1; record names for whole sequences."""
         if self.meta.chunk_length is None:
             return self.record_names(begin, end)
         if begin >= end:
@@ -259,7 +259,7 @@ class FrameStore:
         first = int(chunks[0])
         ids = self.chunk_ids(first, int(chunks[-1]) + 1)
         return [
-            ids[chunk - first] + ROW_NAMES[frame]
+            ids[chunk - first] + FRAME_NAMES[frame]
             for chunk, frame in zip(chunks.tolist(), self.frame_number[begin:end].tolist(), strict=True)
         ]
 

@@ -25,9 +25,9 @@ from virnuc_core.sequences.frame_store import (
     content_digest,
     map_strings,
 )
-from virnuc_core.sequences.frames import DNA_ALONE, FrameTable, chunk_table, open_frames, with_closed_chunks
+from virnuc_core.sequences.frames import chunk_table, longest_stretches, open_frames
 from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
-from virnuc_core.specs import Alphabet, Rows
+from virnuc_core.specs import Alphabet, FrameRule
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ def build_frame_store(
     chunk_length: int | None,
     alphabet: Alphabet = "dna",
     *,
-    rows: Rows = "open_frames",
+    frames: FrameRule = "open",
     min_length: int = 0,
     rejected_copy: Path | None = None,
 ) -> FrameStore:
-    """Stores the stop-free frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
+    """Stores the frames of sequence files, or without `chunk_length` their whole sequences, in a new store.
 
     The store appears under its name when complete, replacing an older one. Peak memory is about 5 bytes per letter of
     the longest record plus 8 bytes per record. `rejected_copy` is a second path for rejected.tsv, which is written even if
@@ -65,7 +65,7 @@ def build_frame_store(
         )
     folder = Path(folder)
     with naming(folder), _new_folder(folder) as building:
-        _Builder(building, chunk_length, alphabet, rows, min_length).build(inputs, rejected_copy)
+        _Builder(building, chunk_length, alphabet, frames, min_length).build(inputs, rejected_copy)
     return FrameStore.open(folder)
 
 
@@ -128,16 +128,16 @@ class _ColumnWriter:
 
 class _Builder:
     def __init__(
-        self, folder: Path, chunk_length: int | None, alphabet: Alphabet, rows: Rows, min_length: int
+        self, folder: Path, chunk_length: int | None, alphabet: Alphabet, frames: FrameRule, min_length: int
     ) -> None:
         self._folder = folder
         self._chunk_length = chunk_length
         self._alphabet: Alphabet = alphabet
-        self._rows: Rows = rows
+        self._frames: FrameRule = frames
         self._min_length = min_length
         self._name_hashes = array("q")
         self._num_records = self._num_chunks = self._num_frames = self._num_rejected = 0
-        self._num_closed = self._num_escaped = 0
+        self._num_escaped = 0
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last; raises InputError."""
@@ -175,12 +175,11 @@ class _Builder:
         StoreMeta(
             chunk_length=self._chunk_length,
             alphabet=self._alphabet,
-            rows=self._rows,
+            frames=self._frames,
             inputs=digests,
             num_records=self._num_records,
             num_chunks=self._num_chunks,
             num_frames=self._num_frames,
-            num_closed=self._num_closed,
             num_rejected=self._num_rejected,
             num_renamed=num_renamed,
             content_sha256=content_digest(self._folder),
@@ -233,10 +232,12 @@ class _Builder:
         self._add_chunks(columns, rows, zeros, zeros, sequences.lengths)
         columns.append("frame_chunk", rows)
         columns.append("frame_number", zeros.astype(np.uint8))
+        columns.append("frame_start", zeros)
         columns.append_strings(self._alphabet, sequences)
         self._num_frames += count
 
     def _add_frames(self, columns: _ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
+        find_frames = open_frames if self._frames == "open" else longest_stretches
         columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)
         first_chunk = self._num_chunks
@@ -249,22 +250,13 @@ class _Builder:
             if not len(group):
                 continue
             left, right = int(starts[group[0]]), int(ends[group[-1]])
-            frames = self._rows_of(sequences.data[left:right], starts[group] - left, ends[group] - left)
+            frames = find_frames(sequences.data[left:right], starts[group] - left, ends[group] - left)
             columns.append("frame_chunk", first_chunk + group[0] + frames.chunk)
             columns.append("frame_number", frames.frame)
+            columns.append("frame_start", frames.start)
             columns.append_strings("protein", frames.protein)
             columns.append_strings("dna", frames.dna)
             self._num_frames += len(frames)
-            self._num_closed += int((frames.frame == DNA_ALONE).sum())
-
-    def _rows_of(self, bases: npt.NDArray[np.uint8], starts: Int64, ends: Int64) -> FrameTable:
-        frames = open_frames(bases, starts, ends)
-        if self._rows == "open_frames":
-            return frames
-        frames = with_closed_chunks(frames, bases, starts, ends)
-        if self._rows == "all_chunks":
-            return frames
-        return frames.take(np.flatnonzero(frames.frame == DNA_ALONE))
 
     def _add_chunks(
         self, columns: _ColumnWriter, record: Int64, index: Int64, start: Int64, end: Int64

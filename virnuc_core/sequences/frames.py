@@ -1,4 +1,4 @@
-"""Chunks of records and their stop-free reading frames, vectorised over chunks."""
+"""Chunks of records and what is embedded of them: open reading frames or the longest stop-free stretches."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,11 +13,8 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
 FRAME_NAMES: Final = ("F1", "F2", "F3", "R1", "R2", "R3")
-# Frame number of a chunk without a stop-free frame, whose row has only DNA.
-DNA_ALONE: Final = 6
-ROW_NAMES: Final = (*FRAME_NAMES, "DNA")
-# Minimum of A, C, G and T in a chunk for a DNA-only score: about ten tokens of DNABERT-S.
-LEAST_BASES: Final = 50
+STRETCHES: Final = 2  # most stop-free stretches of a chunk
+LEAST_RESIDUES: Final = 10  # in such a stretch
 
 _STANDARD_CODE = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"
 _DROPPED = 0  # marks a codon that is not pure ACGT
@@ -83,23 +80,21 @@ class FrameTable:
     """n rows of a range of chunks, ordered by chunk and frame.
 
     Attributes:
-        frame: index into ROW_NAMES.
+        frame: index into FRAME_NAMES.
+        start: first base of the row, from 0, on the frame's strand of the chunk.
         protein: the translation, without codons that have letters other than ACGT.
-        dna: input of DNABERT-S: the frame's strand from the frame's start, 3 bases per residue plus one unless the chunk
-            ends there.
+        dna: input of DNABERT-S: the frame's strand from `start` on, 3 bases per residue; of an open frame one more unless
+            the chunk ends there.
     """
 
     chunk: Int64
     frame: UInt8
+    start: Int64
     protein: ByteColumn
     dna: ByteColumn
 
     def __len__(self) -> int:
         return len(self.chunk)
-
-    def take(self, rows: Int64) -> "FrameTable":
-        """Copies the given rows in the given order."""
-        return FrameTable(self.chunk[rows], self.frame[rows], self.protein.take(rows), self.dna.take(rows))
 
 
 def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
@@ -110,20 +105,10 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     Source: VirNucPro, `identify_seq` and `translate_dna`: standard code, no start codon, no minimum length; the slice
     given to DNABERT-S is strand[f : f + 1 + 3 * residues].
     """
-    total = len(bases)
-    forward = np.ascontiguousarray(bases).tobytes()
-    strands = forward + forward[::-1].translate(_COMPLEMENT)
-    residues, codons_per_phase = _translate_by_phase(strands)
-
-    # A chunk's reverse complement is at the mirrored position in the second half of `strands`.
-    shift = np.arange(3)
-    first = np.concatenate([starts[:, None] + shift, (2 * total - ends)[:, None] + shift], axis=1).ravel()
-    num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
-    begin = (first % 3) * codons_per_phase + first // 3
-    end = begin + num_codons
-
-    num_dropped = _count_between(np.flatnonzero(residues == _DROPPED), begin, end)
-    num_stops = _count_between(np.flatnonzero(residues == _STOP), begin, end)
+    frames = _SixFrames.of(bases, starts, ends)
+    residues, begin, num_codons = frames.residues, frames.begin, frames.num_codons
+    num_dropped = _count_between(np.flatnonzero(residues == _DROPPED), begin, begin + num_codons)
+    num_stops = _count_between(np.flatnonzero(residues == _STOP), begin, begin + num_codons)
     kept = np.flatnonzero((num_stops == 0) & (num_codons > num_dropped))
 
     protein = _gather(residues, begin[kept], num_codons[kept])
@@ -132,35 +117,80 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
             protein.data[protein.data != _DROPPED], _offsets((num_codons - num_dropped)[kept])
         )
     chunk, frame = np.divmod(kept, 6)
-    strand_left = (ends - starts)[chunk] - frame % 3
-    dna = _gather(
-        np.frombuffer(strands, np.uint8), first[kept], np.minimum(3 * protein.lengths + 1, strand_left)
-    )
-    return FrameTable(chunk, frame.astype(np.uint8), protein, dna)
+    start = frame % 3
+    strand_left = (ends - starts)[chunk] - start
+    dna = _gather(frames.strands, frames.first[kept], np.minimum(3 * protein.lengths + 1, strand_left))
+    return FrameTable(chunk, frame.astype(np.uint8), start, protein, dna)
 
 
-def with_closed_chunks(frames: FrameTable, bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
-    """Adds a row for each chunk without a stop-free frame: no protein, and all its DNA as given.
+def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
+    """Takes the longest stretch of codons of A, C, G and T without a stop in each frame, and keeps a chunk's longest two.
 
-    A chunk with fewer than `LEAST_BASES` of A, C, G and T gets none: its vector would be that of the gap. `frames` are the
-    stop-free frames of the chunks; the other arguments are those of `open_frames`.
+    Stretches may begin and end anywhere, also at an end of the chunk, and have at least `LEAST_RESIDUES` residues; the
+    first of equally long ones counts, in its frame and among the frames. The arguments are those of `open_frames`.
     """
-    is_base = np.frombuffer(np.ascontiguousarray(bases).tobytes().translate(_FIRST), np.uint8) < 64
-    num_bases = _count_between(np.flatnonzero(is_base), starts, ends)
-    closed = np.setdiff1d(np.flatnonzero(num_bases >= LEAST_BASES), frames.chunk)
-    chunk = np.concatenate((frames.chunk, closed))
-    frame = np.concatenate((frames.frame, np.full(len(closed), DNA_ALONE, np.uint8)))
-    no_protein = np.zeros(len(closed), np.int64)
-    whole = _gather(bases, starts[closed], ends[closed] - starts[closed])
-    protein_offsets = _offsets(np.append(frames.protein.lengths, no_protein))
-    dna_offsets = _offsets(np.append(frames.dna.lengths, whole.lengths))
-    table = FrameTable(
-        chunk,
-        frame,
-        ByteColumn(frames.protein.data, protein_offsets),
-        ByteColumn(np.concatenate((frames.dna.data, whole.data)), dna_offsets),
-    )
-    return table.take(np.argsort(chunk, kind="stable"))
+    frames = _SixFrames.of(bases, starts, ends)
+    breaks = np.flatnonzero((frames.residues == _STOP) | (frames.residues == _DROPPED))
+    end = frames.begin + frames.num_codons
+    first_break = np.searchsorted(breaks, frames.begin)
+    num_breaks = np.searchsorted(breaks, end) - first_break
+
+    # The breaks of a frame cut it into one stretch more, possibly empty ones.
+    within, _ = concatenated_ranges(first_break, num_breaks)
+    offsets = _offsets(num_breaks + 1)
+    is_last = np.zeros(offsets[-1], np.bool_)
+    is_last[offsets[1:] - 1] = True
+    is_first = np.roll(is_last, 1)
+    left, right = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    left[is_first], left[~is_first] = frames.begin, breaks[within] + 1
+    right[is_last], right[~is_last] = end, breaks[within]
+
+    lengths = right - left
+    longest = np.maximum.reduceat(lengths, offsets[:-1])
+    is_longest = np.flatnonzero(lengths == np.repeat(longest, num_breaks + 1))
+    chosen = is_longest[np.searchsorted(is_longest, offsets[:-1])]
+    by_length = np.argsort(-longest.reshape(-1, 6), axis=1, kind="stable")
+    is_kept = np.zeros((len(starts), 6), np.bool_)
+    np.put_along_axis(is_kept, by_length[:, :STRETCHES], True, axis=1)
+    kept = np.flatnonzero(is_kept.ravel() & (longest >= LEAST_RESIDUES))
+
+    chunk, frame = np.divmod(kept, 6)
+    codons = left[chosen[kept]]
+    start = frame % 3 + 3 * (codons - frames.begin[kept])
+    protein = _gather(frames.residues, codons, longest[kept])
+    dna = _gather(frames.strands, frames.first[kept] + start - frame % 3, 3 * longest[kept])
+    return FrameTable(chunk, frame.astype(np.uint8), start, protein, dna)
+
+
+@dataclass(frozen=True, slots=True)
+class _SixFrames:
+    """The six frames of C chunks, chunk by chunk: arrays (6 * C,), and what they point into.
+
+    Attributes:
+        strands: the bases, then their reverse complement.
+        residues: amino acid of the codon at every position of the strands, by phase, so that every frame is contiguous.
+        first: first base of the frame in `strands`.
+        begin: first codon of the frame in `residues`.
+    """
+
+    strands: UInt8
+    residues: UInt8
+    first: Int64
+    begin: Int64
+    num_codons: Int64
+
+    @classmethod
+    def of(cls, bases: UInt8, starts: Int64, ends: Int64) -> "_SixFrames":
+        total = len(bases)
+        forward = np.ascontiguousarray(bases).tobytes()
+        strands = forward + forward[::-1].translate(_COMPLEMENT)
+        residues, codons_per_phase = _translate_by_phase(strands)
+        # A chunk's reverse complement is at the mirrored position in the second half of `strands`.
+        shift = np.arange(3)
+        first = np.concatenate([starts[:, None] + shift, (2 * total - ends)[:, None] + shift], axis=1).ravel()
+        num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
+        begin = (first % 3) * codons_per_phase + first // 3
+        return cls(np.frombuffer(strands, np.uint8), residues, first, begin, num_codons)
 
 
 def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:

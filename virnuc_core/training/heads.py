@@ -18,9 +18,9 @@ from virnuc_core.models.classifier import classifier_fingerprint, save_classifie
 from virnuc_core.results.calls import call_chunks, call_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.sequences.frames import LEAST_BASES
+from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.specs import InputFile
+from virnuc_core.specs import FrameRule, InputFile
 from virnuc_core.training.labels import (
     GenBankCounts,
     LabelledFiles,
@@ -44,6 +44,11 @@ from virnuc_core.training.trainer import LabelledVectors, TrainedHead, TrainerSe
 
 Int64 = npt.NDArray[np.int64]
 
+_NOTHING_TO_EMBED: Final[dict[FrameRule, str]] = {
+    "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. Give "
+    "longer records, a shorter --chunk-length, or --frames longest.",
+    "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
+}
 _RECORD_COLUMNS: Final = ("record", "id", "class", "group", "part")
 
 
@@ -164,19 +169,11 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     """Splits the records, before anything is computed for them, and writes records.tsv.
 
     Raises:
-        InputError: there is no stop-free frame, or a class has too few groups of records.
+        InputError: there is no frame to embed, or a class has too few groups of records.
     """
     store = FrameStore.open(folder.frames)
-    if store.num_frames == 0 and store.meta.rows == "closed_chunks":
-        raise InputError(
-            f"every chunk of {LEAST_BASES} bases or more has a stop-free frame, so there is nothing that a head for DNA alone would "
-            "be for. Give longer records, or a longer --chunk-length."
-        )
     if store.num_frames == 0:
-        raise InputError(
-            "no record has a stop-free frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
-            "Give longer records, or a shorter --chunk-length."
-        )
+        raise InputError(f"no record has {_NOTHING_TO_EMBED[store.meta.frames]}")
     records = record_of_frames(store)
     is_usable = np.zeros(len(table.names), np.bool_)
     is_usable[records] = True
@@ -256,6 +253,7 @@ def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mappi
     return {
         "virnuc_version": plan.virnuc_version,
         "chunk_length": plan.chunk_length,
+        "frames": plan.frames,
         "input_digest": plan.input_digest,
         "models": {
             model.family: {
@@ -324,10 +322,8 @@ def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> n
     scores = np.empty((len(rows), 2), np.float32)
     for shard, result in iter_shard_results(folder, plan):
         begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-        if begin < end and result.dna is not None:
-            own = rows[begin:end] - shard.begin
-            protein = None if result.protein is None else result.protein[own]
-            scores[begin:end] = scorer.score(result.dna[own], protein)
+        if begin < end:
+            scores[begin:end] = scorer.score(_features(result)[rows[begin:end] - shard.begin])
     return scores
 
 
@@ -353,6 +349,6 @@ def count_parts(
 
 
 def _features(result: ShardResult) -> npt.NDArray[np.float32]:
-    """fp32 (n, D): the DNA vectors beside any protein vectors."""
+    """fp32 (n, D): the DNA vectors beside the protein vectors."""
     vectors = [part for part in (result.dna, result.protein) if part is not None]
     return np.concatenate(vectors, axis=1).astype(np.float32)

@@ -51,7 +51,6 @@ def island() -> tuple[list[SyntheticContig], ChunkScores]:
         start=start,
         end=start + 500,
         p_virus=p_virus,
-        is_dna_alone=np.zeros(60, np.bool_),
     )
     return [contig(10_000, 20_000, 30_000)], chunks
 

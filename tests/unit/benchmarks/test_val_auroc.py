@@ -11,10 +11,10 @@ def test_chunks_without_a_score_count_as_not_called() -> None:
             ("v", "scored", "0.9", "virus"),
             ("v", "scored", "0.2", "other"),
             ("v", "no_open_frame", "NA", "NA"),
-            ("v", "dna_alone", "0.8", "virus"),
+            ("v", "no_open_frame", "NA", "NA"),
             ("b", "scored", "0.6", "virus"),
             ("b", "scored", "0.1", "other"),
-            ("b", "dna_alone", "0.3", "other"),
+            ("b", "no_open_frame", "NA", "NA"),
         )
     ]
     found = measure_chunks(rows, {"v": "viral", "b": "bacteria"})
@@ -26,4 +26,3 @@ def test_chunks_without_a_score_count_as_not_called() -> None:
     assert everything["false_positive_rate"] == pytest.approx(1 / 3, abs=1e-4)
     # Of 12 pairs: 0.9 wins 3, 0.2 wins 2, and each of the two without a score ties with the one of the bacteria.
     assert everything["auroc"] == np.round(6 / 12, 4)
-    assert found["dna_alone"]["auroc"] == 1

@@ -93,6 +93,7 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
     [
         (replace(PLAN, input_digest="f" * 64), r"input was in\.fa \(c{12}\), now in\.fa \(ffff", set()),
         (replace(PLAN, chunk_length=300), r"chunk_length \(--chunk-length\) was 500, now 300", set()),
+        (replace(PLAN, frames="longest"), r"frames \(--head\) were open .*, now longest stop-free", set()),
         (replace(PLAN, shards=PLAN.shards[:1]), r"cut into 2 shards \(--shard-seconds\), now 1", set()),
         (replace(PLAN, virnuc_version="99.0.1"), r"virnuc_version was \d+\.\d+, now 99\.0", set()),
         (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none", BOTH),
@@ -115,9 +116,9 @@ def test_everything_that_decides_the_numbers_counts(other: RunPlan, message: str
         require_same_plan(PLAN, other, FOLDER)
     for words in ("out/run/plan.json", "the old setting", "--force"):
         assert words in str(caught.value)
-    can_be_moved = not any(words in message for words in ("input was", "chunk_length", "cut into"))
+    can_be_moved = not any(words in message for words in ("input was", "chunk_length", "frames", "cut into"))
     assert ("`virnuc reprocess out/run`" in str(caught.value)) is can_be_moved
-    assert ("but not to other input, chunks or shards" in str(caught.value)) is not can_be_moved
+    assert ("but not to other input, chunks, frames or shards" in str(caught.value)) is not can_be_moved
     assert reused_families(PLAN, other) == families
 
 

@@ -68,8 +68,8 @@ def test_it_is_the_run_from_nothing(move: str, made_models: MadeModels, run: Mad
     assert [(s.begin, s.end) for s in moved.plan.shards] == [(s.begin, s.end) for s in run.plan.shards]
     reused = ReusedShards.open(moved.folder, moved.plan)
     assert reused is not None
-    is_dna_alone = move in ("larger ESM-2", "one by one")
-    assert reused.families == ({"dnabert_s"} if is_dna_alone else {"dnabert_s", "esm2"})
+    is_other_esm2 = move in ("larger ESM-2", "one by one")
+    assert reused.families == ({"dnabert_s"} if is_other_esm2 else {"dnabert_s", "esm2"})
     fresh = from_nothing(moved, tmp_path / "fresh")
     with unloadable_dna_model(made_models):
         moved.compute()

@@ -14,9 +14,10 @@ from virnuc_core.models.catalogue import (
     CATALOGUE,
     HubCommit,
     find_entries,
+    frames_of,
     head_of,
     known_names,
-    require_heads,
+    require_head,
     require_known_model,
     resolve_head,
 )
@@ -43,7 +44,7 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
 def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
     for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
         require_known_model(name, "esm2")
-    assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-300-dna", "tiny-500", "tiny-500-dna"}
+    assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-500"}
     assert all(resolve_head(name) == path for name, path in BUNDLED_HEADS.items())
     (tmp_path / "mine.pth").touch()
     assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
@@ -56,8 +57,7 @@ def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
 def test_what_can_be_no_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"there is no model .*: .*650M, 3B, 15B"):
         require_known_model(name, "esm2")
-    heads = "tiny-300, tiny-300-dna, tiny-500, tiny-500-dna"
-    with pytest.raises(CheckpointError, match=rf"there is no classifier head .*: .* {heads}"):
+    with pytest.raises(CheckpointError, match=r"there is no classifier head .*: .* tiny-300, tiny-500"):
         resolve_head(name)
 
 
@@ -91,15 +91,33 @@ def test_a_head_that_states_its_chunk_length_is_for_no_other(tmp_path: Path) -> 
     )
     with pytest.raises(MismatchError, match=message):
         resolve_head(str(head), 500)
-    for flags in ({"head": str(head)}, {"dna_head": str(head)}):
-        with pytest.raises(MismatchError, match="was trained for chunks of 300 bp"):
-            require_heads(RunConfig(esm_model="tiny", dnabert_model="tiny", chunk_length=500, **flags))
+    with pytest.raises(MismatchError, match="was trained for chunks of 300 bp"):
+        require_head(RunConfig(chunk_length=500, head=str(head)))
     save_classifier(MLPClassifier(8), head)
     for stating_nothing in (head, GOLDEN / "classifier" / "pickled_module.pth"):
         assert resolve_head(str(stating_nothing), 500) == stating_nothing
 
 
-@pytest.mark.parametrize("facts", ["{", "[]", '{"chunk_length": "300"}', '{"chunk_length": 0}'])
+def test_a_head_that_states_its_frames_is_for_no_others(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    for facts, own, other in (
+        ({"frames": "longest"}, "longest", "open"),
+        ({}, "open", "longest"),
+        (None, "open", "longest"),
+    ):
+        save_classifier(MLPClassifier(8), head, facts)
+        assert frames_of(RunConfig(head=str(head))) == own
+        assert resolve_head(str(head), frames=own) == resolve_head(str(head)) == head
+        with pytest.raises(MismatchError, match=rf"Use a head for those \(`virnuc train --frames {other}`\)"):
+            resolve_head(str(head), frames=other)
+    assert frames_of(RunConfig()) == "open"
+    assert frames_of(RunConfig(head=str(head), frames="longest")) == "longest"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    ["{", "[]", '{"chunk_length": "300"}', '{"chunk_length": 0}', '{"frames": "all"}', '{"frames": 1}'],
+)
 def test_a_head_whose_facts_cannot_be_read_is_refused(tmp_path: Path, facts: str) -> None:
     head = tmp_path / "head.safetensors"
     save_file({"a": torch.zeros(1)}, head, metadata={"virnuc_head": facts})

@@ -107,4 +107,4 @@ def test_the_fingerprint_is_that_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BUNDLED_HEADS)
 def test_bundled_heads_fit_the_bundled_models(name: str) -> None:
-    assert load_classifier(BUNDLED_HEADS[name]).in_features == (256 if name.endswith("-dna") else 512)
+    assert load_classifier(BUNDLED_HEADS[name]).in_features == 512

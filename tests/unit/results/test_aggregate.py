@@ -26,7 +26,7 @@ def test_rows_are_those_of_the_shards_with_their_ids(finished_run: MadeRun, tmp_
             for name in ("dna", "protein", "scores"):
                 np.testing.assert_array_equal(file[name][shard.begin : shard.end], getattr(result, name))
     expected = {
-        "schema_version": 2,
+        "schema_version": 3,
         "plan_fingerprint": plan.fingerprint,
         "dna_model_name": "dnabert",
         "dna_embedding_dim": WIDTH,

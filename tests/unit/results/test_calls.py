@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnuc_core.results.calls import NO_FRAME, ChunkCalls, call_chunks, call_contigs
-from virnuc_core.sequences.frames import DNA_ALONE
 
 PROBABILITY = st.floats(0, 1, width=32)
 Frames = list[list[tuple[int, float]]]
@@ -55,11 +54,10 @@ def test_any_chunks(frames: Frames) -> None:
 
 
 def test_contigs_are_sums_over_their_chunks() -> None:
-    chunks = call([[(0, 0.9)], [], [(DNA_ALONE, 0.4)], [(1, 0.1)], []])
+    chunks = call([[(0, 0.9)], [], [(2, 0.4)], [(1, 0.1)], []])
     calls = call_contigs(chunks, np.array([0, 0, 0, 1, 2]), 3)
     assert calls.chunks.tolist() == [3, 1, 1]
     assert calls.scored_chunks.tolist() == [2, 1, 0]
-    assert calls.dna_alone_chunks.tolist() == [1, 0, 0]
     assert calls.viral_chunks.tolist() == [1, 0, 0]
     assert calls.mean_p.tolist() == pytest.approx([0.65, 0.1, np.nan], nan_ok=True)
     assert calls.is_virus.tolist() == [True, False, False]
@@ -76,30 +74,27 @@ def test_a_threshold_is_where_calls_begin(threshold: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("p_virus", "dna_alone", "threshold", "tier"),
+    ("p_virus", "threshold", "tier"),
     [
         # many chunks that agree
-        ([0.99], 0, 0.5, "unsure"),
-        ([0.9] * 4, 0, 0.5, "likely"),
-        ([0.9] * 5, 0, 0.5, "confident"),
-        ([0.1] * 5, 0, 0.5, "confident"),
-        ([0.98] * 4 + [0.2], 0, 0.5, "confident"),
-        ([0.97] * 3 + [0.6, 0.4], 0, 0.5, "likely"),
-        ([0.66] * 9, 0, 0.5, "likely"),
-        ([0.6] * 9, 0, 0.5, "unsure"),
-        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], 0, 0.5, "unsure"),
-        ([0.05] * 5 + [0.9] * 5, 0, 0.5, "unsure"),
-        # DNA-only scores do not count
-        ([0.95] * 8, 3, 0.5, "confident"),
-        ([0.95] * 8, 4, 0.5, "likely"),
+        ([0.99], 0.5, "unsure"),
+        ([0.9] * 4, 0.5, "likely"),
+        ([0.9] * 5, 0.5, "confident"),
+        ([0.1] * 5, 0.5, "confident"),
+        ([0.98] * 4 + [0.2], 0.5, "confident"),
+        ([0.97] * 3 + [0.6, 0.4], 0.5, "likely"),
+        ([0.66] * 9, 0.5, "likely"),
+        ([0.6] * 9, 0.5, "unsure"),
+        ([0.99, 0.99, 0.99, 0.4, 0.4, 0.45], 0.5, "unsure"),
+        ([0.05] * 5 + [0.9] * 5, 0.5, "unsure"),
         # a threshold changes no confidence
-        ([0.95] * 9, 0, 0.9, "confident"),
-        ([0.8] * 9, 0, 0.9, "unsure"),
-        ([0.2] * 9, 0, 0.1, "unsure"),
-        ([0.05] * 9, 0, 0.1, "confident"),
+        ([0.95] * 9, 0.9, "confident"),
+        ([0.8] * 9, 0.9, "unsure"),
+        ([0.2] * 9, 0.1, "unsure"),
+        ([0.05] * 9, 0.1, "confident"),
     ],
 )
-def test_tiers(p_virus: list[float], dna_alone: int, threshold: float, tier: str) -> None:
-    frames: Frames = [[(DNA_ALONE if i < dna_alone else 0, p)] for i, p in enumerate(p_virus)]
+def test_tiers(p_virus: list[float], threshold: float, tier: str) -> None:
+    frames: Frames = [[(0, p)] for p in p_virus]
     contigs = np.zeros(len(frames), np.int64)
     assert call_contigs(call(frames, threshold), contigs, 1, threshold).tiers == [tier]

@@ -462,14 +462,22 @@ def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
         ({"dna": np.zeros((1, 96), np.float32)}, UsageError, "no protein vectors"),
         ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein vectors"),
         ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*not finite"),
-        ({"vectors": np.zeros((1, 192), np.float32)}, UsageError, "--dna-head"),
+        (
+            {"vectors": np.zeros((1, 192), np.float32), "attributes": '{"frames": "longest"}'},
+            MismatchError,
+            "these vectors are of their longest stop-free stretches",
+        ),
+        (
+            {"vectors": np.zeros((1, 192), np.float32), "attributes": '{"frames": 24}'},
+            DamagedFileError,
+            "'frames' is 24, and must be open or longest",
+        ),
     ],
 )
 def test_vectors_that_cannot_be_scored(
     content: dict[str, Any], error: type[Exception], message: str, made_models: MadeModels, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "x.npz", ids=["a"], **content)
-    dna_head = str(made_models.dna_head) if message == "--dna-head" else None
     with pytest.raises(error, match=message):
-        score_embeddings(tmp_path / "x.npz", str(made_models.head), tmp_path / "scores.tsv", dna_head)
+        score_embeddings(tmp_path / "x.npz", str(made_models.head), tmp_path / "scores.tsv")
     assert not (tmp_path / "scores.tsv").exists()

@@ -51,7 +51,6 @@ def chunks_of(*contigs: list[float]) -> ChunkScores:
         start=start,
         end=start + 500,
         p_virus=p_virus,
-        is_dna_alone=p_virus == 0.3,
     )
 
 
@@ -124,7 +123,6 @@ def made_contigs(draw: st.DrawFn) -> list[tuple[int, ChunkScores]]:
             start=table.start,
             end=table.end,
             p_virus=np.array(draw(p_virus), np.float64),
-            is_dna_alone=np.arange(len(table)) % 3 == 0,
         )
         contigs.append((length, chunks))
     return contigs
@@ -143,14 +141,13 @@ def test_regions_of_any_contigs(made: list[tuple[int, ChunkScores]]) -> None:
         assert 0 <= region.start < region.end <= length
         inside = (own.start >= region.start) & (own.end <= region.end)
         assert inside.sum() == region.chunks
-        assert own.is_dna_alone[inside].sum() == region.dna_alone_chunks
         assert abs(region.mean_p - np.nanmean(own.p_virus[inside])) < 1e-9
         assert np.isfinite(region.score)
 
 
 def written(folder: Path, names: list[str], *places: tuple[int, int, float]) -> RunFolder:
     """The files of regions of 500 bp at these places: contig, start, score."""
-    facts = {"chunks": 1, "dna_alone_chunks": 0, "mean_p": 0.75}
+    facts = {"chunks": 1, "mean_p": 0.75}
     regions = [
         Region(contig=c, start=start, end=start + 500, score=score, **facts) for c, start, score in places
     ]
@@ -167,9 +164,9 @@ def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
     table = pd.read_csv(run.regions, sep="\t")
     assert table.columns.tolist() == REGION_SCHEMA.names
     assert table.values.tolist() == [
-        ["k141_1", 1, 500, 500, 1, 25.0, 0.75, "likely", 0],
-        ["k141_1", 5001, 5500, 500, 1, 250.0, 0.75, "confident", 0],
-        ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure", 0],
+        ["k141_1", 1, 500, 500, 1, 25.0, 0.75, "likely"],
+        ["k141_1", 5001, 5500, 500, 1, 250.0, 0.75, "confident"],
+        ["k141_3", 41, 540, 500, 1, -1.0, 0.75, "unsure"],
     ]
     pd.testing.assert_frame_equal(pd.read_parquet(run.regions_parquet), table)
     assert run.regions_bed.read_text().splitlines() == [
@@ -181,10 +178,10 @@ def test_the_same_regions_in_every_format(tmp_path: Path) -> None:
     assert run.regions_gff3.read_text().splitlines() == [
         "##gff-version 3",
         "##sequence-region k141_1 1 10000",
-        f"k141_1{made_by}1\t500\t25.00\t.\t.\tID=k141_1.region_1;{facts}likely;dna_alone_chunks=0",
-        f"k141_1{made_by}5001\t5500\t250.00\t.\t.\tID=k141_1.region_2;{facts}confident;dna_alone_chunks=0",
+        f"k141_1{made_by}1\t500\t25.00\t.\t.\tID=k141_1.region_1;{facts}likely",
+        f"k141_1{made_by}5001\t5500\t250.00\t.\t.\tID=k141_1.region_2;{facts}confident",
         "##sequence-region k141_3 1 10000",
-        f"k141_3{made_by}41\t540\t-1.00\t.\t.\tID=k141_3.region_1;{facts}unsure;dna_alone_chunks=0",
+        f"k141_3{made_by}41\t540\t-1.00\t.\t.\tID=k141_3.region_1;{facts}unsure",
     ]
     assert gzip.decompress(run.regions_fasta.read_bytes()).decode().replace("\n", "") == (
         f">k141_1:1-500 score=25.00 mean_p=0.750000 tier=likely{'ACGTTGCAAC' * 50}"

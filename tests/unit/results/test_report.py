@@ -48,7 +48,6 @@ def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.
         **{
             "name": "contig",
             "scored": "scored_chunks",
-            "dna_alone": "dna_alone_chunks",
             "viral": "viral_chunks",
         },
     }.items():

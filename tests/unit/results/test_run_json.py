@@ -62,7 +62,7 @@ def test_the_core_reports_without_prefect_and_mlflow(monkeypatch: pytest.MonkeyP
 
 def test_what_the_document_and_the_summary_say() -> None:
     counts = TableCounts(
-        records=3, rejected=0, chunks=9, scored_chunks=8, dna_alone_chunks=5, viral_chunks=6, frames=3,
+        records=3, rejected=0, chunks=9, scored_chunks=8, viral_chunks=6, frames=3,
         contigs_virus=1, contigs_other=1, contigs_unscored=1,
     )  # fmt: skip
     slow = replace(PLAN, warnings=("Triton is not installed.",))
@@ -75,7 +75,7 @@ def test_what_the_document_and_the_summary_say() -> None:
     for line in (
         "note: Triton is not installed.",
         "3 contigs: 1 virus, 1 other, 1 without a score;",
-        "9 chunks: 6 virus, 2 other, 1 without a score; 5 scored by their DNA alone",
+        "9 chunks: 6 virus, 2 other, 1 without a score",
     ):
         assert line in run.summary
     row = lane_row(report())

@@ -99,7 +99,6 @@ def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, co
         start=chunks.start.to_numpy() - 1,
         end=chunks.end.to_numpy(),
         p_virus=chunks.p_virus.replace("NA", "nan").astype(float).to_numpy(),
-        is_dna_alone=(chunks.status == "dna_alone").to_numpy(),
     )
     expected = [(table.contig[r.contig], r.start + 1, r.end, r.chunks) for r in find_regions(scores)]
     columns = read(folder.regions)[["contig", "start", "end", "chunks"]]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.reliability.hostile import hostile_json
@@ -14,9 +13,8 @@ from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.sequences import frame_store_build
 from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
-from virnuc_core.sequences.frames import DNA_ALONE, LEAST_BASES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.specs import Alphabet
+from virnuc_core.specs import Alphabet, FrameRule
 
 SEQUENCES = {"long": "GCC" * 300, "none": "TTAATTAACTAGCTAG" * 5, "short": "GCCGCCA"}
 PEAK_MEMORY = """
@@ -29,11 +27,15 @@ META_OF_OTHER_FORM = [b"", b"{}", b'{"inputs": [{}]}', b'{"inputs": 3}', *hostil
 
 
 def build(
-    tmp_path: Path, text: str, chunk_length: int | None = 500, alphabet: Alphabet = "dna"
+    tmp_path: Path,
+    text: str,
+    chunk_length: int | None = 500,
+    alphabet: Alphabet = "dna",
+    frames: FrameRule = "open",
 ) -> FrameStore:
     path = tmp_path / "input.fa"
     path.write_text(text, encoding="utf-8")
-    return build_frame_store([path], tmp_path / "frames", chunk_length, alphabet)
+    return build_frame_store([path], tmp_path / "frames", chunk_length, alphabet, frames=frames)
 
 
 def fasta(records: dict[str, str]) -> str:
@@ -66,27 +68,18 @@ def test_ids_of_any_range(store: FrameStore) -> None:
         store.frame_chunk[0] = 1
 
 
-def test_a_chunk_without_an_open_frame_may_have_a_row_of_its_dna(tmp_path: Path) -> None:
-    stops = SEQUENCES["none"]
-    enough, too_few = stops[:LEAST_BASES] + "N" * 420, stops[: LEAST_BASES - 1] + "R" * 420
-    records = {"gap": "N" * 500, "enough": enough, **SEQUENCES, "too_few": too_few}
-    store = build(tmp_path, fasta(records))
-    every = build_frame_store([tmp_path / "input.fa"], tmp_path / "all", 500, rows="all_chunks")
-    closed = build_frame_store([tmp_path / "input.fa"], tmp_path / "closed", 500, rows="closed_chunks")
-    is_frame = every.frame_number != DNA_ALONE
-    ids = np.array(every.frame_ids(0, every.num_frames))
-    assert ids[is_frame].tolist() == store.frame_ids(0, store.num_frames)
-    assert ids[~is_frame].tolist() == closed.frame_ids(0, 2) == ["enough_chunk_1DNA", "none_chunk_1DNA"]
-    assert (np.diff(every.frame_chunk) >= 0).all()
-    for made, rows in ((every, np.flatnonzero(~is_frame)), (closed, np.arange(2))):
-        assert made.dna is not None
-        assert made.protein is not None
-        assert made.dna.take(rows).to_strings() == [enough, stops]
-        assert made.protein.take(rows).to_strings() == ["", ""]
-        assert made.meta.num_closed == 2
-    for name in ("dna", "protein"):
-        kept = getattr(every, name).take(np.flatnonzero(is_frame))
-        assert kept.to_strings() == getattr(store, name).rows(0, store.num_frames).to_strings()
+def test_the_longest_stretches_of_chunks_and_where_they_begin(tmp_path: Path) -> None:
+    gene = "TAA" + "GCC" * 20 + "TAA"
+    store = build(tmp_path, fasta({**SEQUENCES, "gene": gene}), frames="longest")
+    assert store.meta.frames == "longest"
+    assert store.frame_ids(0, store.num_frames) == [
+        *("long_chunk_1F1", "long_chunk_1F2", "long_chunk_2F1", "long_chunk_2F2"),
+        *("gene_chunk_1F2", "gene_chunk_1R1"),
+    ]
+    assert store.frame_start.tolist() == [0, 1, 0, 1, 1, 0]
+    assert store.dna is not None
+    assert store.dna.to_strings()[4:] == [gene[1:64], "TTA" + "GGC" * 20 + "TTA"]
+    assert build(tmp_path, fasta({"open": "GCCGCC"})).frame_start.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize("alphabet", ["dna", "protein"])

@@ -16,7 +16,6 @@ const THRESHOLD = data.run.threshold;
 const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
-const hasDnaAlone = data.run.counts.dna_alone_chunks > 0;
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

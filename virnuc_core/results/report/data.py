@@ -24,6 +24,7 @@ from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
 
 BINS: Final = 50  # of histograms
 LEVELS: Final = 254  # quantisation of track scores
@@ -70,7 +71,6 @@ class _Counts(_Part):
     rejected: int
     chunks: int
     scored_chunks: int
-    dna_alone_chunks: int
     viral_chunks: int
     contigs_virus: int
     contigs_other: int
@@ -158,9 +158,9 @@ class RunFacts(_Part):
     finished: str = ""
     inputs: list[_Input]
     chunk_length: int
+    frames: FrameRule
     models: list[_Model]
     head: _Head
-    dna_head: _Head | None
     counts: _Counts
     work: _Work
     shards: _Shards
@@ -182,7 +182,8 @@ class RunFacts(_Part):
             found.append(f"{self.counts.rejected:,} {records} not used; rejected.tsv says why.")
         if self.counts.records and self.counts.contigs_unscored * 2 > self.counts.records:
             found.append(
-                "More than half of the contigs have no score: most of them are short, or have no stop-free frame."
+                "More than half of the contigs have no score: most of them are short, or their chunks have no "
+                f"{FRAMES_IN_WORDS[self.frames]}."
             )
         return found
 
@@ -191,6 +192,7 @@ class RunFacts(_Part):
         values = self.model_dump()
         return {
             **values,
+            "frames_in_words": FRAMES_IN_WORDS[self.frames],
             "inputs": values["inputs"][: limits.files],
             "num_inputs": len(self.inputs),
             "lanes": values["lanes"][: limits.lanes],
@@ -452,7 +454,6 @@ def _contig_columns(
         "length": "length",
         "chunks": "chunks",
         "scored": "scored_chunks",
-        "dna_alone": "dna_alone_chunks",
         "viral": "viral_chunks",
         "mean_p": "mean_p",
     }

@@ -33,6 +33,7 @@ function header() {
     fact("Models", run.models.map((model) => `${FAMILIES[model.family] || model.family} ${model.name}`).join(" + ")),
     fact("Head", foreign(run.head.name)),
     fact("Chunks", `${count(run.chunk_length)} bp`),
+    fact("Frames", run.frames_in_words),
     fact("Precision", precisions),
     fact("virnuc", run.versions.virnuc || "–"),
     links.length ? fact("Also in", links.map(([name, target], i) => [i ? ", " : "", h("a", { href: target, rel: "noreferrer noopener", text: linkName(name) })]).flat()) : null,
@@ -156,20 +157,20 @@ function classSection() {
     data.unknown_labels ? text(`${plural(data.unknown_labels, "label is", "labels are")} of no contig of this run.`, { class: "dim" }) : null);
 }
 
-function dnaOnly() {
-  const alone = counts.dna_alone_chunks;
-  return text(`${count(alone)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(alone, counts.chunks)}) ${alone === 1 ? "has" : "have"} no stop-free frame, so no protein, and `
-    + `a DNA-only score by the head ${run.dna_head.name}. Such scores are less accurate. They count in calls, means and regions like any other, but not towards the number of chunks that a tier `
-    + "needs. The column DNA only says how many a contig has; in predictions.tsv their status is dna_alone.");
-}
+// Why a chunk has no score, by what is embedded of chunks.
+const WHY_UNSCORED = {
+  open: ["stop-free reading frame: each of the six frames has a stop codon, so there is no protein, and no score",
+    " The longer a chunk, the more likely is a stop codon in every frame; shorter chunks leave fewer without a score, a head for the longest stop-free stretches nearly none."],
+  longest: ["stop-free stretch of 10 codons or more in any of the six frames, as in gaps of N, and so no score", ""],
+};
 
 function unscored() {
   const none = counts.chunks - counts.scored_chunks, rejected = data.rejected;
   const left = rejected.total - rejected.first.length;
+  const [why, advice] = WHY_UNSCORED[run.frames];
   section("unscored", "Without a score",
-    hasDnaAlone ? dnaOnly() : text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no stop-free reading frame: each of the six frames has a stop codon, so there is `
-      + "no protein, and no score unless a DNA-only head is used (--dna-head). A contig is called from its scored chunks alone, so trust the call less where these are "
-      + "few. The longer a chunk, the more likely is a stop codon in every frame; shorter chunks leave fewer without a score."),
+    text(`${count(none)} of ${plural(counts.chunks, "chunk", "chunks")} (${percent(none, counts.chunks)}) ${none === 1 ? "has" : "have"} no ${why}. `
+      + `A contig is called from its scored chunks alone, so trust the call less where these are few.${advice}`),
     counts.contigs_unscored ? text(`${plural(counts.contigs_unscored, "contig has", "contigs have")} no scored chunk at all.`) : null,
     h("h3", { text: "Rejected records" }),
     rejected.total === 0 ? text("None: every record of the input was used.") : [
@@ -196,7 +197,7 @@ function computation() {
     : "All shards were reused from an earlier attempt; nothing was computed.";
   section("computed", "How it was computed",
     plainTable("Models", [{ name: "Model" }, right("Layer"), right("Width"), { name: "Precision" }, { name: "Engine, attention" }, { name: "Weights" }, right("Sequences"), right("Tokens"), right("Packing efficiency")], models),
-    text(`${count(run.work.frames)} ${hasDnaAlone ? "stop-free frames and chunks without one" : "stop-free frames"}, ${count(run.work.residues)} residues. Packing efficiency is tokens over the capacity of the batches; equal sequences are embedded once.`, { class: "dim" }),
+    text(`${count(run.work.frames)} ${run.frames_in_words}, ${count(run.work.residues)} residues. Packing efficiency is tokens over the capacity of the batches; equal sequences are embedded once.`, { class: "dim" }),
     h("h3", { text: "Throughput" }), text(speeds),
     run.lanes.length ? laneTable() : null,
     h("h3", { text: "Time" }), stageTimes(),
