@@ -58,6 +58,7 @@ def test_registering_again_keeps_everything(client: SyncPrefectClient) -> None:
         assert [queue.name for queue in found] == [*pool.queues, "default"]
 
 
+@pytest.mark.slow
 def test_the_nightly_batch_runs_the_models_that_were_deployed(
     virnuc: CommandLine,
     models: MadeModels,

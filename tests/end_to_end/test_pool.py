@@ -470,7 +470,7 @@ def submit_while_away(root: Path, num_lanes: int, seconds: float) -> Sequence[Fl
 
 @pytest.mark.parametrize(
     ("num_lanes", "seconds"),
-    [(40, 5.0), pytest.param(500, 180.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [(12, 3.0), pytest.param(500, 180.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_a_server_that_is_away_is_waited_for(
     root: Path,

@@ -175,6 +175,7 @@ def test_interrupt_ends_every_process_and_says_so(models: MadeModels, tmp_path: 
     assert err.splitlines()[-1].startswith("virnuc: error: interrupted")
 
 
+@pytest.mark.slow
 def test_killed_run_leaves_no_server(models: MadeModels, contigs: Path, tmp_path: Path) -> None:
     """The server is in the process group of the run, which must be empty soon after."""
     with virnuc_process("predict", contigs, "--out", tmp_path / "run", *models.flags) as process:

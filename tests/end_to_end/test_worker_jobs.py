@@ -129,7 +129,7 @@ def test_silent_runs_have_had_heartbeats_and_none_for_a_while(client: SyncPrefec
     )
     worker = "virnuc.worker.host"
     pulse = datetime.now(UTC)
-    window = timedelta(seconds=6)
+    window = timedelta(seconds=3)
 
     def beat(resource: str) -> None:
         name = "virnuc.worker.pulse" if resource == worker else "prefect.flow-run.heartbeat"

@@ -70,8 +70,7 @@ def test_work_of_a_lane_that_hangs_is_done_by_another(
         process.suspend()
     states = complete(stack, run_id, out, local_run)
     assert states.count("Completed") == len(states) - 1
-    assert not psutil.pid_exists(lane.pid)
-    assert not flow_run_process.is_running()
+    wait_until(lambda: not psutil.pid_exists(lane.pid) and not flow_run_process.is_running(), 60)
 
 
 def test_run_goes_on_while_worker_and_server_are_killed(

@@ -41,6 +41,7 @@ def arguments(made_models: MadeModels, tmp_path: Path) -> tuple[Path, ...]:
     return contigs, tmp_path / "run", made_models.esm2, made_models.dnabert, made_models.head
 
 
+@pytest.mark.slow
 def test_an_upgrade_in_the_middle_of_a_run(arguments: tuple[Path, ...], tmp_path: Path) -> None:
     contigs, out, *models = arguments
     here, newer = Path(virnuc_core.__file__).parents[1], f"{series(__version__)}.99"

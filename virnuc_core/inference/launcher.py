@@ -1,5 +1,6 @@
 """Local lanes, one process per device; torch must not be imported before a lane's process has selected its device."""
 
+import ctypes
 import heapq
 import logging
 import multiprocessing
@@ -53,6 +54,7 @@ for _name, _value in CPU_LIBRARIES.items():
 _LANE_PROCESS: Final = "virnuc-lane"  # prefix of process names
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1  # of Linux
 # Models may have to be loaded and compiled before the first shard, and estimates may be wrong.
 _LEAST_TIMEOUT: Final = 1800.0
 _TIMEOUT_PER_COST: Final = 20.0
@@ -310,7 +312,7 @@ def _lane_main(
     sender: Connection,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _die_with_parent()
     os.environ.update(environment | compile_cache_environment())
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -347,10 +349,17 @@ def _unexpected(error: Exception, lane: int) -> VirnucError:
 
 
 def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    """Ends this process when its parent has ended; on Linux the kernel does, even if this process hangs."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class _PipeHandler(QueueHandler):
