@@ -100,7 +100,6 @@ def serving(home: Path, port: int) -> Iterator[Server]:
         PREFECT_API_URL=url,
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
         PREFECT_SERVER_LOGGING_LEVEL="INFO",
-        PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="WARNING",
     )
     from deployments.register import NightlyChoice, register
 
