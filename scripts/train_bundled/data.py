@@ -1,10 +1,10 @@
-"""Labelled genomes -> BPE vocabulary, and tokenized stop-free frames, on the host and on the device."""
+"""Chunks of genomes as tokens of both models: cut at several lengths, shifted, recoded or with sequencing errors."""
 
-import csv
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,207 +12,184 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
-from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.sequences.frames import chunk_table, open_frames
-from virnuc_core.sequences.reader import iter_records
-from virnuc_core.training.split import sample_weights
+from virnuc_core.columns import ByteColumn
+from virnuc_core.sequences.frames import chunk_table, longest_stretches
 
 Int64 = npt.NDArray[np.int64]
 
-VIRAL = "viral"
-SPECIAL_TOKENS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+SPECIAL_TOKENS: Final = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+_GROUP_BASES: Final = 1 << 21
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Genomes:
-    """Labelled records.
+class View:
+    """One way of cutting all genomes: chunk length and first base, and how their letters are changed.
 
     Attributes:
-        bases: upper-case sequences of R records.
-        class_names: the taxonomic classes, "viral" among them.
-        classes: int64 (R,) index into class_names.
-        groups: int64 (R,) related records share a group (family or genus, as far as known).
+        recoded: share of codons replaced by synonymous ones.
+        substituted: mean share of residues replaced by similar ones.
+        errors: share of bases read wrongly; a tenth as many are missing.
     """
 
-    bases: ByteColumn
-    class_names: tuple[str, ...]
-    classes: Int64
-    groups: Int64
-
-    @classmethod
-    def load(cls, fasta: Path, table: Path) -> Self:
-        """Reads records and their labels.
-
-        The table is tab-separated with columns id, class, family and organism, one row per record.
-        """
-        with table.open(newline="") as handle:
-            labels = {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
-        records = list(iter_records([str(fasta)], "dna"))
-        rows = [labels[record.name] for record in records]
-        class_names = tuple(sorted({row["class"] for row in labels.values()}))
-        kin = [f"{row['class']}:{row['family'] or _genus(row['organism'])}" for row in rows]
-        return cls(
-            bases=ByteColumn.from_strings([record.sequence for record in records]),
-            class_names=class_names,
-            classes=np.array([class_names.index(row["class"]) for row in rows]),
-            groups=np.unique(kin, return_inverse=True)[1],
-        )
-
-    @property
-    def is_viral(self) -> npt.NDArray[np.bool_]:
-        """Bool (R,)."""
-        return np.asarray(self.classes == self.class_names.index(VIRAL))
-
-    def take(self, rows: Int64) -> "Genomes":
-        """Selects records."""
-        classes, groups = self.classes[rows], self.groups[rows]
-        return Genomes(
-            bases=self.bases.take(rows), class_names=self.class_names, classes=classes, groups=groups
-        )
-
-
-def _genus(organism: str) -> str:
-    """First word of the organism's name that is not an accession number."""
-    words = [word for word in organism.replace("|", " ").split() if not any(c.isdigit() for c in word)]
-    return words[0] if words else organism
+    chunk_length: int
+    shift: int = 0
+    recoded: float = 0.0
+    substituted: float = 0.0
+    errors: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizedFrames:
-    """F frames of chunks of one length, tokenized for both models.
+class Chunks:
+    """C chunks with at least one row each, and their N rows, in the order of the genomes.
 
     Attributes:
-        record: int64 (F,) row of the genome.
-        chunk: int64 (F,) number of the chunk, ascending.
-        chunk_record: int64 (C,) row of the genome of every chunk, with or without a stop-free frame.
+        protein: tokens of N rows.
+        dna: tokens of N rows.
+        sizes: int32 (N, 2) residues of the row, bases of its chunk.
+        first_row: int64 (C + 1,) first row of each chunk.
+        record: int64 (C,) row of the chunk's genome.
     """
 
     protein: TokenColumn
     dna: TokenColumn
+    sizes: npt.NDArray[np.int32]
+    first_row: Int64
     record: Int64
-    chunk: Int64
-    chunk_record: Int64
-
-    def take(self, rows: Int64) -> "TokenizedFrames":
-        """Selects frames."""
-        return TokenizedFrames(
-            protein=_take_tokens(self.protein, rows),
-            dna=_take_tokens(self.dna, rows),
-            record=self.record[rows],
-            chunk=self.chunk[rows],
-            chunk_record=self.chunk_record,
-        )
 
 
-def _take_tokens(tokens: TokenColumn, rows: Int64) -> TokenColumn:
-    index, offsets = concatenated_ranges(tokens.offsets[rows], tokens.num_tokens[rows])
-    return TokenColumn(tokens.input_ids[index], offsets)
-
-
-def tokenized_frames(
-    genomes: Genomes,
-    chunk_length: int,
-    tokenizer: DnabertTokenizer,
-    shift: int = 0,
-    recoded: tuple[float, float] = (0.0, 0.0),
-) -> TokenizedFrames:
-    """Chunks, translates and tokenizes every record, starting `shift` bp into it.
-
-    With shift 0 the chunks are exactly those of a prediction run. `recoded` holds the shares of codons and
-    residues that `recode` resamples.
-    """
-    begins = np.minimum(genomes.bases.offsets[:-1] + shift, genomes.bases.offsets[1:] - 1)
-    chunks = chunk_table(genomes.bases.offsets[1:] - begins, chunk_length)
-    starts, ends = begins[chunks.record] + chunks.start, begins[chunks.record] + chunks.end
-    frames = open_frames(genomes.bases.data, starts, ends)
-    dna, protein = frames.dna, frames.protein
-    if any(recoded):
-        dna, protein = recode(dna, protein, *recoded, np.random.default_rng(shift))
-    return TokenizedFrames(
-        protein=Esm2Tokenizer().encode(protein),
-        dna=tokenizer.encode(dna),
-        record=chunks.record[frames.chunk],
-        chunk=np.asarray(frames.chunk),
-        chunk_record=chunks.record,
+def cut(genomes: Genomes, view: View, tokenizer: DnabertTokenizer, seed: int = 0) -> Chunks:
+    """Cuts and tokenizes genomes; a plain view with shift 0 has the chunks of a prediction run."""
+    rng = np.random.default_rng(seed)
+    bases = with_errors(genomes.bases, view.errors, rng) if view.errors else genomes.bases
+    begins = np.minimum(bases.offsets[:-1] + view.shift, bases.offsets[1:] - 1)
+    table = chunk_table(bases.offsets[1:] - begins, view.chunk_length)
+    starts, ends = begins[table.record] + table.start, begins[table.record] + table.end
+    bounds = np.searchsorted(ends, np.arange(_GROUP_BASES, int(ends[-1]), _GROUP_BASES))
+    protein, dna, sizes, counts, records = [], [], [], [], []
+    for group in np.split(np.arange(len(ends)), np.unique(bounds)):
+        if not len(group):
+            continue
+        left, right = int(starts[group].min()), int(ends[group].max())
+        rows = longest_stretches(bases.data[left:right], starts[group] - left, ends[group] - left)
+        column = (rows.dna, rows.protein)
+        if view.recoded or view.substituted:
+            column = recode(*column, view.recoded, view.substituted, rng)
+        dna.append(tokenizer.encode(column[0]))
+        protein.append(Esm2Tokenizer().encode(column[1]))
+        chunks, count = np.unique(rows.chunk, return_counts=True)
+        counts.append(count)
+        records.append(table.record[group][chunks])
+        lengths = (ends - starts)[group][rows.chunk]
+        sizes.append(np.stack((rows.protein.lengths, lengths), axis=1).astype(np.int32))
+    return Chunks(
+        protein=_joined(protein),
+        dna=_joined(dna),
+        sizes=np.concatenate(sizes),
+        first_row=np.concatenate(([0], np.cumsum(np.concatenate(counts)))),
+        record=np.concatenate(records),
     )
+
+
+def _joined(columns: list[TokenColumn]) -> TokenColumn:
+    lengths = np.concatenate([column.num_tokens for column in columns])
+    ids = np.concatenate([column.input_ids for column in columns]).astype(np.int16)
+    return TokenColumn(ids, np.concatenate(([0], np.cumsum(lengths))))
+
+
+def with_errors(bases: ByteColumn, share: float, rng: np.random.Generator) -> ByteColumn:
+    """Replaces this share of the bases by random ones and leaves out a tenth as many."""
+    data = bases.data.copy()
+    wrong = np.flatnonzero(rng.random(len(data), dtype=np.float32) < share)
+    data[wrong] = np.frombuffer(b"ACGT", np.uint8)[rng.integers(0, 4, len(wrong))]
+    kept = rng.random(len(data), dtype=np.float32) >= share / 10
+    kept[bases.offsets[:-1]] = True
+    before = np.concatenate(([0], np.cumsum(kept)))
+    return ByteColumn(data[kept], before[bases.offsets])
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokens:
-    """One model's tokens of F frames: input_ids (T,) on the device, offsets int64 (F + 1,) on the host."""
+    """Tokens of N rows: ids int16 (T,) on the device, offsets int64 (N + 1,) on the host."""
 
-    input_ids: Tensor
+    ids: Tensor
     offsets: Int64
 
     @classmethod
-    def build(cls, columns: Sequence[TokenColumn], device: torch.device) -> Self:
-        """Concatenates the columns."""
-        ids = torch.from_numpy(np.concatenate([c.input_ids for c in columns]).astype(np.int16))
-        lengths = np.concatenate([c.num_tokens for c in columns])
-        return cls(ids.to(device), np.concatenate([[0], np.cumsum(lengths)]))
+    def build(cls, tokens: TokenColumn, device: torch.device) -> Self:
+        """Moves them to the device."""
+        return cls(torch.from_numpy(tokens.input_ids).to(device), tokens.offsets)
 
     def take(self, rows: Int64) -> tuple[Tensor, npt.NDArray[np.int32]]:
         """int64 ids (T,) of the given rows and their cu_seqlens (B + 1,)."""
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
         moved = torch.from_numpy(np.stack([self.offsets[rows] - cu_seqlens[:-1], lengths]))
-        shift, counts = moved.to(self.input_ids.device)
+        shift, counts = moved.to(self.ids.device)
         source = torch.repeat_interleave(shift, counts, output_size=int(cu_seqlens[-1]))
         source += torch.arange(len(source), device=source.device)
-        return self.input_ids[source].long(), cu_seqlens.astype(np.int32)
+        return self.ids[source].long(), cu_seqlens.astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class FrameSet:
-    """F stop-free frames of chunks of one length, with labels.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceChunks:
+    """The chunks of one view for training.
 
     Attributes:
-        labels: int64 (F,) 1 for virus, on the device.
-        classes: int64 (F,) taxonomic class, on the device.
-        cumulative: float64 (F,) cumulative sampling weights, ending at 1.
+        first_chunk: int64 (R + 1,) first chunk of each genome.
     """
 
-    chunk_length: int
     protein: DeviceTokens
     dna: DeviceTokens
-    labels: Tensor
-    classes: Tensor
-    cumulative: npt.NDArray[np.float64]
+    sizes: npt.NDArray[np.int32]
+    first_row: Int64
+    first_chunk: Int64
 
     @classmethod
-    def build(
-        cls,
-        genomes: Genomes,
-        chunk_length: int,
-        parts: Sequence[TokenizedFrames],
-        group_power: float,
-        device: torch.device,
-    ) -> Self:
-        """Joins parts (the same genomes cut at different shifts) into one set."""
-        record = np.concatenate([part.record for part in parts])
-        is_viral = genomes.is_viral[record]
+    def build(cls, chunks: Chunks, num_records: int, device: torch.device) -> Self:
+        """Moves tokens to the device."""
         return cls(
-            chunk_length=chunk_length,
-            protein=DeviceTokens.build([part.protein for part in parts], device),
-            dna=DeviceTokens.build([part.dna for part in parts], device),
-            labels=torch.from_numpy(is_viral.astype(np.int64)).to(device),
-            classes=torch.from_numpy(genomes.classes[record]).to(device),
-            cumulative=np.cumsum(sample_weights(is_viral, genomes.groups[record], group_power)),
+            protein=DeviceTokens.build(chunks.protein, device),
+            dna=DeviceTokens.build(chunks.dna, device),
+            sizes=chunks.sizes,
+            first_row=chunks.first_row,
+            first_chunk=np.searchsorted(chunks.record, np.arange(num_records + 1)),
         )
 
-    def draw(self, count: int, rng: np.random.Generator) -> Int64:
-        """Rows sampled by weight, with replacement."""
-        rows = np.searchsorted(self.cumulative, rng.random(count), side="right")
-        return np.minimum(rows, len(self.cumulative) - 1)
+
+def save_chunks(chunks: Chunks, path: Path) -> None:
+    """Keeps tokens for a training that goes on later."""
+    arrays = {
+        "protein": chunks.protein.input_ids,
+        "protein_offsets": chunks.protein.offsets,
+        "dna": chunks.dna.input_ids,
+        "dna_offsets": chunks.dna.offsets,
+        "sizes": chunks.sizes,
+        "first_row": chunks.first_row,
+        "record": chunks.record,
+    }
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, **arrays)
+    temporary.replace(path)
+    gc.collect()
+
+
+def load_chunks(path: Path) -> Chunks:
+    """Reads what `save_chunks` has written."""
+    with np.load(path) as arrays:
+        return Chunks(
+            protein=TokenColumn(arrays["protein"], arrays["protein_offsets"]),
+            dna=TokenColumn(arrays["dna"], arrays["dna_offsets"]),
+            sizes=arrays["sizes"],
+            first_row=arrays["first_row"],
+            record=arrays["record"],
+        )
 
 
 def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Generator) -> None:
-    """Trains a BPE vocabulary on both strands of balanced samples and writes `tokenizer.json`.
-
-    Half of the sampled windows are viral, the rest is spread evenly over the other classes.
-    """
+    """Trains a BPE vocabulary on both strands of windows drawn by the genomes' weights and writes `tokenizer.json`."""
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(
@@ -229,11 +206,7 @@ def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Gen
 def _windows(genomes: Genomes, rng: np.random.Generator, count: int, length: int) -> Iterator[str]:
     """Only windows of pure ACGT, so that no ambiguity code enters the vocabulary."""
     complement = bytes.maketrans(b"ACGT", b"TGCA")
-    lengths, num_classes = genomes.bases.lengths, len(genomes.class_names)
-    per_class = np.bincount(genomes.classes, weights=lengths, minlength=num_classes)
-    share = np.where(np.array(genomes.class_names) == VIRAL, 0.5, 0.5 / (num_classes - 1))
-    weight = lengths / per_class[genomes.classes] * share[genomes.classes]
-    for row in rng.choice(len(weight), count, p=weight / weight.sum()):
+    for row in rng.choice(len(genomes.classes), count, p=genomes.weights(0.6)):
         begin, end = genomes.bases.offsets[row : row + 2]
         start = rng.integers(begin, max(begin + 1, end - length))
         window = genomes.bases.data[start : min(end, start + length)].tobytes()

@@ -1,78 +1,89 @@
-"""Synthetic relatives of real frames: synonymous codons and similar residues, with a random GC preference per frame.
+"""Synthetic relatives of real genes: synonymous codons and similar residues, with a random GC preference for each.
 
 A model trained on them cannot rely on the codon usage or base composition of the training genomes.
 """
 
+from functools import cache
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 from Bio.Align import substitution_matrices
+from Bio.Data.CodonTable import standard_dna_table
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.frames import open_frames
 
-_CODONS = np.array([[a, b, c] for a in b"ACGT" for b in b"ACGT" for c in b"ACGT"], np.uint8)
-_BLOCK_FRAMES = 4096
-_GC_TASTE = 0.7
-_SIMILARITY = 0.5
-
-
-def _residue_of_codons() -> npt.NDArray[np.uint8]:
-    """uint8 (64,): amino acid of each codon, 0 for a stop."""
-    starts = 3 * np.arange(64)
-    frames = open_frames(_CODONS.ravel(), starts, starts + 3)
-    residues = np.zeros(64, np.uint8)
-    forward = frames.frame == 0
-    residues[frames.chunk[forward]] = frames.protein.data[frames.protein.offsets[:-1][forward]]
-    return residues
+_RESIDUES: Final = "ACDEFGHIKLMNPQRSTVWY"
+_CODONS: Final = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
+_GC_TASTE: Final = 0.7
+_TASTES: Final = 33  # the preference is one of so many between -3 and 3 standard deviations
+_SIMILARITY: Final = 0.5
 
 
-def _codon_weights(residues: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Log weight of every codon for every residue byte, float64 (2, 256, 64).
+@cache
+def _residue_numbers() -> npt.NDArray[np.uint8]:
+    """uint8 (256,): place of a letter in _RESIDUES."""
+    numbers = np.zeros(256, np.uint8)
+    numbers[list(_RESIDUES.encode())] = range(len(_RESIDUES))
+    return numbers
 
-    [0] allows synonymous codons only; [1] only those of other residues, by their BLOSUM62 score.
-    """
+
+@cache
+def _codon_tables() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    """Cumulative weights (tastes, 20, 6) and bases (20, 6, 3) of the codons of each residue."""
+    cumulative = np.ones((_TASTES, len(_RESIDUES), 6), np.float32)
+    bases = np.zeros((len(_RESIDUES), 6, 3), np.uint8)
+    tastes = _GC_TASTE * np.linspace(-3, 3, _TASTES)
+    for number, residue in enumerate(_RESIDUES):
+        codons = [codon for codon in _CODONS if standard_dna_table.forward_table.get(codon) == residue]
+        gc = np.array([sum(base in "GC" for base in codon) for codon in codons])
+        weights = np.exp(tastes[:, None] * gc)
+        cumulative[:, number, : len(codons)] = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
+        bases[number, : len(codons)] = [list(codon.encode()) for codon in codons]
+        bases[number, len(codons) :] = list(codons[-1].encode())
+    return cumulative, bases
+
+
+@cache
+def _substitutions() -> npt.NDArray[np.float32]:
+    """Cumulative weights (20, 20) of the residues that may take a residue's place, by their BLOSUM62 scores."""
     blosum = substitution_matrices.load("BLOSUM62")
-    weights = np.full((2, 256, 64), -np.inf)
-    for residue in set(residues.tolist()) - {0}:
-        synonymous = residues == residue
-        weights[0, residue, synonymous] = 0.0
-        for codon in np.flatnonzero(~synonymous & (residues > 0)):
-            weights[1, residue, codon] = _SIMILARITY * blosum[chr(residue)][chr(residues[codon])]
-    return weights
+    scores = np.array([[blosum[a][b] for b in _RESIDUES] for a in _RESIDUES])
+    weights = np.exp(_SIMILARITY * scores)
+    np.fill_diagonal(weights, 0.0)
+    return np.asarray(np.cumsum(weights / weights.sum(1, keepdims=True), 1), np.float32)
 
 
 def recode(
     dna: ByteColumn, protein: ByteColumn, recoded: float, substituted: float, rng: np.random.Generator
 ) -> tuple[ByteColumn, ByteColumn]:
-    """Resamples the codons of each frame.
-
-    Frames with letters other than ACGT are unchanged; lengths always are.
+    """Draws new codons for some of the residues of each stretch; lengths stay.
 
     Args:
-        dna: nucleotides of each frame, 3 per residue and up to one more.
-        protein: their translations.
-        recoded: share of codons replaced by a synonymous one.
-        substituted: mean share of residues replaced by a similar one; each frame samples its own from 0 to twice that.
+        dna: nucleotides of each stretch, 3 per residue.
+        protein: their translations, of the twenty residues.
+        recoded: share of codons replaced by one of the same residue, possibly the same.
+        substituted: mean share of residues replaced by a similar one; each stretch draws its own from 0 to twice that.
         rng: random generator.
     """
-    residues = _residue_of_codons()
-    log_weights = _codon_weights(residues)
-    gc = np.isin(_CODONS, list(b"GC")).sum(1)
-    ambiguous = np.add.reduceat(~np.isin(dna.data, list(b"ACGT")), dna.offsets[:-1]) > 0
-    usable = np.flatnonzero(~ambiguous & (dna.lengths // 3 == protein.lengths))
-    bases, letters = dna.data.copy(), protein.data.copy()
-    for rows in np.array_split(usable, max(1, len(usable) // _BLOCK_FRAMES)):
-        lengths = protein.lengths[rows]
-        place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        where = np.repeat(protein.offsets[rows], lengths) + place
-        starts = np.repeat(dna.offsets[rows], lengths) + 3 * place
-        swapped = rng.random(len(place)) < np.repeat(rng.uniform(0, 2 * substituted, len(rows)), lengths)
-        taste = np.repeat(rng.normal(0, _GC_TASTE, len(rows)), lengths)
-        chosen = np.flatnonzero(swapped | (rng.random(len(place)) < recoded))
-        # Gumbel-max trick: samples one codon in proportion to the weights.
-        weights = log_weights[swapped[chosen].astype(int), protein.data[where[chosen]]]
-        weights = weights + taste[chosen, None] * gc + rng.gumbel(size=weights.shape)
-        codons = weights.argmax(1)
-        bases[starts[chosen, None] + np.arange(3)] = _CODONS[codons]
-        letters[where[chosen]] = residues[codons]
-    return ByteColumn(bases, dna.offsets), ByteColumn(letters, protein.offsets)
+    lengths = protein.lengths
+    residues = _residue_numbers()[protein.data]
+    own_share = np.repeat(rng.uniform(0, 2 * substituted, len(lengths)).astype(np.float32), lengths)
+    is_swapped = rng.random(len(residues), dtype=np.float32) < own_share
+    swapped = np.flatnonzero(is_swapped)
+    residues[swapped] = _draw(_substitutions()[residues[swapped]], rng)
+    taste = np.clip(np.rint((rng.normal(0, 1, len(lengths)) + 3) / 6 * (_TASTES - 1)), 0, _TASTES - 1)
+    tastes = np.repeat(taste.astype(np.int64), lengths)
+    chosen = np.flatnonzero(is_swapped | (rng.random(len(residues), dtype=np.float32) < recoded))
+    cumulative, codons = _codon_tables()
+    numbers = _draw(cumulative[tastes[chosen], residues[chosen]], rng)
+    bases = dna.data.reshape(-1, 3).copy()
+    bases[chosen] = codons[residues[chosen], numbers]
+    letters = np.frombuffer(_RESIDUES.encode(), np.uint8)[residues]
+    return ByteColumn(bases.ravel(), dna.offsets), ByteColumn(letters, protein.offsets)
+
+
+def _draw(cumulative: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draws a column for each row of cumulative weights (n, k)."""
+    draws = rng.random(len(cumulative), dtype=np.float32)
+    return np.minimum((draws[:, None] >= cumulative).sum(1), cumulative.shape[1] - 1)

@@ -1,12 +1,13 @@
-"""Trains the bundled models and writes them in the layout that virnuc_core loads.
+"""Trains the bundled models and their head.
 
-    python -m scripts.train_bundled.train --train train.fa.gz --val val.fa.gz --table genomes.tsv \
-        --out virnuc_core/models/bundled
+    python -m scripts.train_bundled.train --train train.fa.gz extra.fa.gz --val val.fa.gz --table genomes.tsv \
+        --work FOLDER --out virnuc_core/models/bundled
 
-Masked tokens of both models, the taxonomic class and the two-way label of each stop-free frame are learnt together;
-an exponential average of the weights is kept. `--val` is measured and never trained on; the default settings were
-chosen with the help of its metrics. `--holdout 0.1` trains without a tenth of the related groups and measures those
-as well.
+Masked tokens of both models, the classes of rows, chunks and contigs, and which contigs are relatives are learnt together,
+on chunks of several lengths and contigs of 1 to 24 chunks; an exponential average of the weights is kept. The state is
+in the work folder: a training that was stopped, or ended after `--seconds`, goes on with the same command. `--val` is
+measured and never trained on; the settings were chosen with the help of its figures. A share of the groups of relatives
+is held out to set the temperatures.
 """
 
 import argparse
@@ -14,112 +15,216 @@ import copy
 import itertools
 import json
 import math
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from scripts.train_bundled.data import SPECIAL_TOKENS, FrameSet, Genomes, tokenized_frames, train_vocabulary
-from scripts.train_bundled.export import evaluate, export
-from scripts.train_bundled.network import DNABERT_SPEC, TinyPair, Tokens
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
+from scripts.train_bundled.data import (
+    Chunks,
+    DeviceChunks,
+    View,
+    cut,
+    load_chunks,
+    save_chunks,
+    train_vocabulary,
+)
+from scripts.train_bundled.evaluation import evaluate
+from scripts.train_bundled.genomes import Genomes
+from scripts.train_bundled.network import DNABERT_SPEC, Batch, LossWeights, Network, make_batch
+from virnuc_core.batching.tokenizers import DnabertTokenizer
 
-UNSEEN_CLASS = "invertebrate"
-AMINO_ACID_IDS = (4, 24)
-BPE_MASK_ID = SPECIAL_TOKENS.index("[MASK]")
-BPE_IDS = (len(SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
+Int64 = npt.NDArray[np.int64]
+
+_RECODED: Final = {"recoded": 0.85, "substituted": 0.08}
+VIEWS: Final = (
+    View(chunk_length=500),
+    View(chunk_length=500, shift=131, **_RECODED),
+    View(chunk_length=500, shift=263, **_RECODED),
+    View(chunk_length=500, shift=397, recoded=0.85),
+    View(chunk_length=500, shift=61, errors=0.005),
+    View(chunk_length=300, shift=17),
+    View(chunk_length=300, shift=157, **_RECODED),
+    View(chunk_length=300, shift=83, errors=0.01),
+    View(chunk_length=200, shift=41, **_RECODED),
+    View(chunk_length=1000, shift=313),
+    View(chunk_length=1000, shift=677, **_RECODED),
+    View(chunk_length=2000, shift=991),
+    View(chunk_length=2000, shift=1501, **_RECODED),
+)
+# Contigs of a batch by their least and greatest number of chunks, for 512 chunks.
+_CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, 24))
+_LEAST_JOINED: Final = 8
+_SAVE_EVERY: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that decides the result, apart from the data."""
+    """Everything that decides the result, apart from the data, the views and the weights of the loss."""
 
-    steps: int = 9000
+    steps: int = 14_000
     seed: int = 1
-    chunk_lengths: tuple[int, ...] = (500, 300)
-    schedule: tuple[int, ...] = (0, 1, 1)
-    shifts: int = 8
-    recoded: float = 0.85
-    substituted: float = 0.0
-    batch_frames: int = 512
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.2e-3
     weight_decay: float = 0.1
-    dropout: float = 0.2
-    label_smoothing: float = 0.1
-    mlm_weight: float = 0.6
-    class_weight: float = 0.3
-    group_power: float = 0.7
-    ema_decay: float = 0.999
-    warmup: float = 0.05
-    label_warmup: float = 0.15
+    dropout: float = 0.15
+    head_dropout: float = 0.3
+    group_power: float = 0.6
+    held_out: float = 0.05
+    ema_decay: float = 0.9995
+    warmup: float = 0.04
+    batch_scale: float = 1.0
 
 
-def loss_of(
-    model: TinyPair, frames: FrameSet, rows: npt.NDArray[np.int64], progress: float, settings: Settings
-) -> Tensor:
-    """Weighted sum of the label, class and masked-token losses of one batch."""
-    clean = (
-        Tokens.take(frames.protein, rows, model.esm2),
-        Tokens.take(frames.dna, rows, model.dnabert),
-    )
-    on_device = torch.from_numpy(rows).to(frames.labels.device)
-    protein, masked_residues = clean[0].masked(Esm2Tokenizer.mask_id, AMINO_ACID_IDS)
-    dna, masked_pieces = clean[1].masked(BPE_MASK_ID, BPE_IDS)
-    features, *states = model.features(protein, dna)
-    logits = model.head(frames.chunk_length)(features).float()
-    label = F.cross_entropy(logits, frames.labels[on_device], label_smoothing=settings.label_smoothing)
-    taxon = F.cross_entropy(model.class_head(features).float(), frames.classes[on_device])
-    masked = model.masked_token_loss(clean, (states[0], states[1]), (masked_residues, masked_pieces))
-    supervised = min(1.0, progress / settings.label_warmup)
-    return supervised * (label + settings.class_weight * taxon) + settings.mlm_weight * masked
+class Sampler:
+    """Draws batches of contigs of genomes, the same ones for a step whenever it is asked."""
+
+    def __init__(self, genomes: Genomes, views: list[DeviceChunks], settings: Settings) -> None:
+        self._is_viral = genomes.is_viral
+        self._weights = np.cumsum(genomes.weights(settings.group_power))
+        self._views = views
+        records = [np.repeat(np.arange(len(genomes.classes)), np.diff(view.first_chunk)) for view in views]
+        self._classes = [genomes.classes[record] for record in records]
+        self._groups = [genomes.groups[record] for record in records]
+        self._settings = settings
+
+    def batches(self, first: int) -> Iterator[tuple[DeviceChunks, Batch]]:
+        """The batches from a step on, drawn by a few threads ahead of time."""
+        with ThreadPoolExecutor(3) as pool:
+            drawn = deque(pool.submit(self._draw_batch, step) for step in range(first, first + 6))
+            for step in itertools.count(first + 6):
+                yield drawn.popleft().result()
+                drawn.append(pool.submit(self._draw_batch, step))
+
+    def _draw_batch(self, step: int) -> tuple[DeviceChunks, Batch]:
+        """Contigs of one view; half of the long ones are joined from a virus and another genome."""
+        rng = np.random.default_rng((self._settings.seed, step))
+        number = int(rng.integers(len(self._views)))
+        chunks = self._views[number]
+        parts: list[list[tuple[int, int]]] = []
+        for count, least, most in _CONTIG_SIZES:
+            for _ in range(max(2, round(self._settings.batch_scale * count))):
+                size = int(np.exp(rng.uniform(np.log(least), np.log(most + 0.99))))
+                record, run = self._draw(chunks, size, rng)
+                is_joined = least > _LEAST_JOINED and rng.random() < 0.5
+                parts.append(self._joined(chunks, record, run, rng) if is_joined else [run])
+        return chunks, make_batch(chunks, parts, self._classes[number], self._groups[number])
+
+    def _draw(self, chunks: DeviceChunks, size: int, rng: np.random.Generator) -> tuple[int, tuple[int, int]]:
+        while True:
+            record = int(np.searchsorted(self._weights, rng.random() * self._weights[-1], side="right"))
+            begin, end = chunks.first_chunk[record : record + 2].tolist()
+            if begin < end:
+                first = int(rng.integers(begin, max(begin + 1, end - size + 1)))
+                return record, (first, min(first + size, end))
+
+    def _joined(
+        self, chunks: DeviceChunks, record: int, run: tuple[int, int], rng: np.random.Generator
+    ) -> list[tuple[int, int]]:
+        """A run with one of the other kind inside it or beside it."""
+        other, inner = record, run
+        while self._is_viral[other] == self._is_viral[record]:
+            other, inner = self._draw(chunks, int(rng.integers(3, 13)), rng)
+        middle = int(rng.integers(run[0], run[1] + 1))
+        return [part for part in ((run[0], middle), inner, (middle, run[1])) if part[0] < part[1]]
 
 
-def fit(model: TinyPair, sets: list[FrameSet], settings: Settings, rng: np.random.Generator) -> TinyPair:
-    """Trains for `settings.steps` batches and returns the averaged model."""
-    average = copy.deepcopy(model).requires_grad_(False)
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=(0.9, 0.98),
-    )
-    model.train()
-    turns = itertools.cycle([sets[i] for i in settings.schedule])
-    for step, frames in zip(range(settings.steps), turns, strict=False):
-        progress = step / settings.steps
-        rate = min(1.0, progress / settings.warmup) * 0.5 * (1 + math.cos(math.pi * progress))
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * max(rate, 0.01)
-        rows = frames.draw(settings.batch_frames, rng)
-        with torch.autocast(frames.labels.device.type, torch.bfloat16):
-            loss = loss_of(model, frames, rows, progress, settings)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        decay = min(settings.ema_decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        if step % 500 == 0:
-            print(f"step {step}  loss {loss.item():.4f}", flush=True)
-    return average.eval()
+class Trainer:
+    """The state of a training, kept in a folder."""
+
+    def __init__(self, settings: Settings, folder: Path, device: torch.device) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.step = 0
+        self.network = Network(settings.dropout, settings.head_dropout).to(device)
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        decayed = [p for p in self.network.parameters() if p.ndim > 1]
+        others = [p for p in self.network.parameters() if p.ndim <= 1]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=(0.9, 0.98),
+            fused=device.type == "cuda",
+        )
+        self._path = folder / "state.pt"
+        if self._path.exists():
+            state = torch.load(self._path, map_location=device, weights_only=True)
+            self.step = int(state["step"])
+            self.network.load_state_dict(state["network"])
+            self.average.load_state_dict(state["average"])
+            self._optimizer.load_state_dict(state["optimizer"])
+
+    def save(self) -> None:
+        """Writes the state."""
+        state = {
+            "step": self.step,
+            "network": self.network.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        temporary = self._path.with_suffix(".tmp")
+        torch.save(state, temporary)
+        temporary.replace(self._path)
+
+    def train(self, sampler: Sampler, until: float) -> None:
+        """Trains to the last step, or to the given time of `time.monotonic`."""
+        settings, device = self.settings, next(self.network.parameters()).device
+        self.network.train()
+        saved = began = time.monotonic()
+        first = self.step
+        for chunks, batch in sampler.batches(first):
+            if self.step >= settings.steps or time.monotonic() > until:
+                break
+            self._set_rate()
+            with torch.autocast(device.type, torch.bfloat16):
+                parts = self.network.loss(chunks, batch, LossWeights())
+            loss = torch.stack(list(parts.values())).sum()
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+            self._optimizer.step()
+            decay = min(settings.ema_decay, (1 + self.step) / (10 + self.step))
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+            if self.step % 250 == 0:
+                each = "  ".join(f"{name} {value.item():.3f}" for name, value in parts.items())
+                rate = (self.step - first) / (time.monotonic() - began + 1e-9)
+                print(f"step {self.step}  {rate:.1f} steps/s  {each}", flush=True)
+            self.step += 1
+            if time.monotonic() - saved > _SAVE_EVERY:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _set_rate(self) -> None:
+        done = self.step / self.settings.steps
+        rate = min(1.0, done / self.settings.warmup) * 0.5 * (1 + math.cos(math.pi * done))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * max(rate, 0.005)
 
 
-def split_groups(genomes: Genomes, share: float) -> tuple[Genomes, Genomes | None]:
-    """Training and held-out genomes: `share` of the groups, and one whole class."""
-    if not share:
-        return genomes, None
-    groups = np.unique(genomes.groups)
-    held = np.random.default_rng(0).choice(groups, round(share * len(groups)), replace=False)
-    is_held = np.isin(genomes.groups, held) | (genomes.classes == genomes.class_names.index(UNSEEN_CLASS))
-    return genomes.take(np.flatnonzero(~is_held)), genomes.take(np.flatnonzero(is_held))
+def tokenized(genomes: Genomes, tokenizer: Path, folder: Path, jobs: int) -> list[Chunks]:
+    """All views of the genomes, from the folder if they are there."""
+    paths = [folder / f"view-{number}.npz" for number in range(len(VIEWS))]
+    missing = [number for number, path in enumerate(paths) if not path.exists()]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        done = [pool.submit(_tokenize, genomes, number, tokenizer, paths[number]) for number in missing]
+        for each in done:
+            each.result()
+    return [load_chunks(path) for path in paths]
+
+
+def _tokenize(genomes: Genomes, number: int, tokenizer: Path, path: Path) -> None:
+    save_chunks(cut(genomes, VIEWS[number], DnabertTokenizer(tokenizer), seed=number), path)
 
 
 def main() -> None:
@@ -127,47 +232,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("train", "val", "table", "out"):
+    parser.add_argument("--train", type=Path, nargs="+", required=True)
+    for name in ("val", "table", "work", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--holdout", type=float, default=0.0)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=13, help="processes that cut and tokenize")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop training after so many")
     for name, value in asdict(Settings()).items():
-        if not isinstance(value, tuple):
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     arguments = vars(parser.parse_args())
-    settings = Settings(**{k: arguments[k] for k in asdict(Settings()) if k in arguments})
-    torch.manual_seed(settings.seed)
-    rng = np.random.default_rng(settings.seed)
+    settings = Settings(**{name: arguments[name] for name in asdict(Settings())})
+    began = time.monotonic()
 
-    out, device = arguments["out"], arguments["device"]
-    (out / "dnabert_tiny").mkdir(parents=True, exist_ok=True)
-    val = Genomes.load(arguments["val"], arguments["table"])
-    train, held = split_groups(Genomes.load(arguments["train"], arguments["table"]), arguments["holdout"])
-    vocabulary = out / "dnabert_tiny" / "tokenizer.json"
-    train_vocabulary(train, DNABERT_SPEC.vocab_size, vocabulary, rng)
-    # Every fourth shift is of the real frames.
-    recoded = [
-        (settings.recoded, settings.substituted) if i % 4 else (0.0, 0.0) for i in range(settings.shifts)
+    work, device = arguments["work"], torch.device(arguments["device"])
+    work.mkdir(parents=True, exist_ok=True)
+    table = arguments["table"]
+    train, held = Genomes.load(arguments["train"], table).split(settings.held_out, settings.seed)
+    tokenizer = work / "tokenizer.json"
+    if not tokenizer.exists():
+        train_vocabulary(train, DNABERT_SPEC.vocab_size, tokenizer, np.random.default_rng(settings.seed))
+    views = [
+        DeviceChunks.build(chunks, len(train.classes), device)
+        for chunks in tokenized(train, tokenizer, work, arguments["jobs"])
     ]
-    sets = []
-    for chunk_length in settings.chunk_lengths:
-        shifts = [0, *rng.integers(1, chunk_length, settings.shifts - 1).tolist()]
-        tokenize = partial(tokenized_frames, train, chunk_length, DnabertTokenizer(vocabulary))
-        with ProcessPoolExecutor(max_workers=len(shifts), mp_context=get_context("spawn")) as pool:
-            parts = list(pool.map(tokenize, shifts, recoded))
-        sets.append(FrameSet.build(train, chunk_length, parts, settings.group_power, torch.device(device)))
-        print(f"{chunk_length} bp: {len(sets[-1].labels)} frames to train on", flush=True)
-
-    model = TinyPair(settings.chunk_lengths, len(train.class_names), settings.dropout).to(device)
-    export(fit(model, sets, settings, rng), out)
-    measured = {"val": val} if held is None else {"val": val, "holdout": held}
-    results = {
-        name: {str(k): evaluate(out, k, genomes, device) for k in settings.chunk_lengths}
-        for name, genomes in measured.items()
+    print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
+    trainer = Trainer(settings, work, device)
+    trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
+    figures = {
+        name: evaluate(trainer.average, genomes, DnabertTokenizer(tokenizer))
+        for name, genomes in (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
     }
-    report = {"settings": asdict(settings), "holdout": arguments["holdout"], "measured": results}
-    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    report = {"step": trainer.step, "settings": asdict(settings), "figures": figures}
     print(json.dumps(report, indent=1))
+    (work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""Measures a network on genomes, cut into chunks and contigs as in a prediction run."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from scripts.train_bundled.data import Chunks, DeviceChunks, View, cut
+from scripts.train_bundled.genomes import Genomes
+from scripts.train_bundled.network import Network, Tokens
+from virnuc_core.batching.tokenizers import DnabertTokenizer
+from virnuc_core.columns import ByteColumn
+from virnuc_core.models.contig_head import CLASSES, virus_margin
+
+Float64 = npt.NDArray[np.float64]
+
+_CHUNK_LENGTHS: Final = (300, 500, 2000)
+# Lengths of contigs and of the chunks that they are cut into.
+_CONTIGS: Final = (
+    (1000, 500),
+    (3000, 500),
+    (3000, 1000),
+    (5000, 500),
+    (5000, 1000),
+    (5000, 2000),
+    (10000, 1000),
+    (10000, 2000),
+)
+_BATCH_CHUNKS: Final = 1024
+
+
+@torch.inference_mode()
+def chunk_codes(network: Network, chunks: Chunks) -> torch.Tensor:
+    """Codes (C, Z) of chunks."""
+    device = network.head.gate.weight.device
+    view = DeviceChunks.build(chunks, 1, device)
+    codes = []
+    for begin in range(0, len(chunks.record), _BATCH_CHUNKS):
+        end = min(begin + _BATCH_CHUNKS, len(chunks.record))
+        rows = np.arange(chunks.first_row[begin], chunks.first_row[end])
+        own = np.repeat(np.arange(end - begin), np.diff(chunks.first_row[begin : end + 1]))
+        protein = Tokens.take(view.protein, rows, network.esm2)
+        dna = Tokens.take(view.dna, rows, network.dnabert)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            vectors, _ = network.vectors(protein, dna)
+        row_codes = network.head.row_codes(*vectors, torch.from_numpy(chunks.sizes[rows]).to(device))
+        codes.append(network.head.chunk_codes(row_codes, torch.from_numpy(own).to(device), end - begin))
+    return torch.cat(codes)
+
+
+def pieces(genomes: Genomes, length: int) -> Genomes:
+    """Consecutive pieces of this length; a shorter rest is left out."""
+    counts = genomes.bases.lengths // length
+    record = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = genomes.bases.offsets[record] + place * length
+    index = (starts[:, None] + np.arange(length)).ravel()
+    cut_up = ByteColumn(genomes.bases.data[index], np.arange(len(record) + 1) * length)
+    return Genomes(
+        bases=cut_up,
+        classes=genomes.classes[record],
+        sources=tuple(genomes.sources[row] for row in record.tolist()),
+        groups=genomes.groups[record],
+    )
+
+
+@torch.inference_mode()
+def evaluate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> dict[str, object]:
+    """Figures over all chunks and contigs; those without a row count as the least viral."""
+    figures: dict[str, object] = {}
+    for length in _CHUNK_LENGTHS:
+        chunks = cut(genomes, View(chunk_length=length), tokenizer)
+        logits = network.head.chunk(chunk_codes(network, chunks))
+        margins = virus_margin(logits).double().cpu().numpy()
+        figures[f"chunks of {length} bp"] = _figures(genomes, chunks.record, margins, logits)
+    for length, chunk_length in _CONTIGS:
+        contigs = pieces(genomes, length)
+        chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
+        record = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
+        codes = chunk_codes(network, chunks)
+        found = network.head.contigs(codes, record, len(contigs.classes))
+        margins = virus_margin(found.logits).double().cpu().numpy()
+        chunk_margins = virus_margin(network.head.chunk(codes)).double().cpu().numpy()
+        mean = np.bincount(chunks.record, chunk_margins, len(margins)) / np.maximum(
+            1, np.bincount(chunks.record, minlength=len(margins))
+        )
+        own = _figures(contigs, np.arange(len(margins)), margins, found.logits)
+        own["auroc of the mean"] = round(float(roc_auc_score(contigs.is_viral, mean)), 4)
+        figures[f"contigs of {length} bp, chunks of {chunk_length}"] = own
+    return figures
+
+
+def _figures(
+    genomes: Genomes, record: npt.NDArray[np.int64], margins: Float64, logits: torch.Tensor
+) -> dict[str, object]:
+    is_viral = genomes.is_viral[record]
+    known = genomes.classes[record] < len(CLASSES)
+    best = logits.argmax(1).cpu().numpy()
+    sources = np.array(genomes.sources)[record]
+    called = margins > 0
+    return {
+        "count": len(margins),
+        "auroc": round(float(roc_auc_score(is_viral, margins)), 4),
+        "auprc": round(float(average_precision_score(is_viral, margins)), 4),
+        "class right": round(float((best == genomes.classes[record])[known].mean()), 4),
+        "called": {
+            name: round(float(called[sources == name].mean()), 3) for name in np.unique(sources).tolist()
+        },
+    }

@@ -1,0 +1,164 @@
+"""Labelled genomes: classes, groups of relatives, and which groups are held out."""
+
+import csv
+import gzip
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+
+from virnuc_core.columns import ByteColumn
+from virnuc_core.models.contig_head import CLASSES, NUM_VIRUS_CLASSES
+
+Int64 = npt.NDArray[np.int64]
+
+# Class of a virus whose host is not known, after those of the head.
+ANY_VIRUS: Final = len(CLASSES)
+_CLASS_OF: Final = {
+    "plasmid": "plasmid",
+    "bacteria": "bacterium",
+    "archaea": "archaeon",
+    "fungi": "eukaryote",
+    "protozoa": "eukaryote",
+    "plant": "eukaryote",
+    "vertebrate": "eukaryote",
+    "invertebrate": "eukaryote",
+}
+# Share of the training samples of each class of the table; viruses of prokaryotes and of others share alike.
+_SHARES: Final = {
+    "viral": 0.5,
+    "bacteria": 0.19,
+    "plasmid": 0.07,
+    "vertebrate": 0.06,
+    "archaea": 0.04,
+    "fungi": 0.04,
+    "plant": 0.03,
+    "protozoa": 0.03,
+    "invertebrate": 0.02,
+    "organelle": 0.02,
+}
+_PROKARYOTIC_FAMILIES: Final = re.compile(
+    r"phage|Kyanoviridae|Autographiviridae|Straboviridae|Herelleviridae|Vilmaviridae|Peduoviridae|Casjensviridae|"
+    r"Rountreeviridae|Siphoviridae|Drexlerviridae|Aliceevansviridae|Ackermannviridae|Pootjesviridae|Schitoviridae|"
+    r"Myoviridae|Podoviridae|Tectiviridae|Corticoviridae|Plectroviridae|Inoviridae|Microviridae|Rudiviridae|"
+    r"Lipothrixviridae|Bicaudaviridae|Pleolipoviridae|Fuselloviridae|archaeal virus|prokaryotic_virus",
+    re.IGNORECASE,
+)
+_HOST_UNKNOWN: Final = re.compile(
+    r"uncultivated|Cenote-Taker test|^length=|^\d+\|length|metagenomic_virus", re.IGNORECASE
+)
+_FIELD: Final = re.compile(r'(\w+)=("[^"]*"|\S+)')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Genomes:
+    """R labelled records.
+
+    Attributes:
+        bases: upper-case sequences.
+        classes: int64 (R,) index into the head's CLASSES, or ANY_VIRUS.
+        sources: the class of each record in the table, or "organelle".
+        groups: int64 (R,) related records share a group (family or genus, as far as known).
+    """
+
+    bases: ByteColumn
+    classes: Int64
+    sources: tuple[str, ...]
+    groups: Int64
+
+    @classmethod
+    def load(cls, fastas: Sequence[Path], table: Path) -> Self:
+        """Reads records with class= and optionally group= in their headers, and their families from the table.
+
+        The table is tab-separated with columns id, class, family and organism.
+        """
+        with table.open(newline="") as handle:
+            families = {
+                row["id"]: (row["family"], row["organism"]) for row in csv.DictReader(handle, delimiter="\t")
+            }
+        sequences, classes, sources, kin = [], [], [], []
+        for header, sequence in _records(fastas):
+            fields = {name: value.strip('"') for name, value in _FIELD.findall(header)}
+            family, organism = families.get(header.split()[0], ("", fields.get("organism", "")))
+            source = "organelle" if fields.get("group", "").startswith("organelle") else fields["class"]
+            sequences.append(sequence.upper())
+            sources.append(source)
+            classes.append(_class_of(source, family, organism, fields.get("group", "")))
+            named = family if family and not family.startswith("(") else _genus(organism)
+            kin.append(f"{source}:{named}")
+        return cls(
+            bases=ByteColumn.from_strings(sequences),
+            classes=np.array(classes),
+            sources=tuple(sources),
+            groups=np.unique(kin, return_inverse=True)[1].astype(np.int64),
+        )
+
+    @property
+    def is_viral(self) -> npt.NDArray[np.bool_]:
+        """Bool (R,)."""
+        return (self.classes < NUM_VIRUS_CLASSES) | (self.classes == ANY_VIRUS)
+
+    def take(self, rows: Int64) -> "Genomes":
+        """Selects records."""
+        return Genomes(
+            bases=self.bases.take(rows),
+            classes=self.classes[rows],
+            sources=tuple(self.sources[row] for row in rows.tolist()),
+            groups=self.groups[rows],
+        )
+
+    def split(self, share: float, seed: int) -> tuple["Genomes", "Genomes"]:
+        """Training and held-out genomes: about `share` of the groups of each source, at least one group of each."""
+        rng = np.random.default_rng(seed)
+        sources = np.array(self.sources)
+        held = np.zeros(len(sources), np.bool_)
+        for source in sorted(set(self.sources)):
+            groups = np.unique(self.groups[sources == source])
+            if len(groups) > 2:
+                chosen = rng.choice(groups, max(1, round(share * len(groups))), replace=False)
+                held |= np.isin(self.groups, chosen) & (sources == source)
+        return self.take(np.flatnonzero(~held)), self.take(np.flatnonzero(held))
+
+    def weights(self, group_power: float) -> npt.NDArray[np.float64]:
+        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups by their size to a power."""
+        lengths = self.bases.lengths.astype(float)
+        group_size = np.maximum(1, np.bincount(self.groups, lengths))
+        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[self.groups]
+        halves = [
+            f"{source} {'prokaryotic' if each == 0 else 'other'}" if source == "viral" else source
+            for source, each in zip(self.sources, self.classes.tolist(), strict=True)
+        ]
+        for half in set(halves):
+            own = np.array([each == half for each in halves])
+            source = half.split()[0]
+            share = _SHARES[source] / (2 if source == "viral" else 1)
+            weights[own] *= share / weights[own].sum()
+        return weights / weights.sum()
+
+
+def _records(fastas: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for path in fastas:
+        with gzip.open(path, "rt") as file:
+            yield from SimpleFastaParser(file)
+
+
+def _class_of(source: str, family: str, organism: str, group: str) -> int:
+    if source == "organelle":
+        return CLASSES.index("organelle")
+    if source != "viral":
+        return CLASSES.index(_CLASS_OF[source])
+    described = f"{family} {organism} {group}"
+    if _HOST_UNKNOWN.search(organism) or _HOST_UNKNOWN.search(group):
+        return ANY_VIRUS
+    return 0 if _PROKARYOTIC_FAMILIES.search(described) else 1
+
+
+def _genus(organism: str) -> str:
+    """First word of the organism's name that is not an accession number."""
+    words = [word for word in organism.replace("|", " ").split() if not any(c.isdigit() for c in word)]
+    return words[0] if words else organism
