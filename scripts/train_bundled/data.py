@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ def cut(genomes: Genomes, view: View, tokenizer: DnabertTokenizer, seed: int = 0
 
 def _joined(columns: list[TokenColumn]) -> TokenColumn:
     lengths = np.concatenate([column.num_tokens for column in columns])
-    ids = np.concatenate([column.input_ids for column in columns]).astype(np.int16)
+    ids = np.concatenate([column.input_ids for column in columns])
     return TokenColumn(ids, np.concatenate(([0], np.cumsum(lengths))))
 
 
@@ -120,7 +120,7 @@ class DeviceTokens:
     @classmethod
     def build(cls, tokens: TokenColumn, device: torch.device) -> Self:
         """Moves them to the device."""
-        return cls(torch.from_numpy(tokens.input_ids).to(device), tokens.offsets)
+        return cls(torch.from_numpy(tokens.input_ids.astype(np.int16)).to(device), tokens.offsets)
 
     def take(self, rows: Int64) -> tuple[Tensor, npt.NDArray[np.int32]]:
         """int64 ids (T,) of the given rows and their cu_seqlens (B + 1,)."""
@@ -161,7 +161,7 @@ class DeviceChunks:
 
 def save_chunks(chunks: Chunks, path: Path) -> None:
     """Keeps tokens for a training that goes on later."""
-    arrays = {
+    arrays: dict[str, Any] = {
         "protein": chunks.protein.input_ids,
         "protein_offsets": chunks.protein.offsets,
         "dna": chunks.dna.input_ids,

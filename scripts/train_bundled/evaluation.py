@@ -5,14 +5,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import minimize
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from scripts.train_bundled.data import Chunks, DeviceChunks, View, cut
-from scripts.train_bundled.genomes import Genomes
+from scripts.train_bundled.genomes import CLASSES, Genomes
 from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.contig_head import CLASSES, virus_margin
 
 Float64 = npt.NDArray[np.float64]
 
@@ -73,7 +73,7 @@ def evaluate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) ->
     for length in _CHUNK_LENGTHS:
         chunks = cut(genomes, View(chunk_length=length), tokenizer)
         logits = network.head.chunk(chunk_codes(network, chunks))
-        margins = virus_margin(logits).double().cpu().numpy()
+        margins = network.head.virus_margin(logits).double().cpu().numpy()
         figures[f"chunks of {length} bp"] = _figures(genomes, chunks.record, margins, logits)
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
@@ -81,8 +81,8 @@ def evaluate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) ->
         record = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
         codes = chunk_codes(network, chunks)
         found = network.head.contigs(codes, record, len(contigs.classes))
-        margins = virus_margin(found.logits).double().cpu().numpy()
-        chunk_margins = virus_margin(network.head.chunk(codes)).double().cpu().numpy()
+        margins = network.head.virus_margin(found.logits).double().cpu().numpy()
+        chunk_margins = network.head.virus_margin(network.head.chunk(codes)).double().cpu().numpy()
         mean = np.bincount(chunks.record, chunk_margins, len(margins)) / np.maximum(
             1, np.bincount(chunks.record, minlength=len(margins))
         )
@@ -109,3 +109,45 @@ def _figures(
             name: round(float(called[sources == name].mean()), 3) for name in np.unique(sources).tolist()
         },
     }
+
+
+@torch.inference_mode()
+def calibrate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> None:
+    """Sets the head's temperatures on genomes that were not trained on: of chunks, and of contigs by their length."""
+    margins, labels = [], []
+    for length in _CHUNK_LENGTHS:
+        chunks = cut(genomes, View(chunk_length=length), tokenizer)
+        logits = network.head.chunk(chunk_codes(network, chunks))
+        margins.append(network.head.virus_margin(logits).double().cpu().numpy())
+        labels.append(genomes.is_viral[chunks.record])
+    [temperature] = _fit_temperature(margins, labels, [np.zeros(1)] * len(margins))[:1]
+    network.head.chunk_temperature.fill_(temperature)
+    margins, labels, lengths = [], [], []
+    for length, chunk_length in _CONTIGS:
+        contigs = pieces(genomes, length)
+        chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
+        record = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
+        found = network.head.contigs(chunk_codes(network, chunks), record, len(contigs.classes))
+        margins.append(network.head.virus_margin(found.logits).double().cpu().numpy())
+        labels.append(contigs.is_viral)
+        lengths.append(np.log(np.maximum(1, np.bincount(chunks.record, minlength=len(contigs.classes)))))
+    network.head.contig_temperature.copy_(torch.from_numpy(_fit_temperature(margins, labels, lengths)))
+
+
+def _fit_temperature(
+    margins: list[Float64], labels: list[npt.NDArray[np.bool_]], lengths: list[Float64]
+) -> Float64:
+    """Intercept and slope over log length of the temperature with the smallest cross-entropy; each set and class counts alike."""
+    signed = np.concatenate(
+        [np.where(label, margin, -margin) for margin, label in zip(margins, labels, strict=True)]
+    )
+    weights = np.concatenate([np.where(label, 1 / label.sum(), 1 / (~label).sum()) for label in labels])
+    length = np.concatenate(
+        [np.broadcast_to(each, len(margin)) for each, margin in zip(lengths, margins, strict=True)]
+    )
+
+    def loss(parameters: Float64) -> float:
+        temperature = np.maximum(0.1, parameters[0] + parameters[1] * length)
+        return float(weights @ np.logaddexp(0, -signed / temperature) / weights.sum())
+
+    return np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)

@@ -13,10 +13,19 @@ import numpy.typing as npt
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.contig_head import CLASSES, NUM_VIRUS_CLASSES
 
 Int64 = npt.NDArray[np.int64]
 
+CLASSES: Final = (
+    "prokaryotic virus",
+    "eukaryotic virus",
+    "plasmid",
+    "bacterium",
+    "archaeon",
+    "eukaryote",
+    "organelle",
+)
+NUM_VIRUS: Final = 2
 # Class of a virus whose host is not known, after those of the head.
 ANY_VIRUS: Final = len(CLASSES)
 _CLASS_OF: Final = {
@@ -101,7 +110,7 @@ class Genomes:
     @property
     def is_viral(self) -> npt.NDArray[np.bool_]:
         """Bool (R,)."""
-        return (self.classes < NUM_VIRUS_CLASSES) | (self.classes == ANY_VIRUS)
+        return np.asarray((self.classes < NUM_VIRUS) | (self.classes == ANY_VIRUS))
 
     def take(self, rows: Int64) -> "Genomes":
         """Selects records."""
@@ -138,7 +147,7 @@ class Genomes:
             source = half.split()[0]
             share = _SHARES[source] / (2 if source == "viral" else 1)
             weights[own] *= share / weights[own].sum()
-        return weights / weights.sum()
+        return np.asarray(weights / weights.sum())
 
 
 def _records(fastas: Sequence[Path]) -> Iterator[tuple[str, str]]:

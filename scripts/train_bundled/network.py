@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceTokens
-from scripts.train_bundled.genomes import ANY_VIRUS
+from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import concatenated_ranges
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.contig_head import NUM_VIRUS_CLASSES, ContigHead, HeadSpec, virus_margin
+from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
@@ -168,7 +168,12 @@ class Network(nn.Module):
         super().__init__()
         self.esm2 = ESM2(ESM2_SPEC, dropout=dropout)
         self.dnabert = DnabertS(DNABERT_SPEC, dropout=dropout)
-        spec = HeadSpec(dna_width=DNABERT_SPEC.embedding_dim, protein_width=ESM2_SPEC.embedding_dim)
+        spec = HeadSpec(
+            dna_width=DNABERT_SPEC.embedding_dim,
+            protein_width=ESM2_SPEC.embedding_dim,
+            classes=CLASSES,
+            num_virus=NUM_VIRUS,
+        )
         self.head = ContigHead(spec, dropout=head_dropout)
         self.esm2_mlm = MaskedTokenHead(ESM2_SPEC.embedding_dim, ESM2_SPEC.vocab_size)
         self.dnabert_mlm = MaskedTokenHead(DNABERT_SPEC.embedding_dim, DNABERT_SPEC.vocab_size)
@@ -201,10 +206,11 @@ class Network(nn.Module):
         contigs = self.head.contigs(pooled, contig, len(batch.contig_class))
         is_whole = contig_class != _NO_CONTIG
         parts = {
-            "row": weights.row * _class_loss(self.head.chunk(codes), chunk_class[chunk], weights),
-            "chunk": weights.chunk * _class_loss(self.head.chunk(pooled), chunk_class, weights),
-            "context": weights.context * _class_loss(contigs.context, chunk_class, weights),
-            "contig": weights.contig * _class_loss(contigs.logits[is_whole], contig_class[is_whole], weights),
+            "row": weights.row * self._class_loss(self.head.chunk(codes), chunk_class[chunk], weights),
+            "chunk": weights.chunk * self._class_loss(self.head.chunk(pooled), chunk_class, weights),
+            "context": weights.context * self._class_loss(contigs.context, chunk_class, weights),
+            "contig": weights.contig
+            * self._class_loss(contigs.logits[is_whole], contig_class[is_whole], weights),
             "relatives": weights.relatives
             * _relatives_loss(contigs.embedding[is_whole], contig_group[is_whole]),
         }
@@ -216,22 +222,22 @@ class Network(nn.Module):
             (masked_dna, masked_protein),
             strict=True,
         )
-        parts["masked"] = weights.masked * sum(
+        losses = [
             functional.cross_entropy(head(states[where], embedding).float(), tokens.ids[where])
             for head, embedding, tokens, states, where in masked
-        )
+        ]
+        parts["masked"] = weights.masked * torch.stack(losses).sum()
         return parts
 
-
-def _class_loss(logits: Tensor, classes: Tensor, weights: LossWeights) -> Tensor:
-    """Binary cross-entropy of virus or not, and cross-entropy of the class where it is known."""
-    is_viral = (classes < NUM_VIRUS_CLASSES) | (classes == ANY_VIRUS)
-    target = is_viral.float() * (1 - weights.smoothing) + weights.smoothing / 2
-    binary = functional.binary_cross_entropy_with_logits(virus_margin(logits), target)
-    known = functional.cross_entropy(
-        logits.float(), classes, ignore_index=ANY_VIRUS, label_smoothing=weights.smoothing
-    )
-    return binary + weights.classes * known
+    def _class_loss(self, logits: Tensor, classes: Tensor, weights: LossWeights) -> Tensor:
+        """Binary cross-entropy of virus or not, and cross-entropy of the class where it is known."""
+        is_viral = (classes < NUM_VIRUS) | (classes == ANY_VIRUS)
+        target = is_viral.float() * (1 - weights.smoothing) + weights.smoothing / 2
+        binary = functional.binary_cross_entropy_with_logits(self.head.virus_margin(logits), target)
+        known = functional.cross_entropy(
+            logits.float(), classes, ignore_index=ANY_VIRUS, label_smoothing=weights.smoothing
+        )
+        return binary + weights.classes * known
 
 
 def _relatives_loss(embedding: Tensor, group: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from Bio.Align import substitution_matrices
-from Bio.Data.CodonTable import standard_dna_table
+from Bio.Data.CodonTable import unambiguous_dna_by_name
 
 from virnuc_core.columns import ByteColumn
 
@@ -33,9 +33,10 @@ def _codon_tables() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     """Cumulative weights (tastes, 20, 6) and bases (20, 6, 3) of the codons of each residue."""
     cumulative = np.ones((_TASTES, len(_RESIDUES), 6), np.float32)
     bases = np.zeros((len(_RESIDUES), 6, 3), np.uint8)
+    standard = unambiguous_dna_by_name["Standard"].forward_table
     tastes = _GC_TASTE * np.linspace(-3, 3, _TASTES)
     for number, residue in enumerate(_RESIDUES):
-        codons = [codon for codon in _CODONS if standard_dna_table.forward_table.get(codon) == residue]
+        codons = [codon for codon in _CODONS if standard.get(codon) == residue]
         gc = np.array([sum(base in "GC" for base in codon) for codon in codons])
         weights = np.exp(tastes[:, None] * gc)
         cumulative[:, number, : len(codons)] = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
@@ -86,4 +87,4 @@ def recode(
 def _draw(cumulative: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draws a column for each row of cumulative weights (n, k)."""
     draws = rng.random(len(cumulative), dtype=np.float32)
-    return np.minimum((draws[:, None] >= cumulative).sum(1), cumulative.shape[1] - 1)
+    return np.asarray(np.minimum((draws[:, None] >= cumulative).sum(1), cumulative.shape[1] - 1))

@@ -37,7 +37,8 @@ from scripts.train_bundled.data import (
     save_chunks,
     train_vocabulary,
 )
-from scripts.train_bundled.evaluation import evaluate
+from scripts.train_bundled.evaluation import calibrate, evaluate
+from scripts.train_bundled.export import export
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Batch, LossWeights, Network, make_batch
 from virnuc_core.batching.tokenizers import DnabertTokenizer
@@ -258,13 +259,19 @@ def main() -> None:
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
     trainer = Trainer(settings, work, device)
     trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
-    figures = {
-        name: evaluate(trainer.average, genomes, DnabertTokenizer(tokenizer))
-        for name, genomes in (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
+    if trainer.step < settings.steps:
+        print(f"{trainer.step} of {settings.steps} steps are done: run the same command again", flush=True)
+        return
+    network, encode = trainer.average, DnabertTokenizer(tokenizer)
+    calibrate(network, held, encode)
+    measured = (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
+    report = {
+        "settings": asdict(settings),
+        "views": [asdict(view) for view in VIEWS],
+        "figures": {name: evaluate(network, genomes, encode) for name, genomes in measured},
     }
-    report = {"step": trainer.step, "settings": asdict(settings), "figures": figures}
-    print(json.dumps(report, indent=1))
-    (work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report["figures"], indent=1))
+    export(network, tokenizer, arguments["out"], report)
 
 
 if __name__ == "__main__":

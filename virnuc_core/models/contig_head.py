@@ -7,26 +7,23 @@ Shape legend: N rows (at most two a chunk), C chunks, R contigs, K classes, F fe
                        row logits         chunk logits        logits in context   contig logits (R, K), embedding (R, Z)
 """
 
-from dataclasses import dataclass
-from typing import Final
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.errors import MismatchError
+from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.files import atomic_path, from_json, parse_object
+from virnuc_core.models.catalogue import HEAD_METADATA
+from virnuc_core.models.tensor_files import is_finite, read_tensors
 
-# Classes of viruses come first.
-CLASSES: Final = (
-    "prokaryotic virus",
-    "eukaryotic virus",
-    "plasmid",
-    "bacterium",
-    "archaeon",
-    "eukaryote",
-    "organelle",
-)
-NUM_VIRUS_CLASSES: Final = 2
 _KERNEL: Final = 7
 _DILATIONS: Final = (1, 4)
 # Chunks between two contigs, so that no convolution reaches from one into the other.
@@ -35,11 +32,19 @@ _GAP: Final = max(_DILATIONS) * (_KERNEL // 2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSpec:
-    """Sizes of a head: widths of the vectors that it takes, and its own."""
+    """What a head takes and tells, and its sizes.
+
+    Attributes:
+        dna_width: of the DNA vectors that it takes.
+        protein_width: of the protein vectors.
+        classes: names; those of viruses come first.
+        num_virus: how many classes are of viruses.
+    """
 
     dna_width: int
     protein_width: int
-    num_classes: int = len(CLASSES)
+    classes: tuple[str, ...]
+    num_virus: int
     hidden_width: int = 256
     code_width: int = 64
     context_width: int = 128
@@ -90,23 +95,31 @@ class ContigHead(nn.Module):
         )
         self.gate = nn.Linear(code, 1)
         self.chunk = nn.Sequential(
-            nn.Linear(code, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, spec.num_classes)
+            nn.Linear(code, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, len(spec.classes))
         )
         self.enter = nn.Linear(code, width)
         self.blocks = nn.ModuleList(_Block(width, dilation, dropout) for dilation in _DILATIONS)
-        self.context = nn.Linear(width, spec.num_classes)
+        self.context = nn.Linear(width, len(spec.classes))
         self.attention = nn.Linear(width, spec.pooling_heads)
         self.values = nn.Linear(width, width)
         self.contig = nn.Sequential(
             nn.Linear(width + code + 1, width),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(width, spec.num_classes),
+            nn.Linear(width, len(spec.classes)),
         )
         self.embedding = nn.Linear(width, code)
+        self.chunk_temperature: Tensor
+        self.contig_temperature: Tensor
         # Temperatures of chunks, and of contigs as intercept and slope over the logarithm of the number of chunks.
         self.register_buffer("chunk_temperature", torch.ones(()))
         self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
+
+    def virus_margin(self, logits: Tensor) -> Tensor:
+        """Log-odds of a virus, fp32 (n,), of logits (n, K)."""
+        logits = logits.float()
+        virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
+        return virus.logsumexp(1) - other.logsumexp(1)
 
     def row_codes(self, dna: Tensor, protein: Tensor, sizes: Tensor) -> Tensor:
         """Codes (N, Z) of vectors (N, D_dna) and (N, D_protein) with `sizes` as in `Rows`.
@@ -130,7 +143,8 @@ class ContigHead(nn.Module):
         weight = self.gate(codes).float().clamp(-20, 20).exp()
         total = weight.new_zeros(num_chunks, 1).index_add_(0, chunk, weight)
         summed = weight.new_zeros(num_chunks, codes.shape[1]).index_add_(0, chunk, weight * codes.float())
-        return summed / total.clamp(min=1e-9)
+        means: Tensor = summed / total.clamp(min=1e-9)
+        return means
 
     def contigs(self, codes: Tensor, contig: Tensor, num_contigs: int) -> Contigs:
         """Reads the chunk codes (C, Z) of each contig in their order; `contig` (C,) is ascending."""
@@ -186,11 +200,35 @@ class _Block(nn.Module):
         """(P, W) -> (P, W) for P places, which `is_chunk` (P,) marks with 1, and the gaps with 0."""
         normed = self.norm(hidden) * is_chunk.unsqueeze(1)
         hidden = hidden + self.mix(normed.T.unsqueeze(0))[0].T
-        return hidden + self.feed(hidden)
+        fed: Tensor = hidden + self.feed(hidden)
+        return fed
 
 
-def virus_margin(logits: Tensor) -> Tensor:
-    """Log-odds of a virus (n,), fp32, of logits (n, K)."""
-    logits = logits.float()
-    virus, other = logits[:, :NUM_VIRUS_CLASSES], logits[:, NUM_VIRUS_CLASSES:]
-    return virus.logsumexp(1) - other.logsumexp(1)
+def load_contig_head(path: Path) -> ContigHead:
+    """Reads a head in evaluation mode.
+
+    Raises:
+        CheckpointError: the file is damaged, or is no such head.
+    """
+    try:
+        state, _ = read_tensors(path)
+        with safe_open(path, framework="pt") as file:
+            stated = parse_object((file.metadata() or {})[HEAD_METADATA])
+        spec = from_json(HeadSpec, stated["spec"])
+        head = ContigHead(spec)
+        head.load_state_dict(state)
+        if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
+            raise ValueError(f"{damaged[0]} holds numbers that are not finite")
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a head for the longest stretches: {error}. Give one that virnuc train has made."
+        ) from error
+    return head.requires_grad_(False).eval()
+
+
+def save_contig_head(head: ContigHead, path: Path, facts: Mapping[str, Any]) -> None:
+    """Writes a head as fp32 safetensors, atomically and reproducibly; `facts` go into the metadata as JSON."""
+    state = {name: tensor.detach().cpu().float().contiguous() for name, tensor in head.state_dict().items()}
+    stated = {**facts, "frames": "longest", "spec": asdict(head.spec)}
+    with atomic_path(path) as temporary:
+        save_file(state, temporary, metadata={HEAD_METADATA: json.dumps(stated, sort_keys=True)})

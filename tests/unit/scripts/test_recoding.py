@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scripts.train_bundled.recoding import recode
-from virnuc_core.sequences.frames import open_frames
+from virnuc_core.sequences.frames import longest_stretches, open_frames
 
 
 def translated(dna: str) -> str:
@@ -15,7 +15,7 @@ def translated(dna: str) -> str:
 def test_codons_and_residues_change_alike(recoded: float, substituted: float) -> None:
     bases = np.random.default_rng(1).choice(np.frombuffer(b"ACGC", np.uint8), 30 * 99)
     starts = 99 * np.arange(30)
-    frames = open_frames(bases, starts, starts + 99)
+    frames = longest_stretches(bases, starts, starts + 99)
     dna, protein = recode(frames.dna, frames.protein, recoded, substituted, np.random.default_rng(2))
     assert list(map(translated, dna.to_strings())) == protein.to_strings()
     changed_bases = (dna.data != frames.dna.data).mean()

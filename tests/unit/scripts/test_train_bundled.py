@@ -1,0 +1,117 @@
+"""The training of the bundled models, in miniature and on random genomes."""
+
+import gzip
+import json
+import string
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.train_bundled import network, train
+from scripts.train_bundled.data import View, cut
+from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
+from virnuc_core.batching.tokenizers import DnabertTokenizer
+from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
+from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.contig_head import load_contig_head
+from virnuc_core.models.hub import open_checkpoint
+
+SOURCES = ("viral", "bacteria", "plasmid", "archaea", "fungi", "plant")
+
+
+@pytest.fixture
+def fasta(tmp_path: Path) -> Path:
+    """Five genomes of each class; viruses have more of A."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "genomes.fa.gz"
+    with gzip.open(path, "wt") as file:
+        for number in range(5 * len(SOURCES)):
+            source = SOURCES[number % len(SOURCES)]
+            share = (0.55, 0.15, 0.15, 0.15) if source == "viral" else (0.25,) * 4
+            sequence = "".join(rng.choice(list("ACGT"), 10_050, p=share))
+            host = "phage" if number % 2 else "virus"
+            file.write(f'>r{number} class={source} organism="{string.ascii_letters[number]}us {host}"\n{sequence}\n')
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "genomes.tsv"
+    path.write_text(
+        "id\tclass\tfamily\torganism\nr0\tviral\tMicroviridae\tX\nr6\tviral\t\tuncultivated virus\n"
+    )
+    return path
+
+
+def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> None:
+    genomes = Genomes.load([fasta], table)
+    found = [([*CLASSES, "?"][number]) for number in genomes.classes[:6].tolist()]
+    assert found == ["prokaryotic virus", "bacterium", "plasmid", "archaeon", "eukaryote", "eukaryote"]
+    assert genomes.classes[6] == ANY_VIRUS
+    assert genomes.is_viral.tolist() == [number % 6 == 0 for number in range(30)]
+    assert genomes.weights(0.6)[genomes.is_viral].sum() == pytest.approx(
+        0.5 / (0.5 + 0.19 + 0.07 + 0.04 + 0.04 + 0.03)
+    )
+
+
+def test_every_chunk_has_rows_whatever_is_done_to_it(fasta: Path, table: Path) -> None:
+    genomes = Genomes.load([fasta], table)
+    tokenizer = DnabertTokenizer(BUNDLED_TOKENIZER)
+    plain = cut(genomes, View(chunk_length=500), tokenizer)
+    assert np.bincount(plain.record).tolist() == [21] * 30
+    assert np.diff(plain.first_row).min() >= 1
+    assert (plain.sizes[:, 0] + 2 == plain.protein.num_tokens).all()
+    recoded = cut(genomes, View(chunk_length=500, recoded=0.9), tokenizer)
+    assert (recoded.protein.input_ids == plain.protein.input_ids).all()
+    assert len(recoded.dna.input_ids) != len(plain.dna.input_ids)
+    with_errors = cut(genomes, View(chunk_length=500, shift=100, errors=0.05), tokenizer)
+    assert np.bincount(with_errors.record).tolist() == [20] * 30
+
+
+def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
+    fasta: Path,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = {"num_layers": 1, "embedding_dim": 32, "num_heads": 2, "ffn_dim": 32}
+    monkeypatch.setattr(network, "ESM2_SPEC", replace(network.ESM2_SPEC, **small))
+    monkeypatch.setattr(network, "DNABERT_SPEC", replace(network.DNABERT_SPEC, **small))
+    monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
+    monkeypatch.setattr(train, "_CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
+
+    def run(*further: str) -> str:
+        files = (
+            "--train",
+            fasta,
+            "--val",
+            fasta,
+            "--table",
+            table,
+            "--work",
+            tmp_path / "work",
+            "--out",
+            tmp_path / "out",
+        )
+        options = ("--device", "cpu", "--jobs", "1", "--steps", "4", "--held-out", "0.2", *further)
+        monkeypatch.setattr(sys, "argv", ["train", *map(str, files), *options])
+        train.main()
+        return capsys.readouterr().out
+
+    assert "0 of 4 steps are done" in run("--seconds", "0")
+    assert not (tmp_path / "out").exists()
+    run()
+    report = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert report["figures"]["val"]["chunks of 500 bp"]["count"] == 30 * 21
+    for folder, family in (("esm2_tiny", "esm2"), ("dnabert_tiny", "dnabert_s")):
+        model = load_model(open_checkpoint(str(tmp_path / "out" / folder), family), "cpu", "fp32")
+        assert model.spec.embedding_dim == 32
+    head = load_contig_head(tmp_path / "out" / "heads" / "tiny.safetensors")
+    assert head.spec.classes == CLASSES
+    state = torch.load(tmp_path / "work" / "state.pt", weights_only=True)
+    assert state["step"] == 4
