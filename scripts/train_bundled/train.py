@@ -187,7 +187,7 @@ class Trainer:
             if self.step >= settings.steps or time.monotonic() > until:
                 break
             self._set_rate()
-            with torch.autocast(device.type, torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 parts = self.network.loss(chunks, batch, LossWeights())
             loss = torch.stack(list(parts.values())).sum()
             self._optimizer.zero_grad(set_to_none=True)
