@@ -58,7 +58,7 @@ def train(
     _require_places(files, head, settings)
     config = train_config(settings)
     head_settings = HeadSettings(
-        trainer=TrainerSettings(seed=settings.seed, members=settings.members, epochs=settings.epochs),
+        trainer=_trainer_settings(settings),
         held_out=settings.held_out,
         group_power=settings.group_power,
         most_frames=settings.most_frames,
@@ -81,6 +81,12 @@ def train(
         compute_run(run, TRAIN, params, publish_training)
     [report] = reports
     return report
+
+
+def _trainer_settings(settings: TrainSettings) -> TrainerSettings:
+    if settings.frames == "open":
+        return TrainerSettings(seed=settings.seed, members=settings.members, epochs=settings.epochs)
+    return TrainerSettings(seed=settings.seed, members=1, epochs=settings.epochs, weight_decay=0.1)
 
 
 def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:

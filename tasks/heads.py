@@ -21,6 +21,7 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
+from virnuc_core.results.tables import CALL_COLUMN
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.training.heads import FittedHead, known_calls
@@ -125,7 +126,7 @@ def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> Train
     plan = run.plan
     facts = {"sha256": head.fingerprint, "chunk_length": str(plan.chunk_length), "frames": plan.frames}
     facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in plan.models}
-    features = head.trained.classifier.in_features
+    features = head.trained.head.in_features
     tracked.register_head(registered_name(plan), head.path, facts, page, features=features, champion=champion)
     tracked.describe(page)
     return TrainingReport(run=run.report, head=head)
@@ -158,7 +159,8 @@ def calls_of_run(folder: RunFolder, table: RecordTable) -> dict[str, KnownCalls]
     contigs: list[tuple[int, str, str]] = []
     for row in _rows(folder.contigs):
         record[row["contig"]] = int(row["record"]) - 1
-        contigs.append((record[row["contig"]], row["mean_p"], row["call"]))
+        p_call = row[CALL_COLUMN["longest" if "p_virus" in row else "open"]]
+        contigs.append((record[row["contig"]], p_call, row["call"]))
     if contigs and max(contigs)[0] >= len(table.names):
         raise MismatchError(f"{folder.contigs} is of other records than those that are labelled.")
     chunks = [(record[row["contig"]], row["p_virus"], row["call"]) for row in _rows(folder.predictions)]

@@ -18,7 +18,8 @@ from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import frames_of
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
-from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
+from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.contig_head import ContigHead, HeadSpec, save_contig_head
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -69,7 +70,7 @@ def make_models(folder: Path) -> MadeModels:
     shutil.copytree(GOLDEN / "dnabert_s", dnabert, ignore=shutil.ignore_patterns("*.npz"))
     make_tokenizer(dnabert / "tokenizer.json")
     models = MadeModels(ESM2, dnabert, make_head(folder / "head.safetensors", 2 * WIDTH))
-    save_classifier(load_classifier(models.head), models.longest_head, {"frames": "longest"})
+    save_contig_head(make_contig_head(WIDTH, WIDTH), models.longest_head, {})
     return models
 
 
@@ -161,6 +162,20 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
         head.output_layer.bias[1] = bias
     save_file(head.state_dict(), path)
     return path
+
+
+def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> ContigHead:
+    """Random weights, with scores of all sizes on the golden models' vectors."""
+    torch.manual_seed(seed)
+    classes = ("phage", "other virus", "bacterium", "plasmid")
+    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=2)
+    head = ContigHead(spec)
+    with torch.no_grad():
+        for layer in (head.chunk[-1], head.context, head.contig[-1]):
+            layer.weight.mul_(20)
+        head.chunk_temperature.fill_(1.5)
+        head.contig_temperature.copy_(torch.tensor([1.2, 0.3]))
+    return head.requires_grad_(False).eval()
 
 
 def write_contigs(path: Path, num_records: int = 40, seed: int = 0) -> Path:

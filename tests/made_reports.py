@@ -14,13 +14,14 @@ from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, TableCounts
+from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, TableCounts
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
 from virnuc_core.specs import FrameRule
 
 CHUNK_LENGTH = 500
+CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored": None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +83,13 @@ def write_run(
     folder = RunFolder(root)
     rejected = list(rejected)
     for path, parquet, schema, rows in (
-        (folder.contigs, folder.contigs_parquet, CONTIG_SCHEMA, _contig_rows(contigs)),
-        (folder.predictions, folder.predictions_parquet, PREDICTION_SCHEMA, _chunk_rows(contigs)),
+        (folder.contigs, folder.contigs_parquet, CONTIG_SCHEMAS[frames], _contig_rows(contigs, frames)),
+        (
+            folder.predictions,
+            folder.predictions_parquet,
+            PREDICTION_SCHEMAS[frames],
+            _chunk_rows(contigs, frames),
+        ),
         (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),
     ):
         table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
@@ -119,24 +125,28 @@ def _counts(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     )
 
 
-def _contig_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:
+    """Of the longest stretches, the score of a contig is the mean of its chunks, too."""
     for number, contig in enumerate(contigs, 1):
         scored, viral = contig.scored, sum(p >= 0.5 for p in contig.scored)
         share, mean_p = (viral / len(scored), sum(scored) / len(scored)) if scored else (None, None)
         tier = contig.tier if scored else None
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
-        yield (contig.name, number, *counted, share, mean_p, contig.call, tier)
+        row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
+        yield row if frames == "open" else (*row, mean_p, CLASS_OF_CALL[contig.call])
 
 
-def _chunk_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:
+def _chunk_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
         chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
         for i, p in enumerate(contig.p_virus):
             where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
+            call = "unscored" if p is None else "virus" if p >= 0.5 else "other"
             if p is None:
-                yield (*where, None, None, "unscored", "no_open_frame")
+                row = (*where, None, None, call, "no_open_frame" if frames == "open" else "no_stretch")
             else:
-                yield (*where, "F1", p, "virus" if p >= 0.5 else "other", "scored")
+                row = (*where, "F1", p, call, "scored")
+            yield row if frames == "open" else (*row, CLASS_OF_CALL[call])
 
 
 def _region_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:

@@ -48,7 +48,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LETTERS: Final = re.compile(r"[A-Za-z*.-]*")
 # Read as text even where values look like numbers or NA.
-_TEXT_COLUMNS: Final = ("contig", "call", "tier", "status", "best_frame", "id", "file", "reason")
+_TEXT_COLUMNS: Final = ("contig", "call", "tier", "status", "best_frame", "class", "id", "file", "reason")
 
 
 def _takes_settings(kind: type[Settings]) -> Callable[[Function], Function]:

@@ -18,6 +18,7 @@ from virnuc_core.models.catalogue import frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunReport, cleaned_on, write_report
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
@@ -249,7 +250,8 @@ def aggregate(run: Run) -> None:
 
 def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
-    run.counts = write_tables(run.folder, FrameStore.open(run.folder.frames), run.plan.threshold)
+    head = contig_head_of(run.plan)
+    run.counts = write_tables(run.folder, FrameStore.open(run.folder.frames), run.plan.threshold, head=head)
 
 
 def fit(run: Training) -> None:

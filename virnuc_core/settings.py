@@ -189,7 +189,8 @@ class TrainSettings(TwoModelSettings):
         description="Make the head the champion of its registered model in MLflow, models:/NAME@champion, as the first one is",
     )
     members: Annotated[int, Field(ge=1, le=16), Metavar("N")] = Field(
-        default=2, description="Heads fitted from different seeds, whose mean is the output"
+        default=2,
+        description="Only for open reading frames: heads fitted from different seeds, whose mean is the output",
     )
 
 

@@ -21,6 +21,7 @@ FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
     "open": "open reading frames",
     "longest": "longest stop-free stretches",
 }
+CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

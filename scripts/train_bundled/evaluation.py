@@ -5,7 +5,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from scripts.train_bundled.data import Chunks, DeviceChunks, View, cut
@@ -13,6 +12,8 @@ from scripts.train_bundled.genomes import CLASSES, Genomes
 from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
+from virnuc_core.training.contigs import fit_contig_temperature
+from virnuc_core.training.trainer import fit_temperature
 
 Float64 = npt.NDArray[np.float64]
 
@@ -114,15 +115,16 @@ def _figures(
 @torch.inference_mode()
 def calibrate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> None:
     """Sets the head's temperatures on genomes that were not trained on: of chunks, and of contigs by their length."""
-    margins, labels = [], []
+    margins, labels, weights, counts = [], [], [], []
     for length in _CHUNK_LENGTHS:
         chunks = cut(genomes, View(chunk_length=length), tokenizer)
         logits = network.head.chunk(chunk_codes(network, chunks))
         margins.append(network.head.virus_margin(logits).double().cpu().numpy())
         labels.append(genomes.is_viral[chunks.record])
-    [temperature] = _fit_temperature(margins, labels, [np.zeros(1)] * len(margins))[:1]
+        weights.append(_balanced(labels[-1]))
+    temperature = fit_temperature(*map(np.concatenate, (margins, labels, weights)))
     network.head.chunk_temperature.fill_(temperature)
-    margins, labels, lengths = [], [], []
+    margins, labels, weights = [], [], []
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
@@ -130,24 +132,12 @@ def calibrate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -
         found = network.head.contigs(chunk_codes(network, chunks), record, len(contigs.classes))
         margins.append(network.head.virus_margin(found.logits).double().cpu().numpy())
         labels.append(contigs.is_viral)
-        lengths.append(np.log(np.maximum(1, np.bincount(chunks.record, minlength=len(contigs.classes)))))
-    network.head.contig_temperature.copy_(torch.from_numpy(_fit_temperature(margins, labels, lengths)))
+        weights.append(_balanced(labels[-1]))
+        counts.append(np.bincount(chunks.record, minlength=len(contigs.classes)))
+    fitted = fit_contig_temperature(*map(np.concatenate, (margins, labels, weights, counts)))
+    network.head.contig_temperature.copy_(torch.from_numpy(fitted))
 
 
-def _fit_temperature(
-    margins: list[Float64], labels: list[npt.NDArray[np.bool_]], lengths: list[Float64]
-) -> Float64:
-    """Intercept and slope over log length of the temperature with the smallest cross-entropy; each set and class counts alike."""
-    signed = np.concatenate(
-        [np.where(label, margin, -margin) for margin, label in zip(margins, labels, strict=True)]
-    )
-    weights = np.concatenate([np.where(label, 1 / label.sum(), 1 / (~label).sum()) for label in labels])
-    length = np.concatenate(
-        [np.broadcast_to(each, len(margin)) for each, margin in zip(lengths, margins, strict=True)]
-    )
-
-    def loss(parameters: Float64) -> float:
-        temperature = np.maximum(0.1, parameters[0] + parameters[1] * length)
-        return float(weights @ np.logaddexp(0, -signed / temperature) / weights.sum())
-
-    return np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)
+def _balanced(is_viral: npt.NDArray[np.bool_]) -> Float64:
+    """Weights (n,) with which a set counts as any other, and so does each class of it."""
+    return np.asarray(np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum()))

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceTokens
-from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, NUM_VIRUS
+from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
-from virnuc_core.columns import concatenated_ranges
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.specs import ModelSpec
+from virnuc_core.training.contigs import ContigBatch, LossWeights, head_losses
 
 Int64 = npt.NDArray[np.int64]
 
@@ -47,52 +47,7 @@ DNABERT_SPEC: Final = ModelSpec(
 _AMINO_ACID_IDS: Final = (4, 24)
 _BPE_MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
 _BPE_IDS: Final = (len(SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
-_NO_CONTIG: Final = -1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """R contigs of one view: rows of the view's chunks, and their labels.
-
-    Attributes:
-        rows: int64 (N,) rows of the view.
-        chunk: int64 (N,) chunk of each row.
-        contig: int64 (C,) contig of each chunk.
-        chunk_class: int64 (C,) class, or ANY_VIRUS.
-        contig_class: int64 (R,) class, ANY_VIRUS, or -1 for a contig that joins a virus and another genome.
-        contig_group: int64 (R,) group of relatives, or -1.
-    """
-
-    rows: Int64
-    chunk: Int64
-    contig: Int64
-    chunk_class: Int64
-    contig_class: Int64
-    contig_group: Int64
-
-
-def make_batch(
-    chunks: DeviceChunks, parts: list[list[tuple[int, int]]], classes: Int64, groups: Int64
-) -> Batch:
-    """A batch of contigs, each of one or more runs of chunks (first, end) of a genome; classes and groups are by chunk."""
-    runs = np.array([run for contig in parts for run in contig])
-    contig_of_run = np.repeat(np.arange(len(parts)), [len(contig) for contig in parts])
-    lengths = runs[:, 1] - runs[:, 0]
-    chosen, _ = concatenated_ranges(runs[:, 0], lengths)
-    contig = np.repeat(contig_of_run, lengths)
-    first, counts = chunks.first_row[chosen], chunks.first_row[chosen + 1] - chunks.first_row[chosen]
-    rows, _ = concatenated_ranges(first, counts)
-    chunk_class = classes[chosen]
-    is_single = np.array([len(contig) == 1 for contig in parts])
-    first_chunk = np.searchsorted(contig, np.arange(len(parts)))
-    return Batch(
-        rows=rows,
-        chunk=np.repeat(np.arange(len(chosen)), counts),
-        contig=contig,
-        chunk_class=chunk_class,
-        contig_class=np.where(is_single, chunk_class[first_chunk], _NO_CONTIG),
-        contig_group=np.where(is_single, groups[chosen[first_chunk]], _NO_CONTIG),
-    )
+_MASKED_WEIGHT: Final = 0.3  # of the loss of masked tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +102,6 @@ class MaskedTokenHead(nn.Module):
         return logits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossWeights:
-    """Weights of the parts of the loss."""
-
-    row: float = 0.2
-    chunk: float = 1.0
-    context: float = 0.5
-    contig: float = 1.0
-    classes: float = 0.4
-    relatives: float = 0.05
-    masked: float = 0.3
-    smoothing: float = 0.05
-
-
 class Network(nn.Module):
     """ESM-2, DNABERT-S, the head, and what only training needs."""
 
@@ -186,7 +127,7 @@ class Network(nn.Module):
             mean_pool(hidden[1], protein.layout.cu_seqlens, include_special_tokens=False),
         ), hidden
 
-    def loss(self, chunks: DeviceChunks, batch: Batch, weights: LossWeights) -> dict[str, Tensor]:
+    def loss(self, chunks: DeviceChunks, batch: ContigBatch, weights: LossWeights) -> dict[str, Tensor]:
         """The weighted parts of the loss of a batch."""
         device = self.head.gate.weight.device
         clean = (
@@ -196,24 +137,8 @@ class Network(nn.Module):
         dna, masked_dna = clean[0].masked(_BPE_MASK_ID, _BPE_IDS)
         protein, masked_protein = clean[1].masked(Esm2Tokenizer.mask_id, _AMINO_ACID_IDS)
         vectors, hidden = self.vectors(protein, dna)
-        chunk, contig, chunk_class, contig_class, contig_group = (
-            torch.from_numpy(part).to(device, non_blocking=True)
-            for part in (batch.chunk, batch.contig, batch.chunk_class, batch.contig_class, batch.contig_group)
-        )
         sizes = torch.from_numpy(chunks.sizes[batch.rows]).to(device)
-        codes = self.head.row_codes(*vectors, sizes)
-        pooled = self.head.chunk_codes(codes, chunk, len(batch.contig))
-        contigs = self.head.contigs(pooled, contig, len(batch.contig_class))
-        is_whole = contig_class != _NO_CONTIG
-        parts = {
-            "row": weights.row * self._class_loss(self.head.chunk(codes), chunk_class[chunk], weights),
-            "chunk": weights.chunk * self._class_loss(self.head.chunk(pooled), chunk_class, weights),
-            "context": weights.context * self._class_loss(contigs.context, chunk_class, weights),
-            "contig": weights.contig
-            * self._class_loss(contigs.logits[is_whole], contig_class[is_whole], weights),
-            "relatives": weights.relatives
-            * _relatives_loss(contigs.embedding[is_whole], contig_group[is_whole]),
-        }
+        parts = head_losses(self.head, self.head.row_codes(*vectors, sizes), batch, weights)
         masked = zip(
             (self.dnabert_mlm, self.esm2_mlm),
             (self.dnabert.word_embeddings.weight, self.esm2.embed_tokens.weight),
@@ -226,27 +151,4 @@ class Network(nn.Module):
             functional.cross_entropy(head(states[where], embedding).float(), tokens.ids[where])
             for head, embedding, tokens, states, where in masked
         ]
-        parts["masked"] = weights.masked * torch.stack(losses).sum()
-        return parts
-
-    def _class_loss(self, logits: Tensor, classes: Tensor, weights: LossWeights) -> Tensor:
-        """Binary cross-entropy of virus or not, and cross-entropy of the class where it is known."""
-        is_viral = (classes < NUM_VIRUS) | (classes == ANY_VIRUS)
-        target = is_viral.float() * (1 - weights.smoothing) + weights.smoothing / 2
-        binary = functional.binary_cross_entropy_with_logits(self.head.virus_margin(logits), target)
-        known = functional.cross_entropy(
-            logits.float(), classes, ignore_index=ANY_VIRUS, label_smoothing=weights.smoothing
-        )
-        return binary + weights.classes * known
-
-
-def _relatives_loss(embedding: Tensor, group: Tensor) -> Tensor:
-    """Supervised contrastive loss: contigs of a group are to be near each other, and far from others."""
-    similarity = embedding @ embedding.T / 0.1
-    itself = torch.eye(len(group), dtype=torch.bool, device=group.device)
-    logits = similarity.masked_fill(itself, -1e4)
-    log_share = logits - logits.logsumexp(1, keepdim=True)
-    is_relative = (group[:, None] == group[None]) & ~itself
-    counts = is_relative.sum(1)
-    each = -(log_share * is_relative).sum(1) / counts.clamp(min=1)
-    return each.sum() / (counts > 0).sum().clamp(min=1)
+        return {**parts, "masked": _MASKED_WEIGHT * torch.stack(losses).sum()}

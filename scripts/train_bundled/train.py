@@ -40,8 +40,9 @@ from scripts.train_bundled.data import (
 from scripts.train_bundled.evaluation import calibrate, evaluate
 from scripts.train_bundled.export import export
 from scripts.train_bundled.genomes import Genomes
-from scripts.train_bundled.network import DNABERT_SPEC, Batch, LossWeights, Network, make_batch
+from scripts.train_bundled.network import DNABERT_SPEC, Network
 from virnuc_core.batching.tokenizers import DnabertTokenizer
+from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, make_batch
 
 Int64 = npt.NDArray[np.int64]
 
@@ -61,9 +62,6 @@ VIEWS: Final = (
     View(chunk_length=2000, shift=991),
     View(chunk_length=2000, shift=1501, **_RECODED),
 )
-# Contigs of a batch by their least and greatest number of chunks, for 512 chunks.
-_CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, 24))
-_LEAST_JOINED: Final = 8
 _SAVE_EVERY: Final = 60.0
 
 
@@ -88,15 +86,15 @@ class Sampler:
     """Draws batches of contigs of genomes, the same ones for a step whenever it is asked."""
 
     def __init__(self, genomes: Genomes, views: list[DeviceChunks], settings: Settings) -> None:
-        self._is_viral = genomes.is_viral
-        self._weights = np.cumsum(genomes.weights(settings.group_power))
+        weights = genomes.weights(settings.group_power)
         self._views = views
+        self._samplers = [ContigSampler(view.first_chunk, weights, genomes.is_viral) for view in views]
         records = [np.repeat(np.arange(len(genomes.classes)), np.diff(view.first_chunk)) for view in views]
         self._classes = [genomes.classes[record] for record in records]
         self._groups = [genomes.groups[record] for record in records]
         self._settings = settings
 
-    def batches(self, first: int) -> Iterator[tuple[DeviceChunks, Batch]]:
+    def batches(self, first: int) -> Iterator[tuple[DeviceChunks, ContigBatch]]:
         """The batches from a step on, drawn by a few threads ahead of time."""
         with ThreadPoolExecutor(3) as pool:
             drawn = deque(pool.submit(self._draw_batch, step) for step in range(first, first + 6))
@@ -104,37 +102,12 @@ class Sampler:
                 yield drawn.popleft().result()
                 drawn.append(pool.submit(self._draw_batch, step))
 
-    def _draw_batch(self, step: int) -> tuple[DeviceChunks, Batch]:
-        """Contigs of one view; half of the long ones are joined from a virus and another genome."""
+    def _draw_batch(self, step: int) -> tuple[DeviceChunks, ContigBatch]:
+        """Contigs of one view."""
         rng = np.random.default_rng((self._settings.seed, step))
         number = int(rng.integers(len(self._views)))
-        chunks = self._views[number]
-        parts: list[list[tuple[int, int]]] = []
-        for count, least, most in _CONTIG_SIZES:
-            for _ in range(max(2, round(self._settings.batch_scale * count))):
-                size = int(np.exp(rng.uniform(np.log(least), np.log(most + 0.99))))
-                record, run = self._draw(chunks, size, rng)
-                is_joined = least > _LEAST_JOINED and rng.random() < 0.5
-                parts.append(self._joined(chunks, record, run, rng) if is_joined else [run])
-        return chunks, make_batch(chunks, parts, self._classes[number], self._groups[number])
-
-    def _draw(self, chunks: DeviceChunks, size: int, rng: np.random.Generator) -> tuple[int, tuple[int, int]]:
-        while True:
-            record = int(np.searchsorted(self._weights, rng.random() * self._weights[-1], side="right"))
-            begin, end = chunks.first_chunk[record : record + 2].tolist()
-            if begin < end:
-                first = int(rng.integers(begin, max(begin + 1, end - size + 1)))
-                return record, (first, min(first + size, end))
-
-    def _joined(
-        self, chunks: DeviceChunks, record: int, run: tuple[int, int], rng: np.random.Generator
-    ) -> list[tuple[int, int]]:
-        """A run with one of the other kind inside it or beside it."""
-        other, inner = record, run
-        while self._is_viral[other] == self._is_viral[record]:
-            other, inner = self._draw(chunks, int(rng.integers(3, 13)), rng)
-        middle = int(rng.integers(run[0], run[1] + 1))
-        return [part for part in ((run[0], middle), inner, (middle, run[1])) if part[0] < part[1]]
+        chunks, contigs = self._views[number], self._samplers[number].draw(self._settings.batch_scale, rng)
+        return chunks, make_batch(chunks.first_row, contigs, self._classes[number], self._groups[number])
 
 
 class Trainer:

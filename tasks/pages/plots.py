@@ -9,7 +9,7 @@ import numpy as np
 
 from virnuc_core.files import atomic_path
 from virnuc_core.results.calls import DEFAULT_THRESHOLD
-from virnuc_core.results.tables import PREDICTION_SCHEMA
+from virnuc_core.results.tables import PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
 
 
 def _p_virus(predictions: Path) -> Iterator[float]:
-    column = PREDICTION_SCHEMA.names.index("p_virus")
+    column = PREDICTION_SCHEMAS["open"].names.index("p_virus")  # for both rules
     with predictions.open(encoding="utf-8") as lines:
         next(lines, None)
         for line in lines:

@@ -27,9 +27,10 @@ from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
-from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
 from virnuc_core.models.encoder import validate_repr_layer
+from virnuc_core.models.heads import describe_inputs, load_head, takes_widths
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
 from virnuc_core.run_folder import RunFolder
@@ -395,12 +396,12 @@ def _plan_head(
     path = resolve_head(name, config.chunk_length, frames)
     before = existing.head if existing else None
     widths = [model.spec.embedding_dim for model in models]
-    if (expected := load_classifier(path).in_features) != sum(widths):
+    if not takes_widths(head := load_head(path), *widths):
         given = " and ".join(
             f"{model.name} gives {width}" for model, width in zip(models, widths, strict=True)
         )
         raise MismatchError(
-            f"head {name} takes {expected} features, but {given}. Give the --head that was trained with these models."
+            f"head {name} takes {describe_inputs(head)}, but {given}. Give the --head that was trained with these models."
         )
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):

@@ -102,10 +102,15 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInputs:
-    """A shard ready for the device: planned work, collation time, and sequences or reused vectors per model."""
+    """A shard ready for the device: planned work, collation time, and sequences or reused vectors per model.
+
+    Attributes:
+        sizes: int64 (n, 2), pinned for a GPU, see `FrameStore.sizes`; None unless a head for the longest stretches needs them.
+    """
 
     shard: Shard
     models: tuple[ModelInputs | ReusedVectors, ...]
+    sizes: Tensor | None
     counters: ShardCounters
     seconds: float
 
@@ -118,6 +123,7 @@ class Collator:
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
     streams: Streams
     reused: ReusedShards | None = None
+    needs_sizes: bool = False
 
     @classmethod
     def load(
@@ -128,7 +134,8 @@ class Collator:
         Raises:
             CheckpointError: one of them is missing or corrupt.
         """
-        return cls(store, tuple((model, _load_tokenizer(model)) for model in plan.models), streams, reused)
+        models = tuple((model, _load_tokenizer(model)) for model in plan.models)
+        return cls(store, models, streams, reused, plan.head is not None and plan.frames == "longest")
 
     def collate(self, shard: Shard) -> ShardInputs:
         """Prepares a shard; the result depends only on the plan and the shard's rows.
@@ -150,8 +157,14 @@ class Collator:
             bases=letters.get("dnabert_s", 0),
             models=tuple(model.counters for model in models),
         )
+        sizes = self._sizes(shard) if self.needs_sizes else None
         seconds = time.perf_counter() - begun
-        return ShardInputs(shard=shard, models=tuple(models), counters=counters, seconds=seconds)
+        return ShardInputs(shard=shard, models=tuple(models), sizes=sizes, counters=counters, seconds=seconds)
+
+    def _sizes(self, shard: Shard) -> Tensor:
+        sizes = self.streams.empty_pinned(2 * (shard.end - shard.begin), torch.int64).view(-1, 2)
+        sizes.numpy()[:] = self.store.sizes(np.arange(shard.begin, shard.end))
+        return sizes
 
     def _sequences(self, shard: Shard, planned: PlannedModel) -> ByteColumn:
         column = self.store.dna if planned.family == "dnabert_s" else self.store.protein

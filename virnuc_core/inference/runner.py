@@ -19,15 +19,16 @@ from torch.nn import functional
 from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, MismatchError
 from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
-from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
+from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.heads import Head, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
 from virnuc_core.models.tensor_files import is_finite
@@ -50,41 +51,77 @@ _TOO_LARGE: Final = "the {} vectors of rows {{}} to {{}} are too large for float
 _NOT_FINITE: Final = {
     "dna": _TOO_LARGE.format("DNA"),
     "protein": _TOO_LARGE.format("protein"),
-    "scores": "the head gives scores that are not finite for rows {} to {}: its weights are broken, fetch it again.",
+    **dict.fromkeys(
+        ("scores", "codes"),
+        "the head gives scores that are not finite for rows {} to {}: its weights are broken, fetch it again.",
+    ),
 }
 
 _log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """A classifier head, applied in blocks of fixed shape.
+    """A head, applied to rows in blocks of fixed shape."""
 
-    Raises CheckpointError for a file that is not a head.
-    """
-
-    def __init__(self, path: Path, device: torch.device | str) -> None:
+    def __init__(self, head: Head, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._block_rows = _BLOCK_ROWS[self._device.type]
-        self._classifier = load_classifier(path).to(device)
+        self._head = head.to(device)
 
-    def score(self, *vectors: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-        """P(other) and P(virus) of n rows, fp32 (n, 2), from their DNA (n, D_dna) and protein vectors (n, D_protein), or both joined.
+    def score(
+        self, *vectors: npt.NDArray[np.floating[Any]], sizes: npt.NDArray[np.int64] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Results for n rows by name, from their DNA (n, D_dna) and protein vectors (n, D_protein), or both joined.
+
+        `scores` are P(other) and P(virus), fp32 (n, 2). A head for the longest stretches, which needs `sizes` (n, 2), see
+        `FrameStore.sizes`, also gives `codes`, fp16 (n, CODE_WIDTH).
 
         Raises:
             MismatchError: the head expects another number of features.
         """
         on_device = [torch.from_numpy(part.astype(np.float32)).to(self._device) for part in vectors]
-        scores: npt.NDArray[np.float32] = self.launch(*on_device).cpu().numpy()
-        return scores
+        sizes_there = None if sizes is None else torch.from_numpy(sizes).to(self._device)
+        found = self.launch(*on_device, sizes=sizes_there)
+        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
-    def launch(self, *vectors: Tensor) -> Tensor:
-        """As `score`, for fp32 tensors on the device, with the result there; does not synchronise."""
-        scores = [torch.empty((0, 2), device=self._device)]
-        for rows in zip(*(part.split(self._block_rows) for part in vectors), strict=True):
-            features = torch.cat(rows, dim=1)
-            block = functional.pad(features, (0, 0, 0, self._block_rows - len(features)))
-            scores.append(self._classifier.virus_probabilities(block)[: len(features)])
-        return torch.cat(scores)
+    def launch(self, *vectors: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
+        """As `score`, for fp32 tensors on the device, with the results there; does not synchronise."""
+        parts = vectors if sizes is None else (*vectors, sizes)
+        blocks = [
+            self._score_block(*rows)
+            for rows in zip(*(part.split(self._block_rows) for part in parts), strict=True)
+        ]
+        return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+    def _score_block(self, *parts: Tensor) -> dict[str, Tensor]:
+        head, count = self._head, len(parts[0])
+        padding = (0, 0, 0, self._block_rows - count)
+        if isinstance(head, MLPClassifier):
+            features = functional.pad(torch.cat(parts, dim=1), padding)
+            return {"scores": head.virus_probabilities(features)[:count]}
+        *vectors, sizes = parts
+        features = functional.pad(torch.cat(vectors, dim=1), padding)
+        scores, codes = head.score_rows(features, functional.pad(sizes, padding, value=1))
+        return {"scores": scores[:count], "codes": codes[:count]}
+
+
+def load_planned_head(planned: PlannedHead) -> Head:
+    """Loads the head of a plan.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        MismatchError: it has changed since planning.
+    """
+    path = Path(planned.location)
+    if not path.is_file():
+        raise CheckpointError(f"head {planned.name} ({path}) is not there any more: put it back.")
+    if (found := classifier_fingerprint(path)) != planned.fingerprint:
+        raise MismatchError(
+            f"head {planned.name} ({path}) has changed since the run was planned: fingerprint "
+            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or "
+            "move the run to the new one with `virnuc reprocess`."
+        )
+    return load_head(path)
 
 
 class ModelRunner:
@@ -323,7 +360,7 @@ class ComputedShard:
         Raises:
             CheckpointError: some are not finite.
         """
-        arrays: dict[str, Any] = dict.fromkeys(("dna", "protein", "scores"))
+        arrays: dict[str, Any] = dict.fromkeys(("dna", "protein", "scores", "codes"))
         for name, tensor in zip(self.names, self.copy.wait(), strict=True):
             if not is_finite(tensor):
                 raise CheckpointError(_NOT_FINITE[name].format(self.shard.begin, self.shard.end))
@@ -371,15 +408,7 @@ class InferenceRunner:
         needed = [model for model in plan.models if model.family not in reused_families]
         with raise_on_oom("the models", streams.device):
             models = [ModelRunner.load(model, streams) for model in needed]
-            scorer = None
-            if (head := plan.head) is not None:
-                if (found := classifier_fingerprint(Path(head.location))) != head.fingerprint:
-                    raise MismatchError(
-                        f"head {head.name} ({head.location}) has changed since the run was planned: fingerprint "
-                        f"{head.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or "
-                        "move the run to the new one with `virnuc reprocess`."
-                    )
-                scorer = Scorer(Path(head.location), streams.device)
+            scorer = None if plan.head is None else Scorer(load_planned_head(plan.head), streams.device)
             if streams.device.type != "cpu":
                 for model in models:
                     model.warm_up()
@@ -461,17 +490,16 @@ class InferenceRunner:
         vectors: dict[str, Tensor] = {}
         for model in shard.inputs.models:
             family, is_reused = model.counters.family, isinstance(model, ReusedVectors)
-            with self._streams.uploading():
-                on_host = model.vectors if isinstance(model, ReusedVectors) else model.vector_index
-                uploaded = on_host.to(self._streams.device, non_blocking=True)
-            self._streams.wait_for_upload(uploaded)
+            uploaded = self._upload(model.vectors if isinstance(model, ReusedVectors) else model.vector_index)
             name = VECTOR_DATASETS[family]
             vectors[name] = uploaded if is_reused else shard.vectors[family].index_select(0, uploaded)
         results: dict[str, Tensor] = {}
         if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
             results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}
         if self._scorer is not None:
-            results["scores"] = self._scorer.launch(vectors["dna"], vectors["protein"])
+            on_host = shard.inputs.sizes
+            sizes = None if on_host is None else self._upload(on_host)
+            results |= self._scorer.launch(vectors["dna"], vectors["protein"], sizes=sizes)
         models = tuple(
             replace(
                 counters,
@@ -489,3 +517,9 @@ class InferenceRunner:
                 tokenize=shard.inputs.seconds, forward=forward_seconds, score=time.perf_counter() - begun
             ),
         )
+
+    def _upload(self, on_host: Tensor) -> Tensor:
+        with self._streams.uploading():
+            uploaded = on_host.to(self._streams.device, non_blocking=True)
+        self._streams.wait_for_upload(uploaded)
+        return uploaded

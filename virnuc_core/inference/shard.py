@@ -29,7 +29,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import Family
 
 VECTOR_DATASETS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
-_DATASETS: Final = (*VECTOR_DATASETS.values(), "scores")
+_DATASETS: Final = (*VECTOR_DATASETS.values(), "scores", "codes")
 _MODEL_FIELDS: Final = (
     "name",
     "family",
@@ -113,12 +113,14 @@ class ShardResult:
         dna: (n, D_dna), in the dtype to be stored.
         protein: (n, D_protein), in the dtype to be stored.
         scores: fp32 (n, 2), P(other) and P(virus).
+        codes: fp16 (n, CODE_WIDTH), of a head for the longest stretches.
     """
 
     dna: npt.NDArray[np.floating[Any]] | None
     protein: npt.NDArray[np.floating[Any]] | None
     scores: npt.NDArray[np.float32] | None
     counters: ShardCounters
+    codes: npt.NDArray[np.float16] | None = None
 
 
 def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The head for the longest stretches: from the vectors of rows to scores of chunks and of whole contigs.
 
-Shape legend: N rows (at most two a chunk), C chunks, R contigs, K classes, F features of a row, Z code width, W context width.
+Shape legend: N rows (at most two a chunk), C chunks, R contigs, K classes, F features of a row, Z code width, W context width,
+H pooling heads.
 
     features (N, F) -> row codes (N, Z) -> chunk codes (C, Z) -> context (C, W) -> contigs (R, W)
                             |                  |                    |                 |
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,11 +24,17 @@ from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.files import atomic_path, from_json, parse_object
 from virnuc_core.models.catalogue import HEAD_METADATA
 from virnuc_core.models.tensor_files import is_finite, read_tensors
+from virnuc_core.specs import CODE_WIDTH
 
+# With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
+TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
 _KERNEL: Final = 7
 _DILATIONS: Final = (1, 4)
-# Chunks between two contigs, so that no convolution reaches from one into the other.
+# Places between two contigs, so that no convolution reaches from one into the other.
 _GAP: Final = max(_DILATIONS) * (_KERNEL // 2)
+# Chunks on either side that the hidden state of a chunk depends on.
+_REACH: Final = sum(_DILATIONS) * (_KERNEL // 2)
+_SEGMENT_CHUNKS: Final = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,29 +53,33 @@ class HeadSpec:
     classes: tuple[str, ...]
     num_virus: int
     hidden_width: int = 256
-    code_width: int = 64
+    code_width: int = CODE_WIDTH
     context_width: int = 128
     pooling_heads: int = 4
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """N rows of C chunks of R contigs, all in order.
-
-    Attributes:
-        chunk: int64 (N,) chunk of each row.
-        contig: int64 (C,) contig of each chunk; every chunk has a row.
-        sizes: fp32 (N, 2) number of residues of the row and of bases of its chunk.
-    """
-
-    chunk: Tensor
-    contig: Tensor
-    sizes: Tensor
+    def require_valid(self) -> None:
+        """Raises ValueError for sizes and classes that no head has."""
+        sizes = (self.dna_width, self.protein_width, self.hidden_width, self.pooling_heads)
+        if min(sizes) < 1 or self.context_width < 1 or self.context_width % self.pooling_heads:
+            raise ValueError("its sizes are those of no head")
+        if self.code_width != CODE_WIDTH:
+            raise ValueError(f"its row codes have {self.code_width} numbers, and must have {CODE_WIDTH}")
+        if not 0 < self.num_virus < len(self.classes) or len(set(self.classes)) < len(self.classes):
+            raise ValueError(
+                f"{self.num_virus} of {len(self.classes)} classes are viruses, or two have one name"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Contigs:
-    """Logits of C chunks in the context of their contigs (C, K), and of R contigs (R, K); unit embeddings (R, Z)."""
+    """Results for C chunks of R contigs.
+
+    Attributes:
+        context: (C, K) logits of chunks in the context of their contigs.
+        logits: (R, K).
+        embedding: (R, Z) of length 1.
+        attention: (C,) share of each chunk in its contig's logits; sums to 1 over a contig.
+    """
 
     context: Tensor
     logits: Tensor
@@ -115,24 +126,55 @@ class ContigHead(nn.Module):
         self.register_buffer("chunk_temperature", torch.ones(()))
         self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
 
+    @property
+    def in_features(self) -> int:
+        """Width of the DNA vector and the protein vector together."""
+        return self.spec.dna_width + self.spec.protein_width
+
     def virus_margin(self, logits: Tensor) -> Tensor:
-        """Log-odds of a virus, fp32 (n,), of logits (n, K)."""
+        """Log-odds of a virus, fp32 (n,), of logits (n, K), before calibration."""
         logits = logits.float()
         virus, other = logits.tensor_split([self.spec.num_virus], dim=1)
         return virus.logsumexp(1) - other.logsumexp(1)
 
-    def row_codes(self, dna: Tensor, protein: Tensor, sizes: Tensor) -> Tensor:
-        """Codes (N, Z) of vectors (N, D_dna) and (N, D_protein) with `sizes` as in `Rows`.
+    def chunk_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
+        return self.virus_margin(logits) / self.chunk_temperature
+
+    def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
+        intercept, slope = self.contig_temperature
+        temperature = intercept + slope * num_chunks.clamp(min=1).float().log()
+        margin: Tensor = self.virus_margin(logits) / temperature.clamp(*TEMPERATURE_BOUNDS)
+        return margin
+
+    @torch.inference_mode()
+    def score_rows(self, features: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and codes of rows, each from itself alone; the module must be in evaluation mode.
+
+        Args:
+            features: fp32 (N, F), the DNA vector before the protein vector.
+            sizes: (N, 2), see `row_codes`.
+
+        Returns:
+            P(other) and P(virus), fp32 (N, 2), and codes, fp16 (N, Z). The scores are those of the rounded codes, so that a
+            chunk of one row has the score of its row.
 
         Raises:
-            MismatchError: the vectors are of another width than the head's.
+            MismatchError: the features are of another width.
         """
-        found, wanted = (dna.shape[1], protein.shape[1]), (self.spec.dna_width, self.spec.protein_width)
-        if found != wanted:
+        if features.shape[1] != self.in_features:
             raise MismatchError(
-                f"the classifier head takes DNA and protein vectors of {wanted[0]} and {wanted[1]} numbers, and the models give "
-                f"{found[0]} and {found[1]}. Choose the head that was trained on these models."
+                f"the classifier head takes {self.in_features} features and the models give {features.shape[1]} (DNA and "
+                "protein together). Choose the head that was trained on these models."
             )
+        dna, protein = features.tensor_split([self.spec.dna_width], dim=1)
+        codes = self.row_codes(dna, protein, sizes).half()
+        margin = self.chunk_margin(self.chunk(codes.float()))
+        return torch.stack((-margin, margin), dim=1).sigmoid(), codes
+
+    def row_codes(self, dna: Tensor, protein: Tensor, sizes: Tensor) -> Tensor:
+        """Codes (N, Z) of vectors (N, D_dna) and (N, D_protein); `sizes` (N, 2) are residues of the row and bases of its chunk."""
         residues, bases = sizes.float().unbind(1)
         scaled = torch.stack((residues.log2() - 6, 3 * residues / bases), dim=1)
         codes: Tensor = self.row(torch.cat((self.dna_norm(dna), self.protein_norm(protein), scaled), dim=1))
@@ -147,37 +189,45 @@ class ContigHead(nn.Module):
         return means
 
     def contigs(self, codes: Tensor, contig: Tensor, num_contigs: int) -> Contigs:
-        """Reads the chunk codes (C, Z) of each contig in their order; `contig` (C,) is ascending."""
-        place = torch.arange(len(contig), device=contig.device) + _GAP * (contig + 1)
-        is_chunk = torch.zeros(len(contig) + _GAP * (num_contigs + 1), device=codes.device, dtype=codes.dtype)
-        is_chunk[place] = 1.0
-        entered = self.enter(codes)
-        hidden = entered.new_zeros(len(is_chunk), self.spec.context_width).index_copy_(0, place, entered)
-        for block in self.blocks:
-            hidden = block(hidden, is_chunk)
-        hidden = hidden[place]
-        pooled, attention = self._pool(hidden, contig, num_contigs)
-        counts = torch.bincount(contig, minlength=num_contigs).to(codes.dtype)
-        mean = codes.new_zeros(num_contigs, codes.shape[1]).index_add_(0, contig, codes)
-        mean = mean / counts.clamp(min=1).unsqueeze(1)
-        features = torch.cat(
-            (pooled, mean.to(pooled.dtype), counts.clamp(min=1).log().unsqueeze(1).to(pooled.dtype)), dim=1
-        )
+        """Reads the chunk codes (C, Z), C > 0, of each contig in their order; `contig` int64 (C,) is ascending.
+
+        A contig without chunks gets logits without a meaning. Long contigs are read in segments, so that apart from its
+        arguments and results this takes memory for `_SEGMENT_CHUNKS` chunks only.
+        """
+        heads = self.spec.pooling_heads
+        context, weights = [], []
+        pooled = torch.zeros(num_contigs, heads, self.spec.context_width // heads, device=codes.device)
+        for begin in range(0, len(codes), _SEGMENT_CHUNKS):
+            end = min(begin + _SEGMENT_CHUNKS, len(codes))
+            hidden = self._hidden(codes, contig, num_contigs, begin, end)
+            weight = self.attention(hidden).float().clamp(-20, 20).exp()
+            values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
+            pooled = pooled.index_add(0, contig[begin:end], values)
+            context.append(self.context(hidden))
+            weights.append(weight)
+        weight = torch.cat(weights)
+        total = weight.new_zeros(num_contigs, heads).index_add_(0, contig, weight).clamp(min=1e-9)
+        pooled = (pooled / total.unsqueeze(2)).flatten(1)
+        counts = torch.bincount(contig, minlength=num_contigs).clamp(min=1).unsqueeze(1)
+        mean = codes.new_zeros(num_contigs, codes.shape[1]).index_add_(0, contig, codes) / counts
         return Contigs(
-            context=self.context(hidden),
-            logits=self.contig(features),
+            context=torch.cat(context),
+            logits=self.contig(torch.cat((pooled, mean, counts.log()), dim=1)),
             embedding=functional.normalize(self.embedding(pooled).float(), dim=1),
-            attention=attention,
+            attention=(weight / total[contig]).mean(1),
         )
 
-    def _pool(self, hidden: Tensor, contig: Tensor, num_contigs: int) -> tuple[Tensor, Tensor]:
-        """Attention-weighted means (R, W) of the values of each contig's chunks, and the weights' mean over heads (C,)."""
-        weight = self.attention(hidden).float().clamp(-20, 20).exp()
-        total = weight.new_zeros(num_contigs, weight.shape[1]).index_add_(0, contig, weight)
-        share = weight / total[contig]
-        values = self.values(hidden).float().unflatten(1, (weight.shape[1], -1)) * share.unsqueeze(2)
-        pooled = values.new_zeros(num_contigs, *values.shape[1:]).index_add_(0, contig, values)
-        return pooled.flatten(1).to(hidden.dtype), share.mean(1)
+    def _hidden(self, codes: Tensor, contig: Tensor, num_contigs: int, begin: int, end: int) -> Tensor:
+        """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""
+        first, last = max(0, begin - _REACH), min(end + _REACH, len(codes))
+        number = contig[first:last] - contig[first]
+        # In training, where all chunks are one segment, this does not wait for the device.
+        contigs_here = num_contigs if last - first == len(codes) else int(number[-1]) + 1
+        places = torch.arange(last - first, device=contig.device) + _GAP * (number + 1)
+        hidden: Tensor = self.enter(codes[first:last])
+        for block in self.blocks:
+            hidden = block(hidden, places, last - first + _GAP * (contigs_here + 1))
+        return hidden[begin - first : end - first]
 
 
 class _Block(nn.Module):
@@ -196,10 +246,11 @@ class _Block(nn.Module):
             nn.Linear(2 * width, width),
         )
 
-    def forward(self, hidden: Tensor, is_chunk: Tensor) -> Tensor:
-        """(P, W) -> (P, W) for P places, which `is_chunk` (P,) marks with 1, and the gaps with 0."""
-        normed = self.norm(hidden) * is_chunk.unsqueeze(1)
-        hidden = hidden + self.mix(normed.T.unsqueeze(0))[0].T
+    def forward(self, hidden: Tensor, places: Tensor, num_places: int) -> Tensor:
+        """(C, W) -> (C, W) for chunks at ascending `places` (C,) below `num_places`; the other places are gaps."""
+        normed = self.norm(hidden)
+        spread = normed.new_zeros(num_places, normed.shape[1]).index_copy_(0, places, normed)
+        hidden = hidden + self.mix(spread.T.unsqueeze(0))[0].T[places]
         fed: Tensor = hidden + self.feed(hidden)
         return fed
 
@@ -214,14 +265,20 @@ def load_contig_head(path: Path) -> ContigHead:
         state, _ = read_tensors(path)
         with safe_open(path, framework="pt") as file:
             stated = parse_object((file.metadata() or {})[HEAD_METADATA])
-        spec = from_json(HeadSpec, stated["spec"])
-        head = ContigHead(spec)
-        head.load_state_dict(state)
-        if damaged := [name for name, tensor in state.items() if not is_finite(tensor)]:
-            raise ValueError(f"{damaged[0]} holds numbers that are not finite")
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        spec = from_json(HeadSpec, stated.get("spec"))
+        spec.require_valid()
+        for name, tensor in state.items():
+            if tensor.dtype != torch.float32 or not is_finite(tensor):
+                raise ValueError(f"{name} holds other numbers than finite ones in fp32")
+        # Without memory for what a damaged specification asks for: the tensors of the file take their places.
+        with torch.device("meta"):
+            head = ContigHead(spec)
+        head.load_state_dict(state, assign=True)
+        if head.chunk_temperature <= 0:
+            raise ValueError("its temperature is not above zero")
+    except (LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is not a head for the longest stretches: {error}. Give one that virnuc train has made."
+            f"{path} is not a head for the longest stop-free stretches: {error}. Give one of virnuc train, or make it again."
         ) from error
     return head.requires_grad_(False).eval()
 
@@ -229,6 +286,7 @@ def load_contig_head(path: Path) -> ContigHead:
 def save_contig_head(head: ContigHead, path: Path, facts: Mapping[str, Any]) -> None:
     """Writes a head as fp32 safetensors, atomically and reproducibly; `facts` go into the metadata as JSON."""
     state = {name: tensor.detach().cpu().float().contiguous() for name, tensor in head.state_dict().items()}
+    # One entry: safetensors writes several in an order that changes from process to process.
     stated = {**facts, "frames": "longest", "spec": asdict(head.spec)}
     with atomic_path(path) as temporary:
         save_file(state, temporary, metadata={HEAD_METADATA: json.dumps(stated, sort_keys=True)})

@@ -16,6 +16,7 @@ from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, Checkpoint, config_sizes
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.hub import new_folder, open_weights
 
 _METADATA: Final = {"format": "pt"}  # required by transformers
@@ -53,6 +54,8 @@ def convert(source: Path, out: Path) -> Conversion:
         return Conversion(
             kind="model", source=source, out=out, fingerprint=_convert_model(source, weights, out)
         )
+    if isinstance(weights, ContigHead):
+        raise UsageError(f"{source} is safetensors already: copy the file.")
     if out.suffix != ".safetensors":
         raise UsageError(
             f"--out {out}: {source} is a head, so give a file, {out.with_suffix('.safetensors')}."

@@ -26,7 +26,8 @@ from virnuc_core.models.catalogue import (
     split_family,
 )
 from virnuc_core.models.checkpoint import Checkpoint
-from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
+from virnuc_core.models.classifier import classifier_fingerprint
+from virnuc_core.models.heads import Head, describe_inputs, load_head
 from virnuc_core.models.tensor_files import find_weight_files, is_finite
 from virnuc_core.specs import Family
 
@@ -103,7 +104,7 @@ def _with_random_weights(entry: CatalogueEntry) -> Checkpoint:
     )
 
 
-def open_weights(path: Path) -> Checkpoint | MLPClassifier:
+def open_weights(path: Path) -> Checkpoint | Head:
     """Opens a model's folder or file, or a head, recognised by content; no code in a file is run.
 
     Raises:
@@ -114,7 +115,7 @@ def open_weights(path: Path) -> Checkpoint | MLPClassifier:
     if not os.path.isfile(path):
         raise CheckpointError(f"there is no file or folder {path}: give the path of a model or of a head.")
     try:
-        return load_classifier(path)
+        return load_head(path)
     except CheckpointError as head_error:
         try:
             return Checkpoint.open(path.absolute())
@@ -286,7 +287,7 @@ class Verification:
 
     name: str
     location: Path | None
-    weights: Checkpoint | MLPClassifier | None = field(default=None, repr=False)
+    weights: Checkpoint | Head | None = field(default=None, repr=False)
     fingerprint: str = ""
     facts: str = ""
     hashes_from: str = ""
@@ -355,10 +356,10 @@ def _find_here(name_or_path: str) -> tuple[Path, CatalogueEntry | None]:
 def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verification:
     weights = open_weights(location) if entry is None else Checkpoint.open(location, entry.family)
     problems = []
-    if isinstance(weights, MLPClassifier):
+    if not isinstance(weights, Checkpoint):
         files = [location]
         fingerprint = classifier_fingerprint(location)
-        facts = f"head for {weights.in_features} features"
+        facts = f"head for {describe_inputs(weights)}"
     else:
         spec = weights.spec
         tokenizer = weights.tokenizer_path if spec.family == "dnabert_s" else None

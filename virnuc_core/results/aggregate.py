@@ -13,11 +13,21 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.files import atomic_path
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.results.embeddings import EMBED_VECTORS, FRAMES, IDS, LENGTHS, SCORES, STARTS, VECTORS
+from virnuc_core.results.embeddings import (
+    CODES,
+    EMBED_VECTORS,
+    FRAMES,
+    IDS,
+    LENGTHS,
+    SCORES,
+    SIZES,
+    STARTS,
+    VECTORS,
+)
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import Family
+from virnuc_core.specs import CODE_WIDTH, Family
 
 _POOLING: Final[dict[Family, str]] = {
     "dnabert_s": "mean over all tokens, [CLS] and [SEP] included",
@@ -66,10 +76,13 @@ def shard_columns(
         columns[_vectors_name(plan, "esm2")] = result.protein
     if result.scores is not None:
         columns[SCORES] = result.scores
+    if result.codes is not None:
+        columns[CODES] = result.codes
     if plan.kind == "embed":
         columns[LENGTHS] = store.record_length[shard.begin : shard.end]
     if plan.frames == "longest":
         columns[STARTS] = store.frame_start[shard.begin : shard.end]
+        columns[SIZES] = store.sizes(np.arange(shard.begin, shard.end))
     return columns
 
 
@@ -141,6 +154,9 @@ def _create_datasets(file: h5py.File, plan: RunPlan, store: FrameStore) -> dict[
         forms[LENGTHS] = 0, np.dtype(np.int64)
     if plan.frames == "longest":
         forms[STARTS] = 0, np.dtype(np.int64)
+        forms[SIZES] = 2, np.dtype(np.int64)
+    if plan.frames == "longest" and plan.head is not None:
+        forms[CODES] = CODE_WIDTH, np.dtype(np.float16)
     return {name: _GrowingDataset(file, name, plan.num_rows, *form) for name, form in forms.items()}
 
 

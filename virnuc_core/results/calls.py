@@ -1,6 +1,10 @@
-"""Calls of chunks from the scores of their frames, and calls of contigs from those of their chunks."""
+"""Calls of chunks and contigs.
 
-from dataclasses import dataclass
+Of open reading frames, a chunk is called from the scores of its frames and a contig from its chunks. Of the longest stop-free
+stretches, both are called from the scores that the head gives them, see `virnuc_core.results.contig_scores`.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -19,6 +23,8 @@ _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("confident", 5, 0.3, 0.8),
     ("likely", 2, 0.15, 0.65),
 )
+# Of contigs that the head scores: minimum number of scored chunks, and minimum probability of the call.
+_CONTIG_TIER_RULES: Final[tuple[tuple[Tier, int, float], ...]] = (("confident", 2, 0.95), ("likely", 1, 0.8))
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -33,12 +39,16 @@ class ChunkCalls:
         is_scored: where False, the other arrays are not meaningful.
         p_virus: NaN where not scored.
         best_frame: number of the most confident frame, `NO_FRAME` where not scored.
+        p_region: what regions are found from, NaN where not scored.
+        classes: number of the class, -1 where not scored; None for open reading frames.
     """
 
     is_scored: Bool
     is_virus: Bool
     p_virus: Float64
     best_frame: npt.NDArray[np.uint8]
+    p_region: Float64
+    classes: Int64 | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +57,38 @@ class ContigCalls:
 
     Attributes:
         mean_p: mean p_virus of the scored chunks, NaN without any.
+        p_call: what the call is made from, NaN without scored chunks: `mean_p`, or the score of the head.
         tiers: confidence in each call; None without scored chunks.
+        classes: number of the class, -1 without scored chunks; None for open reading frames.
     """
 
     chunks: Int64
     scored_chunks: Int64
     viral_chunks: Int64
     mean_p: Float64
+    p_call: Float64
     is_virus: Bool
     tiers: list[Tier | None]
+    classes: Int64 | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContigScores:
+    """Scores that a head gives to C chunks and R contigs: calibrated probabilities, NaN without a row.
+
+    Attributes:
+        p_chunk: (C,) of the chunk alone.
+        p_context: (C,) of the chunk in its contig.
+        p_contig: (R,).
+        chunk_classes: (C, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
+        contig_classes: (R, 2), likewise.
+    """
+
+    p_chunk: Float64
+    p_context: Float64
+    p_contig: Float64
+    chunk_classes: Int64
+    contig_classes: Int64
 
 
 def call_chunks(
@@ -91,7 +124,11 @@ def call_chunks(
         # Assigned in reverse, so that the first frame wins a tie.
         best_frame[chunks[is_best][::-1]] = frame_numbers[is_best][::-1]
     return ChunkCalls(
-        is_scored=is_scored, is_virus=p_virus >= threshold, p_virus=p_virus, best_frame=best_frame
+        is_scored=is_scored,
+        is_virus=p_virus >= threshold,
+        p_virus=p_virus,
+        best_frame=best_frame,
+        p_region=p_virus,
     )
 
 
@@ -128,6 +165,48 @@ def call_contigs(
         scored_chunks=scored,
         viral_chunks=viral,
         mean_p=mean_p,
+        p_call=mean_p,
         is_virus=is_virus,
         tiers=tiers.tolist(),
     )
+
+
+def call_scored_chunks(
+    calls: ChunkCalls, scores: ContigScores, threshold: float = DEFAULT_THRESHOLD
+) -> ChunkCalls:
+    """Calls chunks from the scores of the head instead of those of their rows; the class is the best on the side of the call."""
+    is_virus = scores.p_chunk >= threshold
+    return replace(
+        calls,
+        is_virus=is_virus,
+        p_virus=scores.p_chunk,
+        p_region=scores.p_context,
+        classes=_classes_of_calls(is_virus, scores.chunk_classes),
+    )
+
+
+def call_scored_contigs(
+    chunks: ChunkCalls, contigs: Int64, scores: ContigScores, threshold: float = DEFAULT_THRESHOLD
+) -> ContigCalls:
+    """Calls contigs from the scores of the head; `chunks` are their calls, and `contigs` (C,) their contigs, from 0.
+
+    The tier depends on the number of scored chunks and on the probability of the call.
+    """
+    calls = call_contigs(chunks, contigs, len(scores.p_contig), threshold)
+    is_virus = scores.p_contig >= threshold
+    p_right = np.where(is_virus, scores.p_contig, 1 - scores.p_contig)
+    tiers = np.full(len(p_right), "unsure", np.object_)
+    tiers[calls.scored_chunks == 0] = None
+    for tier, least_chunks, least_p in reversed(_CONTIG_TIER_RULES):
+        tiers[(calls.scored_chunks >= least_chunks) & (p_right >= least_p)] = tier
+    return replace(
+        calls,
+        p_call=scores.p_contig,
+        is_virus=is_virus,
+        tiers=tiers.tolist(),
+        classes=_classes_of_calls(is_virus, scores.contig_classes),
+    )
+
+
+def _classes_of_calls(is_virus: Bool, classes: Int64) -> Int64:
+    return np.where(is_virus, classes[:, 1], classes[:, 0])

@@ -33,7 +33,7 @@ from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import cell_text
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import Family, FrameRule
+from virnuc_core.specs import CODE_WIDTH, Family, FrameRule
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
 VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
@@ -41,13 +41,20 @@ EMBED_VECTORS: Final = "embeddings"
 FEATURES: Final = "vectors"  # both models side by side, in files of other programs
 LENGTHS: Final = "lengths"
 SCORES: Final = "scores"
+CODES: Final = "codes"  # of rows, by a head for the longest stretches
 STARTS: Final = "starts"
+SIZES: Final = "sizes"  # see `FrameStore.sizes`
 FRAMES: Final = "frames"  # attribute: the FrameRule of the rows
 MATRICES: Final = (*VECTORS.values(), EMBED_VECTORS, FEATURES)
 
-_DATASETS: Final = (*MATRICES, LENGTHS, SCORES, STARTS)
+_DATASETS: Final = (*MATRICES, LENGTHS, SCORES, CODES, STARTS, SIZES)
 # dtype kinds and dimensions of the datasets that are not float matrices.
-_FORMS: Final = {**dict.fromkeys(IDS.values(), ("SUO", 1)), LENGTHS: ("i", 1), STARTS: ("i", 1)}
+_FORMS: Final = {
+    **dict.fromkeys(IDS.values(), ("SUO", 1)),
+    LENGTHS: ("i", 1),
+    STARTS: ("i", 1),
+    SIZES: ("i", 2),
+}
 _BLOCK_ROWS: Final = 4096
 _READ_BYTES: Final = 1 << 20
 # Limits on decompressed size, against zip bombs: this many bytes, or this many times the size in the file.
@@ -354,9 +361,8 @@ def _write_npy(path: Path, source: Embeddings, rows: Rows) -> None:
 def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
     """Like `numpy.savez`, but without holding all vectors in memory."""
     columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
-    columns |= {SCORES: source.scores} if source.scores is not None else {}
-    columns |= {LENGTHS: source.lengths} if source.lengths is not None else {}
-    columns |= {STARTS: source.starts} if source.starts is not None else {}
+    given = (name for name in (SCORES, LENGTHS, CODES, STARTS, SIZES) if name in source)
+    columns |= {name: source.rows(name, 0, len(source)) for name in given}
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("vectors", *columns):
             with archive.open(zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH), "w", force_zip64=True) as member:
@@ -529,7 +535,8 @@ def _require_form(name: str, values: h5py.Dataset | npt.NDArray[Any], num_rows: 
     """Raises ValueError unless rows, dimensions and dtype are those that a dataset of this name must have."""
     kinds, dimensions = _FORMS.get(name, ("f", 2))
     is_of_form = values.ndim == dimensions and len(values) == num_rows and values.dtype.kind in kinds
-    if not is_of_form or (name == SCORES and values.shape[1] != 2):
+    widths = {SCORES: 2, SIZES: 2, CODES: CODE_WIDTH}
+    if not is_of_form or (name in widths and values.shape[1] != widths[name]):
         raise ValueError(f"{name!r} has another form than it must have")
 
 

@@ -17,10 +17,13 @@ from virnuc_core.files import iter_temporaries
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
 from virnuc_core.models.catalogue import read_purpose
-from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
+from virnuc_core.models.classifier import classifier_fingerprint
+from virnuc_core.models.contig_head import ContigHead
+from virnuc_core.models.heads import describe_inputs, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.aggregate import file_attributes, shard_columns
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
 from virnuc_core.results.tables import differing_tables
@@ -263,7 +266,13 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
         yield Finding(path=path, state="damaged", message=f"{text}: {_RUN_AGAIN}.")
     if plan.kind != "predict" or differences or len(intact) < len(plan.shards):
         return
-    for path in sorted(differing_tables(folder, store, plan.threshold)):
+    try:
+        head = contig_head_of(plan)
+    except (CheckpointError, MismatchError) as error:
+        message = f"the tables cannot be compared with the shards: {error}"
+        yield Finding(path=Path(plan.head.location if plan.head else ""), state="missing", message=message)
+        return
+    for path in sorted(differing_tables(folder, store, plan.threshold, head)):
         message = f"{path} is not what the shards give: {_RUN_AGAIN}."
         yield Finding(path=path, state="damaged", message=message)
 
@@ -440,8 +449,12 @@ def _read_checkpoint(path: Path) -> Iterator[Fact]:
 
 
 def _read_head(path: Path) -> Iterator[Fact]:
-    yield "features", str(load_classifier(path).in_features)
+    head = load_head(path)
+    yield "features", str(head.in_features)
     yield "frames", FRAMES_IN_WORDS[read_purpose(path).frames]
+    if isinstance(head, ContigHead):
+        yield "takes", describe_inputs(head)
+        yield "classes", ", ".join(head.spec.classes)
     yield "fingerprint", classifier_fingerprint(path)
 
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.models.catalogue import resolve_head
-from virnuc_core.results.embeddings import FEATURES, VECTORS, Embeddings
+from virnuc_core.models.heads import load_head
+from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, VECTORS, Embeddings
 from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines
 from virnuc_core.results.writers import ResultWriter, header_line
 
@@ -27,18 +28,25 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
         DamagedFileError: the embeddings file is corrupt, or is another kind of file.
         InputError: the embeddings file does not exist.
         MismatchError: the head takes features of another width, or was trained for chunks of another length or for other frames.
-        UsageError: the file does not hold the vectors of both models.
+        UsageError: the file does not hold the vectors of both models, or lacks the sizes of its stretches.
     """
     with Embeddings(embeddings) as file:
         matrices = _matrices_of_both_models(file)
         chunk_length = file.attrs.get("chunk_length") or None
-        scorer = Scorer(resolve_head(head, chunk_length, file.frames), "cpu")
+        scorer = Scorer(load_head(resolve_head(head, chunk_length, file.frames)), "cpu")
+        needs_sizes = file.frames == "longest"
+        if needs_sizes and SIZES not in file:
+            raise UsageError(
+                f"{file.path} has no {SIZES!r}, which a head for the longest stop-free stretches needs. Give the embeddings.h5 "
+                "of a predict run."
+            )
         with ResultWriter().stream(out) as write:
             write(header_line(FRAME_COLUMNS))
             for begin in range(0, len(file), _BLOCK_ROWS):
                 end = min(begin + _BLOCK_ROWS, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
-                write(frame_lines(file.read_ids(begin, end), scorer.score(*parts)))
+                sizes = file.rows(SIZES, begin, end) if needs_sizes else None
+                write(frame_lines(file.read_ids(begin, end), scorer.score(*parts, sizes=sizes)[SCORES]))
         return len(file)
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.errors import MismatchError
+from virnuc_core.models.contig_head import ContigHead
+from virnuc_core.plain_text import cell_text
 from virnuc_core.results.calls import (
     DEFAULT_THRESHOLD,
     OTHER,
@@ -22,8 +24,11 @@ from virnuc_core.results.calls import (
     ContigCalls,
     call_chunks,
     call_contigs,
+    call_scored_chunks,
+    call_scored_contigs,
 )
-from virnuc_core.results.embeddings import SCORES, Embeddings
+from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -38,7 +43,7 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import FrameRule
 
-PREDICTION_SCHEMA: Final = pa.schema(
+_PREDICTION_SCHEMA: Final = pa.schema(
     [
         ("contig", pa.string()),
         ("chunk", pa.int64()),
@@ -50,7 +55,7 @@ PREDICTION_SCHEMA: Final = pa.schema(
         ("status", pa.string()),
     ]
 )
-CONTIG_SCHEMA: Final = pa.schema(
+_CONTIG_SCHEMA: Final = pa.schema(
     [
         ("contig", pa.string()),
         ("record", pa.int64()),
@@ -64,11 +69,24 @@ CONTIG_SCHEMA: Final = pa.schema(
         ("tier", pa.string()),
     ]
 )
+_CLASS: Final = pa.field("class", pa.string())
+PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
+    "open": _PREDICTION_SCHEMA,
+    "longest": _PREDICTION_SCHEMA.append(_CLASS),
+}
+CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
+    "open": _CONTIG_SCHEMA,
+    "longest": _CONTIG_SCHEMA.append(pa.field("p_virus", pa.float64())).append(_CLASS),
+}
+# The column that contigs are called from.
+CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
 SCORED: Final = "scored"
 _STATUS_WITHOUT_FRAME: Final[dict[FrameRule, str]] = {"open": "no_open_frame", "longest": "no_stretch"}
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 16
+
+Int64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +112,12 @@ def write_tables(
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
+    head: ContigHead | None = None,
 ) -> TableCounts:
-    """Writes the tables of a predict run, each complete or absent; `threshold` is the p_virus from which the call is virus.
+    """Writes the tables of a predict run, each complete or absent.
+
+    `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
+    another run.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -109,10 +131,9 @@ def write_tables(
                 f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, threshold, writer, stack)
+        tables = _Tables(folder, store, embeddings, head, threshold, writer, stack)
         for begin, end in _blocks(store):
-            first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
-            tables.add(begin, end, first, embeddings.rows(SCORES, first, last))
+            tables.add(begin, end)
         write_rejected = stack.enter_context(writer.stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
             for line in rejected:
@@ -132,7 +153,9 @@ def write_tables(
     )
 
 
-def differing_tables(folder: RunFolder, store: FrameStore, threshold: float) -> set[Path]:
+def differing_tables(
+    folder: RunFolder, store: FrameStore, threshold: float, head: ContigHead | None = None
+) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
     Raises:
@@ -140,7 +163,7 @@ def differing_tables(folder: RunFolder, store: FrameStore, threshold: float) -> 
         MismatchError: it has other rows than the store.
     """
     comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison)
+    write_tables(folder, store, threshold, comparison, head)
     return comparison.differing
 
 
@@ -156,60 +179,87 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
 
 class _Tables:
     def __init__(
-        self, folder: RunFolder, store: FrameStore, threshold: float, writer: ResultWriter, stack: ExitStack
+        self,
+        folder: RunFolder,
+        store: FrameStore,
+        embeddings: Embeddings,
+        head: ContigHead | None,
+        threshold: float,
+        writer: ResultWriter,
+        stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._store = store
+        self._embeddings = embeddings
+        self._head = head
+        self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
         self._threshold = threshold
         enter = stack.enter_context
+        prediction_schema, contig_schema = (
+            schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
+        )
         self._write_chunks = enter(writer.stream(folder.predictions))
-        self._append_chunks = enter(writer.parquet(folder.predictions_parquet, PREDICTION_SCHEMA))
+        self._append_chunks = enter(writer.parquet(folder.predictions_parquet, prediction_schema))
         self._write_contigs = enter(writer.stream(folder.contigs))
-        self._append_contigs = enter(writer.parquet(folder.contigs_parquet, CONTIG_SCHEMA))
+        self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
         self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
         self._regions = RegionFiles(folder, writer, stack, threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
         self._add_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
-        self._write_chunks(header_line(PREDICTION_SCHEMA.names))
-        self._write_contigs(header_line(CONTIG_SCHEMA.names))
+        self._write_chunks(header_line(prediction_schema.names))
+        self._write_contigs(header_line(contig_schema.names))
         self._write_frames(header_line(FRAME_COLUMNS))
 
-    def add(self, begin: int, end: int, first_frame: int, scores: npt.NDArray[np.float32]) -> None:
-        """Writes chunks begin..end-1, whole contigs; their frames, with scores fp32 (n, 2), are stored from `first_frame` on."""
-        store = self._store
-        rows = slice(first_frame, first_frame + len(scores))
-        frame_numbers = store.frame_number[rows]
-        self._write_frames(frame_lines(store.frame_ids(rows.start, rows.stop), scores))
-        chunks = store.frame_chunk[rows] - begin
-        calls = call_chunks(scores, chunks, frame_numbers, end - begin, self._threshold)
-        table = _prediction_table(store, begin, end, calls)
-        self._write_chunks(table_lines(table, self._threshold))
+    def add(self, begin: int, end: int) -> None:
+        """Writes chunks begin..end-1, whole contigs, and their frames."""
+        store, threshold = self._store, self._threshold
+        first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+        scores = self._embeddings.rows(SCORES, first, last)
+        self._write_frames(frame_lines(store.frame_ids(first, last), scores))
+        row_chunk = store.frame_chunk[first:last] - begin
+        contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+        num_contigs = int(contig[-1]) + 1
+        chunks = call_chunks(scores, row_chunk, store.frame_number[first:last], end - begin, threshold)
+        if self._head is None:
+            contigs = call_contigs(chunks, contig, num_contigs, threshold)
+        else:
+            found = score_contigs(
+                self._head,
+                lambda left, right: self._embeddings.rows(CODES, first + left, first + right),
+                row_chunk,
+                contig,
+                num_contigs,
+            )
+            chunks = call_scored_chunks(chunks, found, threshold)
+            contigs = call_scored_contigs(chunks, contig, found, threshold)
+        table = _prediction_table(store, begin, end, chunks, self._classes)
+        self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
-        self._add_highest(_highest_score_lines(store.chunk_ids(begin, end), calls))
-        self.counts["scored_chunks"] += int(calls.is_scored.sum())
-        self.counts["viral_chunks"] += int(calls.is_virus.sum())
-        self._add_contigs(slice(begin, end), calls)
+        self._add_highest(_highest_score_lines(store.chunk_ids(begin, end), chunks))
+        self.counts["scored_chunks"] += int(chunks.is_scored.sum())
+        self.counts["viral_chunks"] += int(chunks.is_virus.sum())
+        self._add_contigs(slice(begin, end), chunks, contig, contigs)
 
-    def _add_contigs(self, chunks: slice, calls: ChunkCalls) -> None:
+    def _add_contigs(
+        self, chunks: slice, calls: ChunkCalls, contig_of_chunk: Int64, contig_calls: ContigCalls
+    ) -> None:
         store = self._store
         first = int(store.chunk_record[chunks.start])
-        contig_of_chunk = store.chunk_record[chunks] - first
-        contig_calls = call_contigs(calls, contig_of_chunk, int(contig_of_chunk[-1]) + 1, self._threshold)
-        table = _contig_table(store, first, contig_calls)
+        table = _contig_table(store, first, contig_calls, self._classes)
         self._write_contigs(table_lines(table, self._threshold))
         self._append_contigs(table)
         self.counts.update(table["call"].to_pylist())
         names = table["contig"].to_pylist()
         for row in np.flatnonzero(contig_calls.is_virus).tolist():
-            mean_p = six_decimals(contig_calls.mean_p[row], self._threshold)
-            header = f"{names[row]} mean_p={mean_p} tier={contig_calls.tiers[row]}"
+            p = six_decimals(contig_calls.p_call[row], self._threshold)
+            header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
             self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
             contig=contig_of_chunk,
             start=store.chunk_start[chunks],
             end=store.chunk_end[chunks],
-            p_virus=calls.p_virus,
+            p_virus=calls.p_region,
         )
         regions = find_regions(scores, threshold=self._threshold)
         lengths = table["length"].to_pylist()
@@ -217,13 +267,16 @@ class _Tables:
         self.counts["regions"] += len(regions)
 
 
-def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls) -> pa.Table:
+def _prediction_table(
+    store: FrameStore, begin: int, end: int, calls: ChunkCalls, classes: tuple[str, ...]
+) -> pa.Table:
     """Rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
     records = store.chunk_record[begin:end]
     first = int(records[0])
     names = pa.array(store.record_names(first, int(records[-1]) + 1), pa.string())
     is_scored = calls.is_scored
-    columns = (
+    schema = PREDICTION_SCHEMAS[store.meta.frames]
+    columns: list[Any] = [
         names.take(pa.array(records - first)),
         store.chunk_index[begin:end] + 1,
         store.chunk_start[begin:end] + 1,
@@ -232,14 +285,17 @@ def _prediction_table(store: FrameStore, begin: int, end: int, calls: ChunkCalls
         pa.array(calls.p_virus, mask=~is_scored),
         _call_names(is_scored, calls.is_virus),
         np.where(is_scored, SCORED, _STATUS_WITHOUT_FRAME[store.meta.frames]),
-    )
-    return pa.table(dict(zip(PREDICTION_SCHEMA.names, columns, strict=True)), PREDICTION_SCHEMA)
+    ]
+    if calls.classes is not None:
+        columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+    return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 
-def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table:
+def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tuple[str, ...]) -> pa.Table:
+    schema = CONTIG_SCHEMAS[store.meta.frames]
     rows = slice(first, first + len(calls.chunks))
     is_scored = calls.scored_chunks > 0
-    columns = (
+    columns: list[Any] = [
         store.record_names(rows.start, rows.stop),
         store.record_number[rows],
         store.record_length[rows],
@@ -250,8 +306,11 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls) -> pa.Table
         pa.array(calls.mean_p, mask=~is_scored),
         _call_names(is_scored, calls.is_virus),
         calls.tiers,
-    )
-    return pa.table(dict(zip(CONTIG_SCHEMA.names, columns, strict=True)), CONTIG_SCHEMA)
+    ]
+    if calls.classes is not None:
+        columns.append(pa.array(calls.p_call, mask=~is_scored))
+        columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+    return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 
 def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_]) -> npt.NDArray[np.str_]:

@@ -237,6 +237,13 @@ class FrameStore:
         columns = (self.sequences, self.dna, self.protein)
         return next(c.rows(row, row + 1).to_strings()[0].encode() for c in columns if c is not None)
 
+    def sizes(self, rows: Int64) -> Int64:
+        """int64 (n, 2): residues of frames, and bases of their chunks; not for whole sequences."""
+        assert self.protein is not None
+        offsets, chunks = self.protein.offsets, self.frame_chunk[rows]
+        bases = self.chunk_end[chunks] - self.chunk_start[chunks]
+        return np.stack((offsets[rows + 1] - offsets[rows], bases), axis=1)
+
     def chunk_ids(self, begin: int, end: int) -> list[str]:
         """`NAME_chunk_1`, `NAME_chunk_2`, ... of the chunks begin..end-1."""
         if begin >= end:

@@ -14,13 +14,25 @@ from virnuc_core.files import make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.models.classifier import classifier_fingerprint, save_classifier
-from virnuc_core.results.calls import call_chunks, call_contigs
+from virnuc_core.models.classifier import classifier_fingerprint
+from virnuc_core.models.contig_head import ContigHead, HeadSpec
+from virnuc_core.models.heads import load_head, save_head
+from virnuc_core.results.calls import (
+    ChunkCalls,
+    ContigCalls,
+    call_chunks,
+    call_contigs,
+    call_scored_chunks,
+    call_scored_contigs,
+)
+from virnuc_core.results.contig_scores import score_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.specs import FrameRule, InputFile
+from virnuc_core.training.contig_trainer import LabelledRuns, train_contig_head
+from virnuc_core.training.contigs import MOST_CHUNKS, LossWeights
 from virnuc_core.training.labels import (
     GenBankCounts,
     LabelledFiles,
@@ -36,6 +48,7 @@ from virnuc_core.training.split import (
     TEST,
     TRAIN,
     VALIDATION,
+    kept_share,
     sample_weights,
     split_records,
     subsample,
@@ -75,6 +88,25 @@ class SampledFrames:
     def with_features(self, features: npt.NDArray[np.float32]) -> LabelledVectors:
         """Adds their vectors (n, D)."""
         return LabelledVectors(features=features, is_viral=self.is_viral, weights=self.weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledRuns:
+    """A weighted sample of the chunks of a part, in runs: ascending rows of the frame store; the rest as in `LabelledRuns`."""
+
+    rows: Int64
+    first_row: Int64
+    first_chunk: Int64
+    classes: Int64
+    groups: Int64
+    weights: npt.NDArray[np.float64]
+
+    def with_features(self, features: npt.NDArray[np.float32], store: FrameStore) -> LabelledRuns:
+        """Adds their vectors (n, D) and sizes."""
+        own = {
+            name: getattr(self, name) for name in ("first_row", "first_chunk", "classes", "groups", "weights")
+        }
+        return LabelledRuns(features=features, sizes=store.sizes(self.rows), **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,22 +232,14 @@ def fit_head(
         OSError: the head cannot be written.
     """
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
-    records = record_of_frames(store)
-    rng = np.random.default_rng(settings.trainer.seed)
-    sampled = [
-        sample_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
-        for part in (TRAIN, VALIDATION)
-    ]
-    features, work = read_features(folder, plan, [one.rows for one in sampled])
-    train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
-    trained = train_head(train, validation, settings.trainer)
-    save_classifier(trained.classifier, out, _facts(plan, trained, settings))
+    fit = _fit_classifier if plan.frames == "open" else _fit_contig_head
+    trained, work = fit(folder, plan, store, table, split, settings)
+    save_head(trained.head, out, _facts(plan, trained, settings))
     calls = _test_calls(folder, plan, store, table, split, out)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
-        "temperature": trained.temperature,
-        "best_epochs": trained.best_epochs,
+        **_fitted(trained),
         "history": [asdict(one) for one in trained.history],
         "test": {level: asdict(measure(known)) for level, known in calls.items()},
     }
@@ -225,28 +249,76 @@ def fit_head(
     )
 
 
+def _fit_classifier(
+    folder: RunFolder,
+    plan: RunPlan,
+    store: FrameStore,
+    table: RecordTable,
+    split: RecordSplit,
+    settings: HeadSettings,
+) -> tuple[TrainedHead, ShardCounters]:
+    records = record_of_frames(store)
+    rng = np.random.default_rng(settings.trainer.seed)
+    sampled = [
+        sample_frames(table, records, split.part == part, settings.group_power, settings.most_frames, rng)
+        for part in (TRAIN, VALIDATION)
+    ]
+    features, work = read_features(folder, plan, [one.rows for one in sampled])
+    train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
+    return train_head(train, validation, settings.trainer), work
+
+
+def _fit_contig_head(
+    folder: RunFolder,
+    plan: RunPlan,
+    store: FrameStore,
+    table: RecordTable,
+    split: RecordSplit,
+    settings: HeadSettings,
+) -> tuple[TrainedHead, ShardCounters]:
+    rng = np.random.default_rng(settings.trainer.seed)
+    sampled = [
+        sample_runs(table, store, split.part == part, settings.group_power, settings.most_frames, rng)
+        for part in (TRAIN, VALIDATION)
+    ]
+    features, work = read_features(folder, plan, [one.rows for one in sampled])
+    train, validation = (one.with_features(x, store) for one, x in zip(sampled, features, strict=True))
+    dna_width, protein_width = (model.spec.embedding_dim for model in plan.models)
+    spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=table.class_names, num_virus=1)
+    return train_contig_head(train, validation, spec, settings.trainer), work
+
+
 def _test_calls(
     folder: RunFolder, plan: RunPlan, store: FrameStore, table: RecordTable, split: RecordSplit, head: Path
 ) -> dict[str, KnownCalls]:
     """Calls of the chunks and contigs of the test records, made as in a predict run."""
     is_test_record = split.part[store.record_number - 1] == TEST
-    is_test_chunk = is_test_record[store.chunk_record]
-    rows = np.flatnonzero(is_test_chunk[store.frame_chunk])
-    scores = score_frames(folder, plan, head, rows)
-    number_of_chunk = np.cumsum(is_test_chunk) - 1
-    chunk_record = store.chunk_record[is_test_chunk]
-    chunks = call_chunks(
-        scores, number_of_chunk[store.frame_chunk[rows]], store.frame_number[rows], len(chunk_record)
-    )
-    contigs = call_contigs(chunks, chunk_record, store.num_records)
+    chunks, contigs = _call(folder, plan, store, is_test_record, head)
     own = np.flatnonzero(is_test_record)
-    chunk_rows = store.record_number[chunk_record] - 1
+    chunk_rows = store.record_number[store.chunk_record[is_test_record[store.chunk_record]]] - 1
     return {
         "chunks": known_calls(chunks.is_virus, chunks.p_virus, chunk_rows, table),
-        "contigs": known_calls(
-            contigs.is_virus[own], contigs.mean_p[own], store.record_number[own] - 1, table
-        ),
+        "contigs": known_calls(contigs.is_virus, contigs.p_call, store.record_number[own] - 1, table),
     }
+
+
+def _call(
+    folder: RunFolder, plan: RunPlan, store: FrameStore, is_wanted: npt.NDArray[np.bool_], path: Path
+) -> tuple[ChunkCalls, ContigCalls]:
+    """Calls of the chunks and contigs of the records with `is_wanted` (R,)."""
+    is_chunk = is_wanted[store.chunk_record]
+    rows = np.flatnonzero(is_chunk[store.frame_chunk])
+    head = load_head(path)
+    results = score_frames(folder, plan, store, Scorer(head, "cpu"), rows)
+    row_chunk = (np.cumsum(is_chunk) - 1)[store.frame_chunk[rows]]
+    contig = (np.cumsum(is_wanted) - 1)[store.chunk_record[is_chunk]]
+    chunks = call_chunks(results["scores"], row_chunk, store.frame_number[rows], len(contig))
+    if not isinstance(head, ContigHead):
+        return chunks, call_contigs(chunks, contig, int(is_wanted.sum()))
+    codes = results["codes"]
+    scores = score_contigs(head, lambda begin, end: codes[begin:end], row_chunk, contig, int(is_wanted.sum()))
+    chunks = call_scored_chunks(chunks, scores)
+    return chunks, call_scored_contigs(chunks, contig, scores)
 
 
 def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mapping[str, Any]:
@@ -265,9 +337,15 @@ def _facts(plan: RunPlan, trained: TrainedHead, settings: HeadSettings) -> Mappi
             for model in plan.models
         },
         "settings": asdict(settings),
-        "best_epochs": trained.best_epochs,
-        "temperature": trained.temperature,
+        **_fitted(trained),
     }
+
+
+def _fitted(trained: TrainedHead) -> dict[str, Any]:
+    fitted = {"best_epochs": trained.best_epochs, "temperature": trained.temperature}
+    if trained.contig_temperature is not None:
+        fitted |= {"contig_temperature": trained.contig_temperature, "loss": asdict(LossWeights())}
+    return fitted
 
 
 def record_of_frames(store: FrameStore) -> Int64:
@@ -291,6 +369,47 @@ def sample_frames(
     return SampledFrames(rows=rows[left], is_viral=table.is_viral[own[left]], weights=weights)
 
 
+def sample_runs(
+    table: RecordTable,
+    store: FrameStore,
+    in_part: npt.NDArray[np.bool_],
+    sampling_exponent: float,
+    max_frames: int,
+    rng: np.random.Generator,
+) -> SampledRuns:
+    """Samples runs of up to MOST_CHUNKS consecutive chunks with a row, about `max_frames` frames in all, of the records in `in_part` (R,).
+
+    Groups are weighted as in `sample_frames`.
+    """
+    records = record_of_frames(store)
+    rows = np.flatnonzero(in_part[records])
+    own = records[rows]
+    weights = sample_weights(table.is_viral[own], table.groups[own], sampling_exponent)
+    chunk_begins = np.flatnonzero(np.diff(store.frame_chunk[rows], prepend=-1))
+    chunk_record = own[chunk_begins]
+    record_begins = np.flatnonzero(np.diff(chunk_record, prepend=-1))
+    counts = np.diff(record_begins, append=len(chunk_record))
+    place = np.arange(len(chunk_record)) - np.repeat(record_begins, counts)
+    run_begins = np.flatnonzero(place % MOST_CHUNKS == 0)
+    first_rows = chunk_begins[run_begins]
+    # All frames of a record have the same share.
+    share = kept_share(weights, max_frames)[first_rows]
+    run_weights = np.add.reduceat(weights, first_rows) / share
+    is_kept = rng.random(len(share)) < share
+    chunk_counts = np.diff(run_begins, append=len(chunk_begins))
+    is_kept_chunk = np.repeat(is_kept, chunk_counts)
+    row_counts = np.diff(chunk_begins, append=len(rows))
+    record = chunk_record[run_begins[is_kept]]
+    return SampledRuns(
+        rows=rows[np.repeat(is_kept_chunk, row_counts)],
+        first_row=np.concatenate(([0], np.cumsum(row_counts[is_kept_chunk]))),
+        first_chunk=np.concatenate(([0], np.cumsum(chunk_counts[is_kept]))),
+        classes=table.classes[record],
+        groups=table.groups[record],
+        weights=run_weights[is_kept] / run_weights[is_kept].sum(),
+    )
+
+
 def read_features(
     folder: RunFolder, plan: RunPlan, wanted: list[Int64]
 ) -> tuple[list[npt.NDArray[np.float32]], ShardCounters]:
@@ -311,20 +430,20 @@ def read_features(
     return features, sum_counters(counters)
 
 
-def score_frames(folder: RunFolder, plan: RunPlan, head: Path, rows: Int64) -> npt.NDArray[np.float32]:
-    """P(other) and P(virus), fp32 (n, 2), of frames with ascending `rows` (n,), computed shard by shard.
+def score_frames(
+    folder: RunFolder, plan: RunPlan, store: FrameStore, scorer: Scorer, rows: Int64
+) -> dict[str, npt.NDArray[Any]]:
+    """Results of `Scorer.score` for frames with ascending `rows` (n,), computed shard by shard.
 
     Raises:
-        CheckpointError: the head cannot be used.
         DamagedFileError: a shard is missing, incomplete or corrupt.
     """
-    scorer = Scorer(head, "cpu")
-    scores = np.empty((len(rows), 2), np.float32)
+    parts = []
     for shard, result in iter_shard_results(folder, plan):
-        begin, end = np.searchsorted(rows, (shard.begin, shard.end)).tolist()
-        if begin < end:
-            scores[begin:end] = scorer.score(_features(result)[rows[begin:end] - shard.begin])
-    return scores
+        own = rows[slice(*np.searchsorted(rows, (shard.begin, shard.end)))]
+        sizes = store.sizes(own) if plan.frames == "longest" else None
+        parts.append(scorer.score(_features(result)[own - shard.begin], sizes=sizes))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def count_parts(

@@ -97,12 +97,20 @@ def subsample(weights: Float64, max_frames: int, rng: np.random.Generator) -> tu
     """Ascending rows of about `max_frames` frames, and new weights that keep weighted sampling the same in expectation."""
     if len(weights) <= max_frames:
         return np.arange(len(weights)), weights
-    kept_share = np.minimum(1.0, max_frames * weights)
-    for _ in range(20):  # redistributes what is clipped at 1
-        kept_share = np.minimum(1.0, kept_share * max_frames / kept_share.sum())
-    rows = np.flatnonzero(rng.random(len(weights)) < kept_share)
-    left = weights[rows] / kept_share[rows]
+    share = kept_share(weights, max_frames)
+    rows = np.flatnonzero(rng.random(len(weights)) < share)
+    left = weights[rows] / share[rows]
     return rows, left / left.sum()
+
+
+def kept_share(weights: Float64, max_frames: int) -> Float64:
+    """float64 (n,): probability with which each frame is to be kept, so that about `max_frames` are."""
+    if len(weights) <= max_frames:
+        return np.ones(len(weights))
+    share = np.minimum(1.0, max_frames * weights)
+    for _ in range(20):  # redistributes what is clipped at 1
+        share = np.minimum(1.0, share * max_frames / share.sum())
+    return np.asarray(share)
 
 
 class KinshipSketches:

@@ -1,4 +1,4 @@
-"""Fits a classifier head to labelled vectors and calibrates it; reproducible on the same kind of machine."""
+"""Fits an MLPClassifier to labelled vectors and calibrates it; reproducible on the same kind of machine."""
 
 import logging
 import math
@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS
+from virnuc_core.models.heads import Head, fixed_threads
 
-# Fixed, since rounding of matrix products depends on the number of threads.
-_THREADS: Final = 4
 _ROWS_AT_ONCE: Final = 4096
-_MIN_IMPROVEMENT: Final = 1e-4
-# With few or easy validation frames the temperature would tend to 0, and every score to 0 or 1.
-_TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
+MIN_IMPROVEMENT: Final = 1e-4  # of the validation loss
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +75,16 @@ class TrainedHead:
     """A calibrated head, in evaluation mode, that takes features as the models give them.
 
     Attributes:
-        temperature: already applied to the classifier's logits.
+        temperature: of frames and chunks; part of the head.
         best_epochs: the epoch that each member's weights come from.
+        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier.
     """
 
-    classifier: MLPClassifier
+    head: Head
     temperature: float
     history: tuple[Epoch, ...]
     best_epochs: tuple[int, ...]
+    contig_temperature: tuple[float, float] | None = None
 
 
 def train_head(
@@ -96,7 +96,7 @@ def train_head(
     last weights are used, and the temperature stays 1.
     """
     mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
-    with _reproducible():
+    with reproducible():
         history: list[Epoch] = []
         members: list[MLPClassifier] = []
         best_epochs: list[int] = []
@@ -117,7 +117,7 @@ def train_head(
             apply_temperature(head, temperature)
     _log.info("head fitted: best epochs %s, temperature %.3f", best_epochs, temperature)
     return TrainedHead(
-        classifier=head,
+        head=head,
         temperature=temperature,
         history=tuple(history),
         best_epochs=tuple(best_epochs),
@@ -140,7 +140,7 @@ def fit_temperature(
     def loss(log_temperature: float) -> float:
         return float(weights @ np.logaddexp(0.0, -signed / np.exp(log_temperature)))
 
-    bounds = np.log(_TEMPERATURE_BOUNDS)
+    bounds = np.log(TEMPERATURE_BOUNDS)
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(np.exp(found.x))
 
@@ -153,15 +153,14 @@ def apply_temperature(head: MLPClassifier, temperature: float) -> None:
 
 
 @contextmanager
-def _reproducible() -> Iterator[None]:
+def reproducible() -> Iterator[None]:
     """Fixes the number of threads; restores it and the random state afterwards."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(_THREADS)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)
+    state = torch.get_rng_state()
+    with fixed_threads():
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +191,7 @@ def _fit_member(
         holdout_loss = None if validation is None else _weighted_loss(head, validation)
         history.append(Epoch(member=number, epoch=epoch, train_loss=loss, validation_loss=holdout_loss))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, loss, holdout_loss)
-        if holdout_loss is None or holdout_loss < best_loss - _MIN_IMPROVEMENT:
+        if holdout_loss is None or holdout_loss < best_loss - MIN_IMPROVEMENT:
             best, best_loss = epoch, best_loss if holdout_loss is None else holdout_loss
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
         if epoch - best >= settings.patience:
@@ -216,7 +215,7 @@ def _run_epoch(
     for step, rows in enumerate(batches):
         done = (epoch - 1 + step / len(batches)) / settings.epochs
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _rate(done)
+            group["lr"] = settings.learning_rate * learning_rate_factor(done)
         loss = functional.cross_entropy(head(train.features[rows]), train.targets[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -225,7 +224,7 @@ def _run_epoch(
     return total / max(1, sum(map(len, batches)))
 
 
-def _rate(done: float) -> float:
+def learning_rate_factor(done: float) -> float:
     """Learning rate relative to the peak, at a fraction of all epochs."""
     return min(1.0, 10 * done + 0.05) * 0.5 * (1 + math.cos(math.pi * done))
 

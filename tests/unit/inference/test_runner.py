@@ -24,7 +24,9 @@ from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
+from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 
@@ -284,11 +286,36 @@ def test_vectors_that_float16_cannot_hold_are_an_error(packed: ShardResult) -> N
 DNA, PROTEIN = np.random.default_rng(0).standard_normal((2, 700, WIDTH), np.float32)
 
 
-@pytest.mark.parametrize("rows", [(0, 1), (3, 259), (255, 257), (600, 700), (5, 5)])
+SIZES = np.random.default_rng(1).integers((10, 160), (50, 500), (700, 2))
+BLOCKS = pytest.mark.parametrize("rows", [(0, 1), (3, 259), (255, 257), (600, 700), (5, 5)])
+
+
+@BLOCKS
+def test_neighbours_change_no_bit_of_a_code(made_models: MadeModels, rows: tuple[int, int]) -> None:
+    head, part = load_head(made_models.longest_head), slice(*rows)
+    scorer = Scorer(head, "cpu")
+    everything = scorer.score(DNA, PROTEIN, sizes=SIZES)
+    some = scorer.score(DNA[part], PROTEIN[part], sizes=SIZES[part])
+    assert (some["codes"].dtype, some["scores"].dtype) == (np.float16, np.float32)
+    for name, values in some.items():
+        np.testing.assert_array_equal(values, everything[name][part], strict=True)
+    assert isinstance(head, ContigHead)
+    vectors = (torch.from_numpy(array) for array in (DNA, PROTEIN, SIZES))
+    codes = head.row_codes(*vectors)
+    np.testing.assert_allclose(everything["codes"], codes.numpy(), atol=4e-3)
+    margin = head.virus_margin(head.chunk(torch.from_numpy(everything["codes"]).float())) / 1.5
+    np.testing.assert_allclose(everything["scores"][:, 1], margin.sigmoid(), atol=1e-5)
+    np.testing.assert_allclose(everything["scores"].sum(1), 1, atol=1e-6)
+    with pytest.raises(MismatchError, match="takes 192 features and the models give 191"):
+        scorer.score(DNA, PROTEIN[:, 1:], sizes=SIZES)
+
+
+@BLOCKS
 def test_neighbours_change_no_bit_of_a_score(made_models: MadeModels, rows: tuple[int, int]) -> None:
-    scorer = Scorer(made_models.head, "cpu")
-    scores, part = scorer.score(DNA, PROTEIN), slice(*rows)
-    np.testing.assert_array_equal(scorer.score(DNA[part], PROTEIN[part]), scores[part], strict=True)
+    scorer, part = Scorer(load_head(made_models.head), "cpu"), slice(*rows)
+    scores = scorer.score(DNA, PROTEIN)["scores"]
+    some = scorer.score(DNA[part], PROTEIN[part])["scores"]
+    np.testing.assert_array_equal(some, scores[part], strict=True)
     features = torch.from_numpy(np.concatenate((DNA, PROTEIN), axis=1))
     expected = load_classifier(made_models.head).virus_probabilities(features).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-6)

@@ -19,7 +19,7 @@ from virnuc_core.results import tables
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA, frame_lines, write_tables
+from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, frame_lines, write_tables
 from virnuc_core.run_folder import RunFolder
 
 
@@ -60,7 +60,7 @@ def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:
 
 def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
     store, table = finished_run.store, read(finished_run.folder.predictions)
-    assert list(table.columns) == PREDICTION_SCHEMA.names
+    assert list(table.columns) == PREDICTION_SCHEMAS["open"].names
     ids = table.contig + "_chunk_" + table.chunk.astype(str)
     assert ids.tolist() == store.chunk_ids(0, store.num_chunks)
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
@@ -78,7 +78,7 @@ def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
 def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, contigs: Path) -> None:
     folder = finished_run.folder
     chunks, table = read(folder.predictions), read(folder.contigs)
-    assert list(table.columns) == CONTIG_SCHEMA.names
+    assert list(table.columns) == CONTIG_SCHEMAS["open"].names
     assert table.record.tolist() == list(range(1, 41))
     assert table.contig.tolist() == finished_run.store.record_names(0, 40)
     for contig in table.itertuples():

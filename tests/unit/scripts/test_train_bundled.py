@@ -19,6 +19,7 @@ from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.training import contigs
 
 SOURCES = ("viral", "bacteria", "plasmid", "archaea", "fungi", "plant")
 
@@ -34,7 +35,9 @@ def fasta(tmp_path: Path) -> Path:
             share = (0.55, 0.15, 0.15, 0.15) if source == "viral" else (0.25,) * 4
             sequence = "".join(rng.choice(list("ACGT"), 10_050, p=share))
             host = "phage" if number % 2 else "virus"
-            file.write(f'>r{number} class={source} organism="{string.ascii_letters[number]}us {host}"\n{sequence}\n')
+            file.write(
+                f'>r{number} class={source} organism="{string.ascii_letters[number]}us {host}"\n{sequence}\n'
+            )
     return path
 
 
@@ -83,7 +86,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     monkeypatch.setattr(network, "ESM2_SPEC", replace(network.ESM2_SPEC, **small))
     monkeypatch.setattr(network, "DNABERT_SPEC", replace(network.DNABERT_SPEC, **small))
     monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
-    monkeypatch.setattr(train, "_CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
+    monkeypatch.setattr(contigs, "CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
 
     def run(*further: str) -> str:
         files = (

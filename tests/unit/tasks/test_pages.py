@@ -21,7 +21,7 @@ from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import PREDICTION_SCHEMA, TableCounts
+from virnuc_core.results.tables import PREDICTION_SCHEMAS, TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
 from virnuc_core.training.metrics import KnownCalls, measure
@@ -135,7 +135,7 @@ def test_every_scored_chunk_is_in_the_histogram(
     said: set[str],
 ) -> None:
     monkeypatch.setattr(plots, "_BLOCK_ROWS", 2)
-    rows = [PREDICTION_SCHEMA.names]
+    rows = [PREDICTION_SCHEMAS["open"].names]
     rows += [("name", "1", "1", "500", "F1", value, "virus", "scored") for value in values]
     (tmp_path / "predictions.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     figure = p_virus_figure(tmp_path / "predictions.tsv")

@@ -7,6 +7,7 @@ from tests.made_models import MadeModels, MadeRun, plan_run, write_contigs
 from virnuc_core.errors import UsageError
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
+from virnuc_core.models.heads import load_head
 from virnuc_core.results.integrity import check_run
 from virnuc_core.training.heads import (
     count_parts,
@@ -50,8 +51,9 @@ def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: 
     np.testing.assert_array_equal(part, whole[some])
     assert len(none) == 0
     assert work.frames == run.store.num_frames
-    scores = score_frames(run.folder, run.plan, made_models.head, some)
-    np.testing.assert_array_equal(scores, Scorer(made_models.head, "cpu").score(dna[some], protein[some]))
+    scorer = Scorer(load_head(made_models.head), "cpu")
+    scores = score_frames(run.folder, run.plan, run.store, scorer, some)["scores"]
+    np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
 
 
 def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:

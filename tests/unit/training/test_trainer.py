@@ -31,7 +31,7 @@ def made_vectors(count: int, seed: int, gap: float = 8.0) -> LabelledVectors:
 
 def test_a_head_separates_what_can_be_separated(tmp_path: Path) -> None:
     trained = train_head(made_vectors(2000, 0), made_vectors(400, 1), SETTINGS)
-    save_classifier(trained.classifier, tmp_path / "head.safetensors")
+    save_classifier(trained.head, tmp_path / "head.safetensors")
     others = made_vectors(1000, 2)
     p = load_classifier(tmp_path / "head.safetensors").virus_probabilities(torch.from_numpy(others.features))
     assert ((p[:, 1].numpy() >= 0.5) == others.is_viral).mean() > 0.9
@@ -46,7 +46,7 @@ def test_frames_are_sampled_by_their_weights() -> None:
     weights = np.where(is_viral, 0.9, 0.1) / 1000
     vectors = LabelledVectors(features=features, is_viral=is_viral, weights=weights)
     trained = train_head(vectors, vectors, SETTINGS)
-    p = 1 / (1 + np.exp(-margins_of(trained.classifier, torch.from_numpy(features))))
+    p = 1 / (1 + np.exp(-margins_of(trained.head, torch.from_numpy(features))))
     assert p.mean() == pytest.approx(0.9, abs=0.04)
 
 
@@ -76,9 +76,9 @@ def test_the_number_of_epochs() -> None:
 def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
     train, validation = made_vectors(600, 7), made_vectors(200, 8)
     one, two = (train_head(train, validation, replace(SETTINGS, members=n)) for n in (1, 2))
-    assert two.classifier.hidden_layer.out_features == 2 * one.classifier.hidden_layer.out_features
+    assert two.head.hidden_layer.out_features == 2 * one.head.hidden_layer.out_features
     x = torch.from_numpy(validation.features)
-    of_one, of_two = (margins_of(trained.classifier, x) * trained.temperature for trained in (one, two))
+    of_one, of_two = (margins_of(trained.head, x) * trained.temperature for trained in (one, two))
     assert np.corrcoef(of_one, of_two)[0, 1] > 0.9
     assert {epoch.member for epoch in two.history} == {0, 1}
     other_seed = train_head(train, validation, replace(SETTINGS, seed=1))
@@ -105,7 +105,7 @@ def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
             torch.set_num_threads(threads)
             trained = train_head(made_vectors(1000, 0), made_vectors(200, 1), SETTINGS)
             facts = {"temperature": trained.temperature, "a": 1, "b": "x"}
-            save_classifier(trained.classifier, tmp_path / "head.safetensors", facts)
+            save_classifier(trained.head, tmp_path / "head.safetensors", facts)
             assert torch.get_num_threads() == threads
             files.append((tmp_path / "head.safetensors").read_bytes())
     finally:

@@ -6,16 +6,21 @@ const contigs = data.contigs;
 const regions = data.regions;
 const CALLS = data.names.calls;
 const TIERS = data.names.tiers;
-const CLASSES = data.names.classes;
+const CLASSES = data.names.classes; // of the labels
+const PREDICTED = data.names.predicted; // of the head
 const VIRUS = CALLS.indexOf("virus");
 const OTHER = CALLS.indexOf("other");
 const UNSCORED = CALLS.indexOf("unscored");
 const NO_TIER = TIERS.indexOf("NA");
 // From this p_virus on, chunks and contigs are called virus.
 const THRESHOLD = data.run.threshold;
+// What contigs are called from: mean_p, or p_virus of the whole contig.
+const CALL_COLUMN = data.call_column;
+const IS_MEAN = CALL_COLUMN === "mean_p";
 const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
+const hasPredicted = Boolean(contigs.predicted);
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

@@ -21,7 +21,7 @@ from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.regions import REGION_SCHEMA
-from virnuc_core.results.tables import CONTIG_SCHEMA, PREDICTION_SCHEMA
+from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
@@ -219,11 +219,11 @@ def gather(
     facts = _read_facts(folder, document)
     totals, classes = Totals(), dict[str, Totals]()
     shown = heapq.nlargest(
-        limits.contigs, _count(_iter_contigs(folder), labels, totals, classes), _importance
+        limits.contigs, _count(_iter_contigs(folder, facts.frames), labels, totals, classes), _importance
     )
     _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
     tracks = _choose_tracks(shown, limits.chunks)
-    histogram, levels = _read_scores(folder.predictions_parquet, tracks)
+    histogram, levels = _read_scores(folder.predictions_parquet, PREDICTION_SCHEMAS[facts.frames], tracks)
     scored = int(histogram.sum())
     _require_count(
         folder, folder.predictions_parquet, "chunks with a score", scored, facts.counts.scored_chunks
@@ -231,15 +231,22 @@ def gather(
     rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
+    predicted = sorted({contig["class"] for contig in shown if contig.get("class") is not None})
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
         "run": facts.document(limits),
+        "call_column": CALL_COLUMN[facts.frames],
         "totals": totals.document,
         "chunk_histogram": histogram.tolist(),
-        "names": {"calls": _CALLS, "tiers": _TIERS, "classes": class_names},
+        "names": {"calls": _CALLS, "tiers": _TIERS, "classes": class_names, "predicted": predicted},
         "contigs": _contig_columns(
-            sorted(shown, key=itemgetter("place")), labels, class_names, limits.name_letters
+            sorted(shown, key=itemgetter("place")),
+            facts.frames,
+            labels,
+            class_names,
+            predicted,
+            limits.name_letters,
         ),
         "regions": _region_columns(sorted(islice(regions, limits.regions), key=itemgetter(0))),
         "tracks": {
@@ -315,17 +322,18 @@ def _iter_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
     return (row for batch in _iter_batches(path, schema) for row in batch.to_pylist())
 
 
-def _iter_contigs(folder: RunFolder) -> Iterator[Row]:
-    """Rows of contigs.parquet with `place` (from 0), `regions` (rows of regions.parquet) and `viral_bases`."""
+def _iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[Row]:
+    """Rows of contigs.parquet with `place` (from 0), `p_call`, `regions` (rows of regions.parquet) and `viral_bases`."""
     regions = groupby(_iter_rows(folder.regions_parquet, REGION_SCHEMA), key=itemgetter("contig"))
     following = next(regions, None)
-    for place, contig in enumerate(_iter_rows(folder.contigs_parquet, CONTIG_SCHEMA)):
+    for place, contig in enumerate(_iter_rows(folder.contigs_parquet, CONTIG_SCHEMAS[frames])):
         own: list[Row] = []
         if following is not None and following[0] == contig["contig"]:
             own = list(following[1])
             following = next(regions, None)
         viral_bases = sum(region["length"] for region in own)
-        yield {**contig, "place": place, "regions": own, "viral_bases": viral_bases}
+        p_call = contig[CALL_COLUMN[frames]]
+        yield {**contig, "place": place, "p_call": p_call, "regions": own, "viral_bases": viral_bases}
     if following is not None:
         raise _damaged(
             folder.regions_parquet, f"{following[0]!r} is no contig of the run, or not in its order"
@@ -347,17 +355,17 @@ class Totals:
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()
         self._histogram = [0] * BINS
-        self._mean_p_sum = 0.0
+        self._p_sum = 0.0
 
     def add(self, contig: Row) -> None:
         """Counts a contig."""
-        is_virus, mean_p, regions = contig["call"] == VIRUS, contig["mean_p"], contig["regions"]
+        is_virus, p_call, regions = contig["call"] == VIRUS, contig["p_call"], contig["regions"]
         self._calls[contig["call"]] += 1
         if is_virus:
             self._tiers[contig["tier"]] += 1
-        if mean_p is not None:
-            self._histogram[min(int(mean_p * BINS + 1e-9), BINS - 1)] += 1
-            self._mean_p_sum += mean_p
+        if p_call is not None:
+            self._histogram[min(int(p_call * BINS + 1e-9), BINS - 1)] += 1
+            self._p_sum += p_call
         self.values["contigs"] += 1
         self.values["bases"] += contig["length"]
         if regions:
@@ -368,14 +376,14 @@ class Totals:
 
     @property
     def document(self) -> Row:
-        """As JSON values; tiers are of contigs called virus, the histogram is of mean_p."""
+        """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
         names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
         return {
             **{name: self.values[name] for name in names},
             "calls": dict(self._calls),
             "tiers": dict(self._tiers),
             "histogram": self._histogram,
-            "mean_p_sum": self._mean_p_sum,
+            "p_sum": self._p_sum,
         }
 
 
@@ -412,13 +420,13 @@ def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
     return sorted(chosen, key=itemgetter("place"))
 
 
-def _read_scores(path: Path, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
+def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
     """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
     counts = np.zeros(BINS, np.int64)
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in _iter_batches(path, PREDICTION_SCHEMA, ("chunk", "p_virus")):
+    for batch in _iter_batches(path, schema, ("chunk", "p_virus")):
         p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
         counts += histogram(p_virus)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
@@ -447,7 +455,12 @@ def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def _contig_columns(
-    contigs: Sequence[Row], labels: Mapping[str, str] | None, classes: Sequence[str], name_letters: int
+    contigs: Sequence[Row],
+    frames: FrameRule,
+    labels: Mapping[str, str] | None,
+    classes: Sequence[str],
+    predicted: Sequence[str],
+    name_letters: int,
 ) -> Row:
     names = {
         "place": "place",
@@ -455,12 +468,15 @@ def _contig_columns(
         "chunks": "chunks",
         "scored": "scored_chunks",
         "viral": "viral_chunks",
-        "mean_p": "mean_p",
+        CALL_COLUMN[frames]: "p_call",
     }
     columns: Row = {name: [contig[column] for contig in contigs] for name, column in names.items()}
     columns["name"] = [_cut(contig["contig"], name_letters) for contig in contigs]
     columns["call"] = [_CALLS.index(contig["call"]) for contig in contigs]
     columns["tier"] = [_TIERS.index(contig["tier"] or NOT_AVAILABLE) for contig in contigs]
+    if predicted:
+        numbers = {name: number for number, name in enumerate(predicted)}
+        columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
     if labels is not None:
         columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
     return columns

@@ -72,11 +72,11 @@ function confidence() {
   section("confidence", "Confidence",
     h("div", { class: "pair" },
       histogram("Chunks with a score", data.chunk_histogram, "chunks"),
-      histogram("Contigs, by the mean over their chunks", totals.histogram, "contigs")),
+      histogram(IS_MEAN ? "Contigs, by the mean over their chunks" : "Contigs, by p_virus", totals.histogram, "contigs")),
     known.length ? stackedBar("Contigs called viral, by tier", TIERS.slice(0, NO_TIER).map((tier) =>
-      ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), "from the number of scored chunks and their agreement") : null,
-    text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from " + THRESHOLD + " on, a contig when the mean over its "
-      + "scored chunks is. Peaks at both ends mean confident scores, a peak around 0.5 uninformative ones. A score is not the probability that a chunk "
+      ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), IS_MEAN ? "from the number of scored chunks and their agreement" : "from p_virus and the number of scored chunks") : null,
+    text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from " + THRESHOLD + " on, a contig when "
+      + (IS_MEAN ? "the mean over its scored chunks is" : "its own p_virus, for which the classifier reads its chunks in their order, is") + ". Peaks at both ends mean confident scores, a peak around 0.5 uninformative ones. A score is not the probability that a chunk "
       + "is viral: how close it comes depends on the calibration of the head and on how common viruses are in the sample. The rarer they are, the more "
       + "of the calls are false positives."),
     run.notes.filter(isOnCalibration).map((words) => remark("note", "Calibration", words)));
@@ -109,8 +109,8 @@ function trackKey() {
 function regionCard(row) {
   const card = h("article", { class: "card" },
     h("h3", {}, foreign(contigs.name[row])),
-    h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · mean p_virus ${probability(contigs.mean_p[row])} · `,
-      callMark(contigs.call[row]), hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
+    h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · ${IS_MEAN ? "mean " : ""}p_virus ${probability(contigs[CALL_COLUMN][row])} · `,
+      callMark(contigs.call[row]), hasPredicted && predictedClass(row) ? [" · ", predictedClass(row)] : null, hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
       ` · ${percent(regionBases[row], contigs.length[row])} in regions`));
   const place = h("div", { class: "track-place" });
   card.append(place);
@@ -147,13 +147,13 @@ function classSection() {
     const scored = one.contigs - (one.calls.unscored || 0), viral = one.calls.virus || 0;
     return [foreignWords(one.class), count(one.contigs), bases(one.bases), count(one.calls.unscored || 0),
       h("b", { text: count(viral) }), percent(viral, scored), count(one.tiers.confident || 0),
-      scored ? (one.mean_p_sum / scored).toFixed(3) : "–", sparkHistogram(one.histogram, `${one.class}: contigs by mean p_virus`)];
+      scored ? (one.p_sum / scored).toFixed(3) : "–", sparkHistogram(one.histogram, `${one.class}: contigs by ${IS_MEAN ? "mean " : ""}p_virus`)];
   });
   const right = (name) => ({ name, right: true });
   section("classes", "By class",
-    text("The classes are those of the labels given with --labels; virnuc itself does not assign classes."),
+    text("The classes are those of the labels given with --labels; not those that the head predicts."),
     plainTable("Calls by class", [{ name: "Class" }, right("Contigs"), right("Bases"), right("No score"), right("Called viral"),
-      right("of scored"), ...[right("Confident"), right("Mean p_virus")], { name: "Mean p_virus of contigs, 0 to 1" }], rows),
+      right("of scored"), ...[right("Confident"), right("Mean p_virus")], { name: `${IS_MEAN ? "Mean p" : "p"}_virus of contigs, 0 to 1` }], rows),
     data.unknown_labels ? text(`${plural(data.unknown_labels, "label is", "labels are")} of no contig of this run.`, { class: "dim" }) : null);
 }
 

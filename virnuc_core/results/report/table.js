@@ -11,16 +11,17 @@ const COLUMNS = [
   { key: "length", name: "Length", right: true },
   { key: "scored", name: "Scored", right: true, label: "Chunks with a score, of all chunks" },
   { key: "viral", name: "Viral", right: true, label: "Chunks called virus" },
-  { key: "mean_p", name: "Mean p_virus", right: true },
+  { key: CALL_COLUMN, name: IS_MEAN ? "Mean p_virus" : "p_virus", right: true },
   { key: "call", name: "Call" },
+  hasPredicted && { key: "predicted", name: "Predicted class", label: "Most probable class on the side of the call" },
   hasTiers && { key: "tier", name: "Tier" },
   { key: "regions", name: "Viral regions", right: true, label: "Bases in viral regions" },
 ].filter(Boolean);
-const ASCENDING_FIRST = ["name", "place", "call", "tier", "class"];
+const ASCENDING_FIRST = ["name", "place", "call", "tier", "class", "predicted"];
 
 const view = {
   rows: [], // indices of contigs, filtered and sorted
-  sort: "mean_p", descending: true,
+  sort: CALL_COLUMN, descending: true,
   open: new Map(), // the detail row of each contig that is open
   filter: { ...NO_FILTER },
 };
@@ -132,7 +133,8 @@ function contigRow(row) {
     length: () => count(contigs.length[row]),
     scored: () => [count(contigs.scored[row]), h("span", { class: "dim", text: ` / ${count(contigs.chunks[row])}` })],
     viral: () => count(contigs.viral[row]),
-    mean_p: () => [scoreBar(contigs.mean_p[row]), probability(contigs.mean_p[row])],
+    [CALL_COLUMN]: () => [scoreBar(contigs[CALL_COLUMN][row]), probability(contigs[CALL_COLUMN][row])],
+    predicted: () => predictedClass(row) || "–",
     call: () => callMark(contigs.call[row]),
     tier: () => tierMark(contigs.tier[row]) || "–",
     regions: () => regionCell(row),
@@ -140,6 +142,8 @@ function contigRow(row) {
   return h("tr", { class: isOpen ? "row is-open" : "row" },
     COLUMNS.map((column) => h("td", { class: `c-${column.key} ${column.right ? "right" : ""}` }, cells[column.key]())));
 }
+
+const predictedClass = (row) => (contigs.predicted[row] === null ? null : foreignWords(PREDICTED[contigs.predicted[row]]));
 
 function scoreBar(p) {
   if (p === null) return null;

@@ -1,0 +1,208 @@
+"""Contigs to fit a ContigHead on, and its losses and temperatures.
+
+Used by `virnuc train` and by the training of the bundled models, which fits the encoders along with the head.
+
+Shape legend: N rows, C chunks and R contigs of a batch, Z width of a code, K classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn import functional
+
+from virnuc_core.columns import concatenated_ranges
+from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+Run = tuple[int, int]  # consecutive chunks of a record: first, end
+
+MOST_CHUNKS: Final = 24
+# Contigs of a batch of about 512 chunks: how many, and their least and greatest number of chunks.
+CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, MOST_CHUNKS))
+# Of contigs with at least so many chunks, half are joined from a virus and another genome.
+_LEAST_JOINED: Final = 9
+_NO_CONTIG: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContigBatch:
+    """R contigs, their chunks and rows, and their labels; a class beyond those of the head is a virus of unknown class.
+
+    Attributes:
+        rows: int64 (N,) rows of the data.
+        chunk: int64 (N,) chunk of each row.
+        contig: int64 (C,) contig of each chunk.
+        chunk_class: int64 (C,).
+        contig_class: int64 (R,), -1 for a contig that joins a virus and another genome.
+        contig_group: int64 (R,) group of relatives, or -1.
+    """
+
+    rows: Int64
+    chunk: Int64
+    contig: Int64
+    chunk_class: Int64
+    contig_class: Int64
+    contig_group: Int64
+
+
+def make_batch(first_row: Int64, contigs: list[list[Run]], classes: Int64, groups: Int64) -> ContigBatch:
+    """A batch of contigs, each of one or more runs; all chunks of the data have a first row, a class and a group.
+
+    `first_row` has the end of the last chunk, too.
+    """
+    runs = np.array([run for contig in contigs for run in contig])
+    contig_of_run = np.repeat(np.arange(len(contigs)), [len(contig) for contig in contigs])
+    lengths = runs[:, 1] - runs[:, 0]
+    chosen, _ = concatenated_ranges(runs[:, 0], lengths)
+    contig = np.repeat(contig_of_run, lengths)
+    counts = first_row[chosen + 1] - first_row[chosen]
+    rows, _ = concatenated_ranges(first_row[chosen], counts)
+    chunk_class = classes[chosen]
+    is_single = np.array([len(contig) == 1 for contig in contigs])
+    first_chunk = np.searchsorted(contig, np.arange(len(contigs)))
+    return ContigBatch(
+        rows=rows,
+        chunk=np.repeat(np.arange(len(chosen)), counts),
+        contig=contig,
+        chunk_class=chunk_class,
+        contig_class=np.where(is_single, chunk_class[first_chunk], _NO_CONTIG),
+        contig_group=np.where(is_single, groups[chosen[first_chunk]], _NO_CONTIG),
+    )
+
+
+class ContigSampler:
+    """Draws contigs from records whose chunks are first_chunk[i]..first_chunk[i + 1] - 1, in proportion to their weights."""
+
+    def __init__(self, first_chunk: Int64, weights: Float64, is_viral: Bool) -> None:
+        # A record without chunks is never drawn.
+        weights = np.where(np.diff(first_chunk) > 0, weights, 0.0)
+        self._first_chunk = first_chunk
+        self._cumulative = np.cumsum(weights)
+        self._is_viral = is_viral
+        self._has_both = len(np.unique(is_viral[weights > 0])) == 2
+
+    def draw(self, scale: float, rng: np.random.Generator) -> list[list[Run]]:
+        """Contigs as in CONTIG_SIZES, times `scale` but at least two of each size."""
+        contigs: list[list[Run]] = []
+        for count, least, most in CONTIG_SIZES:
+            for _ in range(max(2, round(scale * count))):
+                record, run = self._draw_run(draw_size(least, most, rng), rng)
+                is_joined = self._has_both and least >= _LEAST_JOINED and rng.random() < 0.5
+                contigs.append(self._join(record, run, rng) if is_joined else [run])
+        return contigs
+
+    def _draw_run(self, size: int, rng: np.random.Generator) -> tuple[int, Run]:
+        record = int(np.searchsorted(self._cumulative, rng.random() * self._cumulative[-1], side="right"))
+        begin, end = self._first_chunk[record : record + 2].tolist()
+        first = int(rng.integers(begin, max(begin + 1, end - size + 1)))
+        return record, (first, min(first + size, end))
+
+    def _join(self, record: int, run: Run, rng: np.random.Generator) -> list[Run]:
+        """A run with one of the other kind inside it or beside it."""
+        other, inner = record, run
+        while self._is_viral[other] == self._is_viral[record]:
+            other, inner = self._draw_run(int(rng.integers(3, 13)), rng)
+        middle = int(rng.integers(run[0], run[1] + 1))
+        return [part for part in ((run[0], middle), inner, (middle, run[1])) if part[0] < part[1]]
+
+
+def draw_size(least: int, most: int, rng: np.random.Generator) -> int:
+    """A number of chunks, evenly distributed on a logarithmic scale."""
+    return int(np.exp(rng.uniform(np.log(least), np.log(most + 0.99))))
+
+
+def cut_runs(first_chunk: Int64, rng: np.random.Generator) -> Iterator[tuple[int, Run]]:
+    """Cuts each record into runs of 1 to MOST_CHUNKS chunks, one after another; also gives its number."""
+    for record, (begin, end) in enumerate(
+        zip(first_chunk[:-1].tolist(), first_chunk[1:].tolist(), strict=True)
+    ):
+        place = begin
+        while place < end:
+            following = min(place + draw_size(1, MOST_CHUNKS, rng), end)
+            yield record, (place, following)
+            place = following
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossWeights:
+    """Weights of the parts of the loss; `smoothing` is of labels."""
+
+    row: float = 0.2
+    chunk: float = 1.0
+    context: float = 0.5
+    contig: float = 1.0
+    classes: float = 0.4
+    relatives: float = 0.05
+    smoothing: float = 0.05
+
+
+def head_losses(
+    head: ContigHead, codes: Tensor, batch: ContigBatch, weights: LossWeights
+) -> dict[str, Tensor]:
+    """The weighted parts of the loss, given the codes (N, Z) of the rows of a batch."""
+    chunk, contig, chunk_class, contig_class, contig_group = (
+        torch.from_numpy(part).to(codes.device, non_blocking=True)
+        for part in (batch.chunk, batch.contig, batch.chunk_class, batch.contig_class, batch.contig_group)
+    )
+    pooled = head.chunk_codes(codes, chunk, len(batch.contig))
+    contigs = head.contigs(pooled, contig, len(batch.contig_class))
+    is_single = contig_class != _NO_CONTIG
+    relatives = _relatives_loss(contigs.embedding[is_single], contig_group[is_single])
+    return {
+        "row": weights.row * _class_loss(head, head.chunk(codes), chunk_class[chunk], weights),
+        "chunk": weights.chunk * _class_loss(head, head.chunk(pooled), chunk_class, weights),
+        "context": weights.context * _class_loss(head, contigs.context, chunk_class, weights),
+        "contig": weights.contig
+        * _class_loss(head, contigs.logits[is_single], contig_class[is_single], weights),
+        "relatives": weights.relatives * relatives,
+    }
+
+
+def _class_loss(head: ContigHead, logits: Tensor, classes: Tensor, weights: LossWeights) -> Tensor:
+    """Binary cross-entropy of virus or not, and cross-entropy of the class where it is known."""
+    unknown = len(head.spec.classes)
+    is_viral = (classes < head.spec.num_virus) | (classes == unknown)
+    target = is_viral.float() * (1 - weights.smoothing) + weights.smoothing / 2
+    binary = functional.binary_cross_entropy_with_logits(head.virus_margin(logits), target)
+    known = functional.cross_entropy(
+        logits.float(), classes, ignore_index=unknown, label_smoothing=weights.smoothing
+    )
+    return binary + weights.classes * known
+
+
+def _relatives_loss(embedding: Tensor, group: Tensor) -> Tensor:
+    """Supervised contrastive loss: contigs of a group are to be near each other, and far from others."""
+    similarity = embedding @ embedding.T / 0.1
+    itself = torch.eye(len(group), dtype=torch.bool, device=group.device)
+    logits = similarity.masked_fill(itself, -1e4)
+    log_share = logits - logits.logsumexp(1, keepdim=True)
+    is_relative = (group[:, None] == group[None]) & ~itself
+    counts = is_relative.sum(1)
+    each = -(log_share * is_relative).sum(1) / counts.clamp(min=1)
+    return each.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def fit_contig_temperature(
+    margins: Float64, is_viral: Bool, weights: Float64, num_chunks: Float64 | Int64
+) -> Float64:
+    """Intercept and slope, over the logarithm of the number of chunks (n,), of the temperature of contigs.
+
+    They have the smallest weighted cross-entropy of the log-odds `margins` (n,); see `ContigHead.contig_margin`.
+    """
+    signed = np.where(is_viral, margins, -margins)
+    log_chunks = np.log(np.maximum(1, num_chunks))
+
+    def loss(parameters: Float64) -> float:
+        temperature = np.clip(parameters[0] + parameters[1] * log_chunks, *TEMPERATURE_BOUNDS)
+        return float(weights @ np.logaddexp(0, -signed / temperature) / weights.sum())
+
+    found = np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)
+    return np.asarray(np.clip(found, -TEMPERATURE_BOUNDS[1], TEMPERATURE_BOUNDS[1]))
