@@ -80,7 +80,7 @@ class Scorer:
             MismatchError: the head expects another number of features.
         """
         on_device = [torch.from_numpy(part.astype(np.float32)).to(self._device) for part in vectors]
-        sizes_there = None if sizes is None else torch.from_numpy(sizes).to(self._device)
+        sizes_there = None if sizes is None else torch.from_numpy(sizes.astype(np.int64)).to(self._device)
         found = self.launch(*on_device, sizes=sizes_there)
         return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 

@@ -1,20 +1,30 @@
 """A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
 
+import gzip
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from tests.made_models import MadeModels, MadeRun, plan_run
-from tests.made_moves import begin_move, write_results
+from tests.made_models import MadeModels, MadeRun, make_contig_head, plan_run
+from tests.made_moves import begin_move, copy_of, write_results
 from tests.slow_frames import slow_strands
-from virnuc_core.errors import MismatchError
-from virnuc_core.inference.plan import read_plan
+from virnuc_core.errors import MismatchError, UsageError
+from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.models.catalogue import frames_of
+from virnuc_core.models.contig_head import ContigHead, save_contig_head
+from virnuc_core.models.heads import load_head
+from virnuc_core.results import contig_scores, tables
 from virnuc_core.results.embeddings import Embeddings, export_embeddings
+from virnuc_core.results.integrity import check_run, inspect_path
+from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.rescore import score_embeddings
+from virnuc_core.results.tables import differing_tables, write_tables
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 
@@ -48,7 +58,135 @@ def test_every_chunk_with_a_stretch_has_a_score(run: MadeRun, finished_run: Made
     assert len(read(run.folder.highest_score)) == is_scored.sum()
 
 
-def test_stored_starts_are_where_the_dna_begins(run: MadeRun, finished_run: MadeRun, tmp_path: Path) -> None:
+def test_codes_are_those_of_the_stored_vectors_and_sizes(run: MadeRun, made_models: MadeModels) -> None:
+    head, store = load_head(made_models.longest_head), run.store
+    assert store.dna is not None
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        dna, protein, sizes, codes, scores = (
+            file.rows(name, 0, len(file)) for name in ("dna", "protein", "sizes", "codes", "scores")
+        )
+    bases = (store.chunk_end - store.chunk_start)[store.frame_chunk]
+    assert sizes.tolist() == np.stack((store.dna.lengths // 3, bases), axis=1).tolist()
+    assert len(set(bases.tolist())) > 1
+    assert (codes.dtype, codes.shape) == (np.float16, (store.num_frames, 64))
+    assert isinstance(head, ContigHead)
+    expected = head.row_codes(*map(torch.from_numpy, (dna, protein, sizes))).numpy()
+    np.testing.assert_allclose(codes, expected, atol=4e-3)
+    margin = head.chunk_margin(head.chunk(torch.from_numpy(codes).float()))
+    np.testing.assert_allclose(scores[:, 1], margin.sigmoid(), atol=1e-5)
+
+
+def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeModels) -> None:
+    head, store = load_head(made_models.longest_head), run.store
+    assert isinstance(head, ContigHead)
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        codes = torch.from_numpy(file.rows("codes", 0, len(file))).float()
+    chunks, contigs = (
+        pd.read_parquet(run.folder.predictions_parquet),
+        pd.read_parquet(run.folder.contigs_parquet),
+    )
+    names, virus = np.array(head.spec.classes), head.spec.num_virus
+    frame_record = store.chunk_record[store.frame_chunk]
+    p_context = np.full(store.num_chunks, np.nan)
+    for record, contig in enumerate(contigs.itertuples()):
+        rows = np.flatnonzero(frame_record == record)
+        if not len(rows):
+            assert (contig.call, contig.scored_chunks) == ("unscored", 0)
+            assert contigs.loc[record, ["p_virus", "mean_p", "tier", "class"]].isna().all()
+            continue
+        own, number = np.unique(store.frame_chunk[rows], return_inverse=True)
+        pooled = head.chunk_codes(codes[rows], torch.from_numpy(number), len(own))
+        logits = head.chunk(pooled)
+        p_chunk = head.chunk_margin(logits).sigmoid().numpy()
+        np.testing.assert_allclose(chunks.p_virus[own], p_chunk, atol=1e-5)
+        best = np.where(p_chunk >= 0.5, logits[:, :virus].argmax(1), logits[:, virus:].argmax(1) + virus)
+        assert chunks["class"][own].tolist() == names[best].tolist()
+        found = head.contigs(pooled, torch.zeros(len(own), dtype=torch.int64), 1)
+        p_contig = head.contig_margin(found.logits, torch.tensor([len(own)])).sigmoid().item()
+        assert contig.p_virus == pytest.approx(p_contig, abs=1e-4)
+        assert contig.call == ("virus" if contig.p_virus >= 0.5 else "other")
+        assert contig.mean_p == pytest.approx(p_chunk.mean(), abs=1e-5)
+        assert (contig.scored_chunks, contig.viral_chunks) == (len(own), (p_chunk >= 0.5).sum())
+        [other, viral] = found.logits[0].tensor_split([virus])[::-1]
+        is_viral = contig.p_virus >= 0.5
+        assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
+        p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
+    assert set(contigs.call) == {"virus", "other", "unscored"}
+    assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
+        contigs.call != "unscored"
+    ].any()
+    scores = ChunkScores(
+        contig=store.chunk_record, start=store.chunk_start, end=store.chunk_end, p_virus=p_context
+    )
+    expected = [(contigs.contig[r.contig], r.start + 1, r.end) for r in find_regions(scores)]
+    regions = pd.read_parquet(run.folder.regions_parquet)[["contig", "start", "end"]]
+    assert list(regions.itertuples(index=False, name=None)) == expected
+    assert len(expected) > 3
+    with gzip.open(run.folder.viral_contigs, "rt") as file:
+        headers = [line[1:].split() for line in file if line.startswith(">")]
+    viral = contigs[contigs.call == "virus"]
+    assert headers == [[c.contig, f"p_virus={c.p_virus:.6f}", f"tier={c.tier}"] for c in viral.itertuples()]
+
+
+def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:
+    frames = read(run.folder.prediction_results)
+    chunk, counts = np.unique(run.store.frame_chunk, return_counts=True)
+    single = chunk[counts == 1]
+    assert len(single) > 5
+    rows = np.searchsorted(run.store.frame_chunk, single)
+    p_virus = pd.read_parquet(run.folder.predictions_parquet).p_virus[single]
+    np.testing.assert_allclose(p_virus, frames.score2[rows].astype(float), atol=1e-5)
+
+
+def test_the_tables_do_not_depend_on_threads_or_much_on_blocks(
+    run: MadeRun, made_models: MadeModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = copy_of(run, tmp_path / "run")
+    head = load_head(made_models.longest_head)
+    assert isinstance(head, ContigHead)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert differing_tables(made.folder, made.store, 0.5, head) == set()
+    finally:
+        torch.set_num_threads(before)
+    for size in (1, 7):
+        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
+        monkeypatch.setattr(contig_scores, "_BLOCK_CHUNKS", size)
+        write_tables(made.folder, made.store, head=head)
+        for name in ("contigs_parquet", "predictions_parquet", "regions_parquet"):
+            found, expected = (pd.read_parquet(getattr(one.folder, name)) for one in (made, run))
+            pd.testing.assert_frame_equal(found, expected, atol=1e-3)
+
+
+def test_fsck_compares_the_tables_if_the_head_is_there(
+    run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    made = copy_of(run, tmp_path / "run")
+    head = tmp_path / "head.safetensors"
+    shutil.copyfile(made_models.longest_head, head)
+    assert run.plan.head is not None
+    write_plan(made.folder.plan, replace(run.plan, head=replace(run.plan.head, location=str(head))))
+
+    def problems() -> list[str]:
+        found = check_run(made.folder, thorough=True)
+        return [
+            one.message for one in found if one.is_bad and one.path.name not in ("run.json", "report.html")
+        ]
+
+    assert problems() == []
+    text = made.folder.contigs.read_text()
+    made.folder.contigs.write_text(text.replace("\tvirus\t", "\tother\t", 1))
+    assert [f"{made.folder.contigs} is not what the shards give" in text for text in problems()] == [True]
+    head.unlink()
+    assert [
+        text.startswith("the tables cannot be compared with the shards: head longest") for text in problems()
+    ] == [True]
+
+
+def test_stored_starts_are_where_the_dna_begins(
+    run: MadeRun, finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
     store = FrameStore.open(run.folder.frames)
     assert store.dna is not None
     assert store.protein is not None
@@ -68,6 +206,21 @@ def test_stored_starts_are_where_the_dna_begins(run: MadeRun, finished_run: Made
         assert exported.frames == "longest"
         assert exported.starts is not None
         assert exported.starts.tolist() == store.frame_start.tolist()
+        assert {"codes", "sizes"} <= set(exported.names)
+    assert (
+        score_embeddings(tmp_path / "x.npz", str(made_models.longest_head), tmp_path / "x.tsv")
+        == store.num_frames
+    )
+    assert (tmp_path / "x.tsv").read_bytes() == run.folder.prediction_results.read_bytes()
+    np.savez(
+        tmp_path / "y.npz",
+        ids=["a"],
+        dna=np.zeros((1, 4)),
+        protein=np.zeros((1, 4)),
+        attributes='{"frames": "longest"}',
+    )
+    with pytest.raises(UsageError, match="has no 'sizes', which a head for the longest"):
+        score_embeddings(tmp_path / "y.npz", str(made_models.longest_head), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
 
@@ -107,3 +260,17 @@ def test_a_run_is_not_resumed_or_moved_with_a_head_for_other_frames(
         MismatchError, match=r"trained for the open reading frames .*--frames longest.*virnuc predict"
     ):
         begin_move(run, config)
+
+
+def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
+    contigs: Path, made_models: MadeModels, tmp_path: Path
+) -> None:
+    # As wide together, but not each.
+    save_contig_head(make_contig_head(100, 92), tmp_path / "head.safetensors", {})
+    config = made_models.config(head=str(tmp_path / "head.safetensors"))
+    message = "takes DNA and protein vectors of 100 and 92 numbers, but dnabert gives 96 and .* gives 96"
+    with pytest.raises(MismatchError, match=message):
+        plan_run(tmp_path / "run", contigs, config)
+    facts = dict(inspect_path(tmp_path / "head.safetensors").facts)
+    assert facts["classes"] == "phage, other virus, bacterium, plasmid"
+    assert facts["frames"] == "longest stop-free stretches"

@@ -1,0 +1,180 @@
+"""The head for the longest stretches: contigs are read alone and in order, and its files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from tests.made_models import make_contig_head, make_head
+from virnuc_core.errors import CheckpointError
+from virnuc_core.models import contig_head
+from virnuc_core.models.catalogue import HEAD_METADATA
+from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.contig_head import ContigHead, load_contig_head, save_contig_head
+from virnuc_core.models.heads import load_head, save_head
+
+HEAD = make_contig_head(6, 5)
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+def made_codes(count: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32))
+
+
+def slow_hidden(head: ContigHead, codes: Tensor) -> Tensor:
+    """Hidden states (C, W) of the chunks of one contig, chunk by chunk."""
+    hidden = head.enter(codes)
+    for block in head.blocks:
+        normed, mixed = block.norm(hidden), hidden.clone()
+        [reach] = block.mix.dilation
+        for chunk in range(len(codes)):
+            mixed[chunk] += block.mix.bias
+            for tap in range(7):
+                other = chunk + (tap - 3) * reach
+                if 0 <= other < len(codes):
+                    mixed[chunk] += block.mix.weight[:, 0, tap] * normed[other]
+        hidden = mixed + block.feed(mixed)
+    return hidden
+
+
+def slow_contig(head: ContigHead, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in context (C, K), logits (K,) and attention (C,) of one contig."""
+    hidden = slow_hidden(head, codes)
+    share = functional.softmax(head.attention(hidden), dim=0)
+    values = head.values(hidden).unflatten(1, (head.spec.pooling_heads, -1))
+    pooled = (values * share.unsqueeze(2)).sum(0).flatten()
+    features = torch.cat((pooled, codes.mean(0), torch.tensor([float(len(codes))]).log()))
+    return head.context(hidden), head.contig(features), share.mean(1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(LENGTHS, st.sampled_from([1, 5, 1 << 13]))
+def test_contigs_are_read_alone_and_in_segments_of_any_size(lengths: list[int], segment: int) -> None:
+    codes = made_codes(sum(lengths))
+    contig = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contig_head, "_SEGMENT_CHUNKS", segment)
+        found = HEAD.contigs(codes, contig, len(lengths))
+    for number, own in enumerate(codes.split(lengths)):
+        context, logits, attention = slow_contig(HEAD, own)
+        torch.testing.assert_close(found.context[contig == number], context, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(found.logits[number], logits, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(found.attention[contig == number], attention, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.embedding.norm(dim=1), torch.ones(len(lengths)))
+
+
+def test_a_contig_without_chunks_changes_nothing() -> None:
+    codes = made_codes(12)
+    without = HEAD.contigs(codes, torch.tensor([0] * 5 + [1] * 7), 2)
+    found = HEAD.contigs(codes, torch.tensor([1] * 5 + [3] * 7), 5)
+    torch.testing.assert_close(found.logits[[1, 3]], without.logits)
+    torch.testing.assert_close(found.context, without.context)
+    assert torch.isfinite(found.logits).all()
+
+
+def test_the_order_of_chunks_counts_and_that_of_rows_does_not() -> None:
+    codes, contig = made_codes(20), torch.zeros(20, dtype=torch.int64)
+    there, back = (HEAD.contigs(x, contig, 1).logits for x in (codes, codes.flip(0)))
+    assert (there - back).abs().max() > 1e-3
+    chunk = torch.tensor([0, 0, 1, 2, 2])
+    pooled = HEAD.chunk_codes(codes[:5], chunk, 3)
+    swapped = HEAD.chunk_codes(codes[[1, 0, 2, 4, 3]], chunk, 3)
+    torch.testing.assert_close(pooled, swapped)
+    torch.testing.assert_close(pooled[1], codes[2])
+    weight = functional.softmax(HEAD.gate(codes[:2]), dim=0)
+    torch.testing.assert_close(pooled[0], (weight * codes[:2]).sum(0))
+
+
+def test_temperatures_divide_the_log_odds_of_a_virus() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 0.0]])
+    p = functional.softmax(logits, dim=1)[:, :2].sum(1)
+    margin = torch.logit(p)
+    torch.testing.assert_close(HEAD.virus_margin(logits), margin)
+    torch.testing.assert_close(HEAD.chunk_margin(logits), margin / 1.5)
+    temperature = 1.2 + 0.3 * torch.tensor([1.0, 20.0]).log()
+    torch.testing.assert_close(HEAD.contig_margin(logits, torch.tensor([1, 20])), margin / temperature)
+    falling = make_contig_head(6, 5)
+    falling.contig_temperature.copy_(torch.tensor([1.0, -1.0]))
+    margins = falling.contig_margin(logits, torch.tensor([1000, 1_000_000]))
+    torch.testing.assert_close(margins, margin / 0.25)
+
+
+def test_files_are_reproducible_and_give_the_same_head(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.safetensors" for name in ("one", "two")]
+    for path in paths:
+        save_head(HEAD, path, {"chunk_length": 300})
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    loaded = load_head(paths[0])
+    assert isinstance(loaded, ContigHead)
+    assert (loaded.spec, loaded.training) == (HEAD.spec, False)
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    for name, tensor in HEAD.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert isinstance(load_head(make_head(tmp_path / "mlp.safetensors", 11)), MLPClassifier)
+
+
+def spec_with(**changes: object) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
+    return lambda stated, _: stated["spec"].update(changes)
+
+
+def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
+    return lambda _, state: state.update({name: torch.full_like(state[name], value)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda stated, _: stated.pop("spec"), "it is a NoneType and no object"),
+        (lambda _, state: state.pop("gate.weight"), "gate.weight"),
+        (lambda _, state: state.update({"gate.weight": state["gate.weight"].half()}), "finite ones in fp32"),
+        (tensor_with("gate.weight", float("nan")), "gate.weight holds other numbers than finite"),
+        (tensor_with("chunk_temperature", 0.0), "temperature is not above zero"),
+        (spec_with(hidden_width=10**12), "size mismatch"),
+        (spec_with(hidden_width=-1), "sizes are those of no head"),
+        (spec_with(pooling_heads=3), "sizes are those of no head"),
+        (spec_with(code_width=32), "row codes have 32 numbers, and must have 64"),
+        (spec_with(num_virus=4), "4 of 4 classes are viruses"),
+        (spec_with(classes=["a", "b", "c", "a"]), "two have one name"),
+        (spec_with(classes="abcd"), "spec|classes"),
+        (spec_with(code="os.system"), "'code' is not known"),
+    ],
+)
+def test_damaged_heads_are_refused(
+    damage: Callable[[dict[str, Any], dict[str, Tensor]], None], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "head.safetensors"
+    save_contig_head(HEAD, path, {})
+    state = dict(HEAD.state_dict())
+    stated = {"frames": "longest", "spec": {**vars_of(HEAD)}}
+    damage(stated, state)
+    save_file(state, path, metadata={HEAD_METADATA: json.dumps(stated)})
+    with pytest.raises(CheckpointError, match=message):
+        load_head(path)
+
+
+def vars_of(head: ContigHead) -> dict[str, Any]:
+    names = ("dna_width", "protein_width", "classes", "num_virus")
+    return {name: getattr(head.spec, name) for name in names}
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    mlp = make_head(tmp_path / "mlp.safetensors", 11)
+    save_head(load_head(mlp), tmp_path / "longest.safetensors", {"frames": "longest"})
+    torch.save(HEAD.state_dict(), tmp_path / "head.pt")
+    for name in ("longest.safetensors", "head.pt"):
+        with pytest.raises(CheckpointError, match="is not a head for the longest stop-free stretches"):
+            load_contig_head(tmp_path / name)
+    whole = tmp_path / "whole.safetensors"
+    save_contig_head(HEAD, whole, {})
+    (tmp_path / "cut.safetensors").write_bytes(whole.read_bytes()[:-100])
+    with pytest.raises(CheckpointError):
+        load_head(tmp_path / "cut.safetensors")
