@@ -165,14 +165,15 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
 
 
 def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> ContigHead:
-    """Random weights, with scores of all sizes on the golden models' vectors."""
+    """Random weights; with these biases chunks and contigs get both calls on the golden models' vectors."""
     torch.manual_seed(seed)
     classes = ("phage", "other virus", "bacterium", "plasmid")
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=classes, num_virus=2)
     head = ContigHead(spec)
     with torch.no_grad():
-        for layer in (head.chunk[-1], head.context, head.contig[-1]):
-            layer.weight.mul_(20)
+        for layer, bias in ((head.chunk[-1], 31.9), (head.context, 6.0), (head.contig[-1], 17.2)):
+            layer.weight.mul_(100)
+            layer.bias[:2] += bias
         head.chunk_temperature.fill_(1.5)
         head.contig_temperature.copy_(torch.tensor([1.2, 0.3]))
     return head.requires_grad_(False).eval()
