@@ -49,6 +49,18 @@ _FRAME_LIMITS: Final[dict[FrameRule, str]] = {
 }
 
 
+_ARCHITECTURE: Final[dict[FrameRule, str]] = {
+    "open": "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published.",
+    "longest": "A code of 64 numbers for each stretch; scores of a chunk from the codes of its stretches, and of a contig "
+    "from its chunks in their order, by convolutions and attention. Fitted to contigs of 1 to 24 chunks.",
+}
+_FITTED: Final = (
+    "Viral and other records are drawn equally often, groups of related records less often than their size says. The weights "
+    "are those of the round with the smallest loss on the validation records; the temperature, fitted to these, is part of the "
+    "head and changes no call of a frame or a chunk."
+)
+
+
 def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
     """The model card of a head, deterministic; `levels` are metrics on the test records, of chunks and of contigs."""
     lines = [
@@ -157,23 +169,19 @@ def _data(run: Training) -> list[str]:
 
 
 def _training(run: Training) -> list[str]:
-    settings = asdict(run.settings)
+    settings, trained = asdict(run.settings), run.head.trained
     rows = [
         (name.replace("_", " "), f"{value:g}")
         for name, value in {**settings.pop("trainer"), **settings}.items()
     ]
     rows += [
-        ("rounds until the best", ", ".join(f"{best}" for best in run.head.trained.best_epochs)),
-        ("temperature", f"{run.head.trained.temperature:.4f}"),
+        ("rounds until the best", ", ".join(f"{best}" for best in trained.best_epochs)),
+        ("temperature", f"{trained.temperature:.4f}"),
     ]
-    return [
-        *table(("setting", "value"), rows),
-        "",
-        "Linear, BatchNorm, ReLU, Dropout 0.5, Linear, as published. Both classes are drawn equally often, groups of "
-        "related records less often than their size says. The weights are those of the round with the smallest loss on "
-        "the validation records; the temperature, fitted to these, is part of the output layer and changes no call of a "
-        "frame or a chunk.",
-    ]
+    if trained.contig_temperature is not None:
+        intercept, slope = trained.contig_temperature
+        rows.append(("temperature of contigs", f"{intercept:.4f} + {slope:.4f} log(scored chunks)"))
+    return [*table(("setting", "value"), rows), "", f"{_ARCHITECTURE[run.plan.frames]} {_FITTED}"]
 
 
 def _scalars(levels: Mapping[str, Metrics]) -> list[str]:

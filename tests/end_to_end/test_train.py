@@ -27,7 +27,8 @@ from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
 from virnuc_core.models.catalogue import HeadPurpose, read_purpose
-from virnuc_core.models.classifier import load_classifier
+from virnuc_core.models.contig_head import ContigHead
+from virnuc_core.models.heads import load_head
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -78,7 +79,8 @@ def content(head: Path) -> dict[str, bytes]:
 
 def test_a_head_comes_with_its_card_its_figures_and_a_registered_model(trained: Path, tmp_path: Path) -> None:
     run = Path(f"{trained}.run")
-    assert load_classifier(trained).in_features == 2 * WIDTH
+    assert isinstance(loaded := load_head(trained), ContigHead)
+    assert (loaded.in_features, loaded.spec.classes) == (2 * WIDTH, ("viral", "other"))
     assert read_purpose(trained) == HeadPurpose(chunk_length=60, frames="longest")
     figures = json.loads((run / "training" / "figures.json").read_text())
     assert {row[4] for row in rows(run / "training" / "records.tsv")[1:]} == {"train", "validation", "test"}
@@ -213,7 +215,7 @@ def test_a_training_that_was_killed_goes_on_with_the_shards_that_are_there(
     counts = virnuc.done(*command, "--json").document["shards"]
     assert counts["computed"] + len(left) == counts["total"]
     assert {path: path.stat().st_mtime_ns for path in left} == left
-    assert load_classifier(head).in_features == 2 * WIDTH
+    assert load_head(head).in_features == 2 * WIDTH
 
 
 def test_labels_from_genbank(virnuc: CommandLine, chosen: tuple[str, ...], tmp_path: Path) -> None:
@@ -267,6 +269,16 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     assert figures["frames"] == "longest"
     assert figures["chunks"]["scored"] == figures["chunks"]["count"]
     assert {row[7] for row in rows(out / "run" / "predictions.tsv")[1:]} == {"scored"}
+    contigs = rows(out / "run" / "contigs.tsv")
+    assert contigs[0][-2:] == ["p_virus", "class"]
+    called = [(row[0].startswith("viral"), row[8], row[11]) for row in contigs[1:]]
+    assert sum(kind == (call == "virus") for kind, call, _ in called) > 0.9 * len(called)
+    assert {(call, name) for _, call, name in called} == {("virus", "viral"), ("other", "other")}
+    for level in ("chunks", "contigs"):
+        assert (
+            figures[level]["confusion"]["viral_called_virus"]
+            > figures[level]["confusion"]["viral_called_other"]
+        )
     assert "longest stop-free stretches" in (out / "run" / "report.html").read_text()
     of_longest = out / "run" / "embeddings.h5"
     refusal = "trained for the open reading frames of chunks, and these vectors are of their longest"

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnuc_core.results.calls import NO_FRAME, ChunkCalls, call_chunks, call_contigs
+from virnuc_core.results.calls import (
+    NO_FRAME,
+    ChunkCalls,
+    ContigScores,
+    call_chunks,
+    call_contigs,
+    call_scored_chunks,
+    call_scored_contigs,
+)
 
 PROBABILITY = st.floats(0, 1, width=32)
 Frames = list[list[tuple[int, float]]]
@@ -98,3 +106,59 @@ def test_tiers(p_virus: list[float], threshold: float, tier: str) -> None:
     frames: Frames = [[(0, p)] for p in p_virus]
     contigs = np.zeros(len(frames), np.int64)
     assert call_contigs(call(frames, threshold), contigs, 1, threshold).tiers == [tier]
+
+
+def scores_of(p_chunk: list[float], p_contig: float) -> ContigScores:
+    """Scores of one contig; class 2 is the best that is no virus, class 1 the best virus."""
+    p = np.array(p_chunk)
+    classes = np.where(np.isnan(p)[:, None], -1, [[2, 1]])
+    return ContigScores(
+        p_chunk=p,
+        p_context=p / 2,
+        p_contig=np.array([p_contig]),
+        chunk_classes=classes,
+        contig_classes=np.array([[2, 1]]) if len(p) else np.array([[-1, -1]]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scored_chunks", "p_contig", "threshold", "tier"),
+    [
+        (2, 0.95, 0.5, "confident"),
+        (2, 0.05, 0.5, "confident"),
+        (1, 0.99, 0.5, "likely"),
+        (1, 0.8, 0.5, "likely"),
+        (9, 0.79, 0.5, "unsure"),
+        # on the side of the call
+        (9, 0.79, 0.9, "unsure"),
+        (9, 0.01, 0.001, "unsure"),
+        (0, np.nan, 0.5, None),
+    ],
+)
+def test_tiers_of_contigs_that_the_head_scores(
+    scored_chunks: int, p_contig: float, threshold: float, tier: str | None
+) -> None:
+    scores = scores_of([0.4] * scored_chunks + [np.nan], p_contig)
+    rows = call([[(0, 0.9)] for _ in range(scored_chunks)] + [[]], threshold)
+    chunks = call_scored_chunks(rows, scores, threshold)
+    contigs = call_scored_contigs(chunks, np.zeros(scored_chunks + 1, np.int64), scores, threshold)
+    assert contigs.tiers == [tier]
+    assert contigs.scored_chunks.tolist() == [scored_chunks]
+
+
+def test_chunks_and_contigs_are_called_by_their_own_scores_and_classed_on_the_side_of_the_call() -> None:
+    scores = scores_of([0.2, np.nan, 0.6, 0.4], 0.5)
+    chunks = call_scored_chunks(call([[(0, 0.9)], [], [(3, 0.1), (4, 0.3)], [(1, 0.5)]]), scores, 0.5)
+    assert chunks.is_virus.tolist() == [False, False, True, False]
+    assert chunks.classes is not None
+    assert chunks.classes.tolist() == [2, -1, 1, 2]
+    assert chunks.best_frame.tolist() == [0, NO_FRAME, 3, 1]
+    np.testing.assert_array_equal(chunks.p_region, scores.p_context)
+    contigs = call_scored_contigs(chunks, np.zeros(4, np.int64), scores, 0.5)
+    assert contigs.classes is not None
+    found = (contigs.is_virus.tolist(), contigs.classes.tolist(), contigs.viral_chunks.tolist())
+    assert found == ([True], [1], [1])
+    assert contigs.mean_p.tolist() == pytest.approx([0.4])
+    other = call_scored_contigs(chunks, np.zeros(4, np.int64), scores, 0.6)
+    assert other.classes is not None
+    assert (other.is_virus.tolist(), other.classes.tolist()) == ([False], [2])

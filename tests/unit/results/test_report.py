@@ -79,6 +79,30 @@ def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.
     assert found["regions"]["end"] == [30_000, 2_000]
 
 
+def test_a_run_over_the_longest_stretches_shows_the_score_and_class_of_its_contigs(tmp_path: Path) -> None:
+    folder, document = write_run(tmp_path, MADE, frames="longest")
+    # Not the mean of its chunks.
+    table = pq.read_table(folder.contigs_parquet)
+    p_virus = pa.array([None if p is None else p / 2 for p in table["p_virus"].to_pylist()], pa.float64())
+    place = table.schema.get_field_index("p_virus")
+    pq.write_table(table.set_column(place, "p_virus", p_virus), folder.contigs_parquet)
+    found = gather(folder, document)
+    columns = found["contigs"]
+    assert found["call_column"] == "p_virus"
+    assert columns["p_virus"] == p_virus.to_pylist()
+    assert "mean_p" not in columns
+    names = [*found["names"]["predicted"], None]
+    assert [names[-1 if number is None else number] for number in columns["predicted"]] == table[
+        "class"
+    ].to_pylist()
+    assert found["totals"]["p_sum"] == pytest.approx(sum(p for p in p_virus.to_pylist() if p is not None))
+    assert sum(found["totals"]["histogram"][BINS // 2 :]) == 0
+    (tmp_path / "open").mkdir()
+    opened = gather(*write_run(tmp_path / "open", MADE))
+    assert (opened["call_column"], opened["names"]["predicted"]) == ("mean_p", [])
+    assert "predicted" not in opened["contigs"]
+
+
 def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: Path) -> None:
     islands = {f"island_{i}" for i in range(5)}
     made = [*many_contigs(30), *map(island, sorted(islands)), MadeContig(name="n" * 900, p_virus=(0.9,) * 50)]
