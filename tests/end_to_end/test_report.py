@@ -227,6 +227,8 @@ def test_the_longest_stretches_are_named(show: Any) -> None:
     page = show([made, MadeContig(name="other", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))], frames="longest")
     assert "longest stop-free stretches" in page.inner_text("#facts")
     assert "1 of 8 chunks (13\u2009%) has no stop-free stretch of 10 codons" in page.inner_text("#unscored")
+    assert page.locator("td.c-predicted").all_inner_texts() == ["prokaryotic virus", "bacterium"]
+    assert [text.strip() for text in page.locator("td.c-p_virus").all_inner_texts()] == ["0.550", "0.160"]
     row(page, "mixed").click()
     assert "this one has 3" in page.locator(".detail").inner_text()
 
