@@ -16,6 +16,7 @@ from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import fixed_threads
 from virnuc_core.results.calls import ContigScores
+from virnuc_core.specs import CODE_WIDTH
 
 _BLOCK_CHUNKS: Final = 1 << 13
 
@@ -56,20 +57,23 @@ def score_contigs(
         chunk_contig: (C,) contig of each chunk, ascending from 0.
         num_contigs: R.
     """
-    chunk_numbers, starts = np.unique(row_chunk, return_index=True)
+    starts = np.flatnonzero(np.diff(row_chunk, prepend=-1))
+    chunk_numbers = row_chunk[starts]
     contig = chunk_contig[chunk_numbers]
+    counts = np.bincount(contig, minlength=num_contigs)
     num_classes = len(head.spec.classes)
+    codes = torch.empty((len(contig), CODE_WIDTH))
     logits, context = torch.empty((2, len(contig), num_classes))
     contig_logits = torch.empty((num_contigs, num_classes))
     with fixed_threads():
+        for begin, end, first, last in _blocks(starts, len(row_chunk)):
+            number = np.cumsum(np.diff(row_chunk[first:last], prepend=row_chunk[first]) > 0)
+            rows = torch.from_numpy(read_codes(first, last)).float()
+            codes[begin:end] = head.chunk_codes(rows, torch.from_numpy(number), end - begin)
+            logits[begin:end] = head.chunk(codes[begin:end])
         if len(contig):
-            codes = torch.cat(list(_chunk_codes(head, read_codes, row_chunk, starts)))
-            for begin in range(0, len(codes), _BLOCK_CHUNKS):
-                block = slice(begin, begin + _BLOCK_CHUNKS)
-                logits[block] = head.chunk(codes[block])
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits = found.context, found.logits
-        counts = np.bincount(contig, minlength=num_contigs)
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
         p_chunk, p_context = (_probabilities(head.chunk_margin(part)) for part in (logits, context))
     size = len(chunk_contig)
@@ -82,20 +86,12 @@ def score_contigs(
     )
 
 
-def _chunk_codes(
-    head: ContigHead,
-    read_codes: Callable[[int, int], npt.NDArray[np.float16]],
-    row_chunk: Int64,
-    starts: Int64,
-) -> Iterator[Tensor]:
-    """Codes (n, Z) of the chunks with a row, block by block; `starts` (S,) is the first row of each."""
-    bounds = np.append(starts, len(row_chunk))
+def _blocks(starts: Int64, num_rows: int) -> Iterator[tuple[int, int, int, int]]:
+    """Ranges (begin, end) of chunks with a row, and (first, last) of their rows; `starts` (S,) is the first row of each."""
+    bounds = np.append(starts, num_rows)
     for begin in range(0, len(starts), _BLOCK_CHUNKS):
         end = min(begin + _BLOCK_CHUNKS, len(starts))
-        first, last = bounds[[begin, end]].tolist()
-        number = np.repeat(np.arange(end - begin), np.diff(bounds[begin : end + 1]))
-        codes = torch.from_numpy(read_codes(first, last)).float()
-        yield head.chunk_codes(codes, torch.from_numpy(number), end - begin)
+        yield begin, end, int(bounds[begin]), int(bounds[end])
 
 
 def _probabilities(margin: Tensor) -> Float64:

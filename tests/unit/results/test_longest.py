@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.made_models import MadeModels, MadeRun, make_contig_head, plan_run
-from tests.made_moves import begin_move, copy_of, write_results
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_contig_head, plan_run
+from tests.made_moves import begin_move, content, copy_of, from_nothing, write_results
 from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
+from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.models.catalogue import frames_of
 from virnuc_core.models.contig_head import ContigHead, save_contig_head
 from virnuc_core.models.heads import load_head
@@ -248,7 +249,7 @@ def test_vectors_are_scored_by_a_head_for_them_only(
 
 
 def test_a_run_is_not_resumed_or_moved_with_a_head_for_other_frames(
-    run: MadeRun, contigs: Path, made_models: MadeModels
+    run: MadeRun, contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
     config = made_models.config()
     message = (
@@ -259,7 +260,7 @@ def test_a_run_is_not_resumed_or_moved_with_a_head_for_other_frames(
     with pytest.raises(
         MismatchError, match=r"trained for the open reading frames .*--frames longest.*virnuc predict"
     ):
-        begin_move(run, config)
+        begin_move(copy_of(run, tmp_path / "run"), config)
 
 
 def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
@@ -274,3 +275,20 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     facts = dict(inspect_path(tmp_path / "head.safetensors").facts)
     assert facts["classes"] == "phage, other virus, bacterium, plasmid"
     assert facts["frames"] == "longest stop-free stretches"
+
+
+def test_a_run_moves_to_another_head_with_its_vectors(
+    run: MadeRun, made_models: MadeModels, tmp_path: Path
+) -> None:
+    head = tmp_path / "other.safetensors"
+    save_contig_head(make_contig_head(WIDTH, WIDTH, seed=1), head, {})
+    moved = begin_move(copy_of(run, tmp_path / "run"), made_models.config(head=str(head)))
+    assert ReusedShards.open(moved.folder, moved.plan) is not None
+    moved.compute()
+    fresh = from_nothing(moved, tmp_path / "fresh")
+    for one in (moved, fresh):
+        write_results(one)
+    assert content(moved.folder) == content(fresh.folder)
+    with Embeddings(run.folder.embeddings) as before, Embeddings(moved.folder.embeddings) as after:
+        assert np.array_equal(before.vectors[:], after.vectors[:])
+        assert not np.array_equal(before.rows("codes", 0, len(before)), after.rows("codes", 0, len(after)))

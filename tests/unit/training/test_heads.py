@@ -9,11 +9,13 @@ from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.heads import load_head
 from virnuc_core.results.integrity import check_run
+from virnuc_core.training import heads
 from virnuc_core.training.heads import (
     count_parts,
     read_features,
     record_of_frames,
     sample_frames,
+    sample_runs,
     score_frames,
 )
 from virnuc_core.training.labels import RecordTable
@@ -54,6 +56,46 @@ def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: 
     scorer = Scorer(load_head(made_models.head), "cpu")
     scores = score_frames(run.folder, run.plan, run.store, scorer, some)["scores"]
     np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
+
+
+def test_runs_are_sampled_from_their_part_with_whole_chunks(
+    run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "MOST_CHUNKS", 3)
+    store = run.store
+    numbers = np.arange(int(store.record_number.max()))
+    table = RecordTable(
+        names=tuple(map(str, numbers)),
+        classes=numbers % 3,
+        class_names=("viral", "bacteria", "plasmid"),
+        lengths=np.full(len(numbers), 60),
+        groups=numbers // 2,
+    )
+    in_part, records = numbers % 5 != 0, record_of_frames(store)
+    rng = np.random.default_rng(0)
+    everything = sample_runs(table, store, in_part, 0.6, 10_000, rng)
+    assert everything.rows.tolist() == np.flatnonzero(in_part[records]).tolist()
+    chunks = store.frame_chunk[everything.rows]
+    first = everything.first_row
+    assert np.unique(chunks).tolist() == chunks[first[:-1]].tolist()
+    assert first[-1] == len(chunks)
+    assert np.diff(everything.first_chunk).max() == 3
+    record_of_run = records[everything.rows[first[everything.first_chunk[:-1]]]]
+    for begin, end, record in zip(
+        everything.first_chunk[:-1], everything.first_chunk[1:], record_of_run, strict=True
+    ):
+        assert set(records[everything.rows[first[begin] : first[end]]].tolist()) == {record}
+    assert everything.classes.tolist() == table.classes[record_of_run].tolist()
+    assert everything.groups.tolist() == table.groups[record_of_run].tolist()
+    assert everything.weights[everything.classes == 0].sum() == pytest.approx(0.5)
+    few = [sample_runs(table, store, in_part, 0.6, 20, rng) for _ in range(200)]
+    assert np.mean([len(one.rows) for one in few]) == pytest.approx(20, rel=0.15)
+    # In expectation, every record counts as in the whole.
+    share = np.mean([np.bincount(one.groups, one.weights, len(numbers)) for one in few], axis=0)
+    expected = np.bincount(everything.groups, everything.weights, len(numbers))
+    np.testing.assert_allclose(share, expected, atol=0.05)
+    data = everything.with_features(np.zeros((len(everything.rows), 2), np.float32), store)
+    assert data.sizes.tolist() == store.sizes(everything.rows).tolist()
 
 
 def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
