@@ -30,11 +30,9 @@ from virnuc_core.specs import CODE_WIDTH
 TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
 _KERNEL: Final = 7
 _DILATIONS: Final = (1, 4)
-# Places between two contigs, so that no convolution reaches from one into the other.
-_GAP: Final = max(_DILATIONS) * (_KERNEL // 2)
 # Chunks on either side that the hidden state of a chunk depends on.
 _REACH: Final = sum(_DILATIONS) * (_KERNEL // 2)
-_SEGMENT_CHUNKS: Final = 1 << 13
+_SEGMENT_CHUNKS: Final = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +197,7 @@ class ContigHead(nn.Module):
         pooled = torch.zeros(num_contigs, heads, self.spec.context_width // heads, device=codes.device)
         for begin in range(0, len(codes), _SEGMENT_CHUNKS):
             end = min(begin + _SEGMENT_CHUNKS, len(codes))
-            hidden = self._hidden(codes, contig, num_contigs, begin, end)
+            hidden = self._hidden(codes, contig, begin, end)
             weight = self.attention(hidden).float().clamp(-20, 20).exp()
             values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
             pooled = pooled.index_add(0, contig[begin:end], values)
@@ -217,16 +215,12 @@ class ContigHead(nn.Module):
             attention=(weight / total[contig]).mean(1),
         )
 
-    def _hidden(self, codes: Tensor, contig: Tensor, num_contigs: int, begin: int, end: int) -> Tensor:
+    def _hidden(self, codes: Tensor, contig: Tensor, begin: int, end: int) -> Tensor:
         """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""
         first, last = max(0, begin - _REACH), min(end + _REACH, len(codes))
-        number = contig[first:last] - contig[first]
-        # In training, where all chunks are one segment, this does not wait for the device.
-        contigs_here = num_contigs if last - first == len(codes) else int(number[-1]) + 1
-        places = torch.arange(last - first, device=contig.device) + _GAP * (number + 1)
         hidden: Tensor = self.enter(codes[first:last])
         for block in self.blocks:
-            hidden = block(hidden, places, last - first + _GAP * (contigs_here + 1))
+            hidden = block(hidden, contig[first:last])
         return hidden[begin - first : end - first]
 
 
@@ -236,8 +230,8 @@ class _Block(nn.Module):
     def __init__(self, width: int, dilation: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        padding = dilation * (_KERNEL // 2)
-        self.mix = nn.Conv1d(width, width, _KERNEL, padding=padding, dilation=dilation, groups=width)
+        # Its weights are applied below, so that chunks of other contigs count as zeros.
+        self.mix = nn.Conv1d(width, width, _KERNEL, dilation=dilation, groups=width)
         self.feed = nn.Sequential(
             nn.LayerNorm(width),
             nn.Linear(width, 2 * width),
@@ -246,11 +240,17 @@ class _Block(nn.Module):
             nn.Linear(2 * width, width),
         )
 
-    def forward(self, hidden: Tensor, places: Tensor, num_places: int) -> Tensor:
-        """(C, W) -> (C, W) for chunks at ascending `places` (C,) below `num_places`; the other places are gaps."""
-        normed = self.norm(hidden)
-        spread = normed.new_zeros(num_places, normed.shape[1]).index_copy_(0, places, normed)
-        hidden = hidden + self.mix(spread.T.unsqueeze(0))[0].T[places]
+    def forward(self, hidden: Tensor, contig: Tensor) -> Tensor:
+        """(C, W) -> (C, W) for chunks of ascending contigs (C,)."""
+        [dilation] = self.mix.dilation
+        reach = dilation * (_KERNEL // 2)
+        normed = functional.pad(self.norm(hidden), (0, 0, reach, reach))
+        windows = normed.unfold(0, 2 * reach + 1, 1)[:, :, ::dilation]  # (C, W, kernel)
+        neighbour = functional.pad(contig, (reach, reach), value=-1).unfold(0, 2 * reach + 1, 1)[
+            :, ::dilation
+        ]
+        is_own = (neighbour == contig.unsqueeze(1)).to(normed.dtype).unsqueeze(1)
+        hidden = hidden + (windows * is_own * self.mix.weight[:, 0]).sum(2) + self.mix.bias
         fed: Tensor = hidden + self.feed(hidden)
         return fed
 
