@@ -242,6 +242,7 @@ class _Block(nn.Module):
 
     def forward(self, hidden: Tensor, contig: Tensor) -> Tensor:
         """(C, W) -> (C, W) for chunks of ascending contigs (C,)."""
+        assert self.mix.bias is not None
         [dilation] = self.mix.dilation
         reach = dilation * (_KERNEL // 2)
         normed = functional.pad(self.norm(hidden), (0, 0, reach, reach))

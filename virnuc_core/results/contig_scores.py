@@ -48,7 +48,7 @@ def score_contigs(
 ) -> ContigScores:
     """Scores C chunks and R whole contigs.
 
-    Codes are read in blocks; apart from arguments and result, this takes some 400 bytes a chunk.
+    Codes are read in blocks; apart from arguments and result, this takes less than 1 kB a chunk.
 
     Args:
         head: in evaluation mode.
