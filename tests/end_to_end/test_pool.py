@@ -491,16 +491,10 @@ def test_a_run_that_is_stopped_cancels_all_of_its_lanes(
     root: Path, num_lanes: int, monkeypatch: pytest.MonkeyPatch, client: SyncPrefectClient
 ) -> None:
     monkeypatch.setattr(pool, "MIN_WAITING", num_lanes)
-    interrupted: list[float] = []
-
-    def interrupt(_: FlowRun) -> None:
-        if not interrupted:
-            interrupted.append(time.monotonic())
-            _thread.interrupt_main()
-
-    with interruptible(), Worker(interrupt), pytest.raises(KeyboardInterrupt):
+    interrupts = iter([_thread.interrupt_main])
+    stopper = Worker(lambda run: next(interrupts, int)())
+    with interruptible(), stopper, pytest.raises(KeyboardInterrupt):
         computed(str(with_shards(root, num_lanes)), "pool")
-    assert time.monotonic() - interrupted[0] < 30  # a worker kills a cancelled run that takes longer
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     ended = FlowRunFilter.model_validate({"tags": {"all_": [pool._run_tag(RunFolder(root))]}})
     found = client.read_flow_runs(flow_run_filter=ended, limit=200)
