@@ -346,6 +346,7 @@ def test_a_sick_device_that_fails_everything_does_not_fail_the_run(root: Path) -
     assert len(sick.done) > 5
 
 
+@pytest.mark.timeout(100)  # otherwise it waits for ever
 def test_a_lane_that_hangs_is_noticed_and_its_work_done_elsewhere(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
