@@ -83,8 +83,7 @@ def missing_pools() -> list[str]:
 def workers_since(moment: datetime) -> set[str]:
     """Names of the workers with a heartbeat since `moment`."""
     with connect() as client:
-        workers = [worker for pool in POOLS for worker in _workers(client, pool)]
-    heartbeats = {worker.name: worker.last_heartbeat_time for worker in workers}
+        heartbeats = {worker.name: worker.last_heartbeat_time for worker in _workers(client)}
     return {name for name, time in heartbeats.items() if time is not None and time >= moment}
 
 
@@ -149,7 +148,7 @@ def quarantines() -> list[Quarantine]:
 
     online = WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})
     with connect() as client:
-        names = {each.name for pool in POOLS for each in _workers(client, pool, online)}
+        names = {worker.name for worker in _workers(client, online)}
         about_slots = EventFilter(event=EventNameFilter(prefix=[SLOT_EVENTS]))
         page = client.read_events(about_slots, limit=_EVENTS_PAGE_SIZE)
         events = list(page.events)
@@ -174,7 +173,10 @@ def connect() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def _workers(client: "SyncPrefectClient", pool: str, wanted: "WorkerFilter | None" = None) -> "list[Worker]":
+def _workers(client: "SyncPrefectClient", wanted: "WorkerFilter | None" = None) -> "list[Worker]":
+    """Workers of virnuc's pools; a server may not have these yet."""
     from tasks.pool_runs import read_pages
 
-    return read_pages(partial(client.read_workers_for_work_pool, pool, wanted))
+    pools = [pool.name for pool in client.read_work_pools() if pool.name in POOLS]
+    reads = [partial(client.read_workers_for_work_pool, pool, wanted) for pool in pools]
+    return [worker for read in reads for worker in read_pages(read)]

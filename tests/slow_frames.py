@@ -21,8 +21,8 @@ def slow_strands(chunk: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return ("F", chunk), ("R", chunk[::-1].translate(str.maketrans("ACGT", "TGCA")))
 
 
-def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
-    """(frame, nucleotide, protein) of each stop-free frame of a chunk."""
+def slow_frames(chunk: str) -> list[tuple[str, int, str, str]]:
+    """(frame, start, nucleotide, protein) of each stop-free frame of a chunk."""
     found = []
     for direction, strand in slow_strands(chunk):
         for f in range(3):
@@ -30,7 +30,7 @@ def slow_frames(chunk: str) -> list[tuple[str, str, str]]:
             pure = "".join(codon for codon in codons if set(codon) <= set("ACGT"))
             protein = str(Seq(pure).translate())
             if protein and "*" not in protein:
-                found.append((f"{direction}{f + 1}", strand[f : f + 1 + 3 * len(protein)], protein))
+                found.append((f"{direction}{f + 1}", f, strand[f : f + 1 + 3 * len(protein)], protein))
     return found
 
 

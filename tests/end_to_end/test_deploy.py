@@ -196,6 +196,7 @@ def test_a_server_that_does_not_answer_or_is_not_named() -> None:
         register(NightlyChoice())
 
 
+@pytest.mark.timeout(150)  # a worker that is not refused goes on for ever
 def test_work_pools_for_a_kubernetes_cluster(virnuc: CommandLine, client: SyncPrefectClient) -> None:
     register(NightlyChoice())
     virnuc.refused(

@@ -6,10 +6,12 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import prefect
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -94,14 +96,20 @@ class OldPrefect(BaseHTTPRequestHandler):
         """Nothing on the terminal."""
 
 
-@pytest.fixture
-def old_prefect() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), OldPrefect) as server:
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/api"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def old_prefect() -> Iterator[str]:
+    with serving(OldPrefect) as url:
+        yield url
 
 
 def test_other_versions_of_the_server_and_of_torch(
@@ -115,6 +123,37 @@ def test_other_versions_of_the_server_and_of_torch(
     assert "before 0.0.1" in found["versions", "torch"]["advice"]
     assert found["prefect", "server"]["state"] == "warning"
     assert "version 3.1.0" in found["prefect", "server"]["found"]
+
+
+class EmptyPrefect(BaseHTTPRequestHandler):
+    """A server of this version to which nothing was deployed."""
+
+    answers: ClassVar = {
+        "/api/admin/version": prefect.__version__,
+        "/api/work_pools/filter": [],
+        "/api/events/filter": {"events": [], "total": 0, "next_page": None},
+        "/api/deployments/filter": [],
+    }
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.dumps(self.answers.get(self.path)).encode()
+        self.send_response(200 if self.path in self.answers else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on the terminal."""
+
+
+def test_a_server_without_the_work_pools_is_no_problem(virnuc: CommandLine) -> None:
+    with serving(EmptyPrefect) as url, temporary_settings({PREFECT_API_URL: url}):
+        code, found = findings(virnuc)
+    assert found["prefect", "server"]["state"] == "ok", found["prefect", "server"]
+    assert code == 0
 
 
 def test_a_server_that_does_not_know_the_password(virnuc: CommandLine, old_prefect: str) -> None:

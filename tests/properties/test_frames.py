@@ -1,12 +1,14 @@
 """Chunking and translation against a slow oracle; tests/golden/test_frames.py shows that they are VirNucPro's."""
 
+from collections.abc import Callable
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.slow_frames import slow_chunks, slow_frames, slow_stretches
 from virnuc_core.columns import ByteColumn
-from virnuc_core.sequences.frames import FRAME_NAMES, chunk_table, longest_stretches, open_frames
+from virnuc_core.sequences.frames import FRAME_NAMES, FrameTable, chunk_table, longest_stretches, open_frames
 
 CHUNK_LENGTHS = st.sampled_from([300, 500]) | st.integers(1, 60)
 CLEAN = st.text("ACGT", min_size=1, max_size=200)
@@ -28,35 +30,34 @@ def test_chunks_follow_the_rule(lengths: list[int], k: int) -> None:
     assert [tuple(map(int, row)) for row in found] == expected
 
 
-@given(st.lists(CLEAN | ODD | STOPLESS.map("".join), min_size=1, max_size=6), CHUNK_LENGTHS)
-@example(["GCCTAAGCC", "GCCTAGGCC", "GCCTGAGCC", "GCCGCCAC", "GCCNAAGGCCCC", "RCCGGC", "A", "AC"], 500)
-def test_frames_follow_the_rule(strings: list[str], k: int) -> None:
+def require_rows(
+    strings: list[str],
+    k: int,
+    find: Callable[..., FrameTable],
+    slow: Callable[[str], list[tuple[str, int, str, str]]],
+) -> None:
+    """Requires the rows of the oracle `slow`, for the chunks of these records."""
     column = ByteColumn.from_strings(strings)
     table = chunk_table(column.lengths, k)
     offset = column.offsets[table.record]
-    frames = open_frames(column.data, offset + table.start, offset + table.end)
+    rows = find(column.data, offset + table.start, offset + table.end)
     expected = [
-        (chunk, *frame)
+        (chunk, *row)
         for chunk, (record, start, end) in enumerate(zip(table.record, table.start, table.end, strict=True))
-        for frame in slow_frames(strings[record][start:end])
+        for row in slow(strings[record][start:end])
     ]
-    names = [FRAME_NAMES[number] for number in frames.frame]
-    strings_of = (frames.dna.to_strings(), frames.protein.to_strings())
-    assert list(zip(frames.chunk.tolist(), names, *strings_of, strict=True)) == expected
+    names = [FRAME_NAMES[number] for number in rows.frame]
+    columns = (rows.start.tolist(), rows.dna.to_strings(), rows.protein.to_strings())
+    assert list(zip(rows.chunk.tolist(), names, *columns, strict=True)) == expected
+
+
+@given(st.lists(CLEAN | ODD | STOPLESS.map("".join), min_size=1, max_size=6), CHUNK_LENGTHS)
+@example(["GCCTAAGCC", "GCCTAGGCC", "GCCTGAGCC", "GCCGCCAC", "GCCNAAGGCCCC", "RCCGGC", "A", "AC"], 500)
+def test_frames_follow_the_rule(strings: list[str], k: int) -> None:
+    require_rows(strings, k, open_frames, slow_frames)
 
 
 @given(st.lists(CLEAN | ODD | GENES, min_size=1, max_size=6), CHUNK_LENGTHS)
 @example(["GCC" * 10 + "TAA" + "GCC" * 10, "GCC" * 9 + "GC", "GCC" * 10 + "N" * 500 + "GCA" * 12], 500)
 def test_longest_stretches_follow_the_rule(strings: list[str], k: int) -> None:
-    column = ByteColumn.from_strings(strings)
-    table = chunk_table(column.lengths, k)
-    offset = column.offsets[table.record]
-    stretches = longest_stretches(column.data, offset + table.start, offset + table.end)
-    expected = [
-        (chunk, *stretch)
-        for chunk, (record, start, end) in enumerate(zip(table.record, table.start, table.end, strict=True))
-        for stretch in slow_stretches(strings[record][start:end])
-    ]
-    names = [FRAME_NAMES[number] for number in stretches.frame]
-    columns = (stretches.start.tolist(), stretches.dna.to_strings(), stretches.protein.to_strings())
-    assert list(zip(stretches.chunk.tolist(), names, *columns, strict=True)) == expected
+    require_rows(strings, k, longest_stretches, slow_stretches)

@@ -358,6 +358,7 @@ def _die_with_parent() -> None:
             os._exit(1)
 
     if sys.platform == "linux":
+        # It counts the thread that started this process, which waits for it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=wait, daemon=True).start()
 

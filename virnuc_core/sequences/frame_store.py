@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.files import atomic_path, from_json, parse_object, write_text
+from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import Alphabet, FrameRule, InputFile
 
@@ -107,8 +107,7 @@ def content_digest(folder: Path) -> str:
     """SHA-256 over names and contents of a store's columns."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.bin")):
-        with open(path, "rb") as stream:
-            digest.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{path.name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 

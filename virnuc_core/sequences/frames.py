@@ -130,36 +130,18 @@ def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     first of equally long ones counts, in its frame and among the frames. The arguments are those of `open_frames`.
     """
     frames = _SixFrames.of(bases, starts, ends)
-    breaks = np.flatnonzero((frames.residues == _STOP) | (frames.residues == _DROPPED))
-    end = frames.begin + frames.num_codons
-    first_break = np.searchsorted(breaks, frames.begin)
-    num_breaks = np.searchsorted(breaks, end) - first_break
-
-    # The breaks of a frame cut it into one stretch more, possibly empty ones.
-    within, _ = concatenated_ranges(first_break, num_breaks)
-    offsets = _offsets(num_breaks + 1)
-    is_last = np.zeros(offsets[-1], np.bool_)
-    is_last[offsets[1:] - 1] = True
-    is_first = np.roll(is_last, 1)
-    left, right = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
-    left[is_first], left[~is_first] = frames.begin, breaks[within] + 1
-    right[is_last], right[~is_last] = end, breaks[within]
-
-    lengths = right - left
-    longest = np.maximum.reduceat(lengths, offsets[:-1])
-    is_longest = np.flatnonzero(lengths == np.repeat(longest, num_breaks + 1))
-    chosen = is_longest[np.searchsorted(is_longest, offsets[:-1])]
+    left, longest = _longest_runs(frames)
     by_length = np.argsort(-longest.reshape(-1, 6), axis=1, kind="stable")
     is_kept = np.zeros((len(starts), 6), np.bool_)
     np.put_along_axis(is_kept, by_length[:, :STRETCHES], True, axis=1)
     kept = np.flatnonzero(is_kept.ravel() & (longest >= LEAST_RESIDUES))
 
     chunk, frame = np.divmod(kept, 6)
-    codons = left[chosen[kept]]
-    start = frame % 3 + 3 * (codons - frames.begin[kept])
-    protein = _gather(frames.residues, codons, longest[kept])
-    dna = _gather(frames.strands, frames.first[kept] + start - frame % 3, 3 * longest[kept])
-    return FrameTable(chunk, frame.astype(np.uint8), start, protein, dna)
+    codons, num_codons = left[kept], longest[kept]
+    skipped = 3 * (codons - frames.begin[kept])
+    protein = _gather(frames.residues, codons, num_codons)
+    dna = _gather(frames.strands, frames.first[kept] + skipped, 3 * num_codons)
+    return FrameTable(chunk, frame.astype(np.uint8), frame % 3 + skipped, protein, dna)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +173,29 @@ class _SixFrames:
         num_codons = np.maximum((ends - starts)[:, None] - np.tile(shift, 2), 0).ravel() // 3
         begin = (first % 3) * codons_per_phase + first // 3
         return cls(np.frombuffer(strands, np.uint8), residues, first, begin, num_codons)
+
+
+def _longest_runs(frames: _SixFrames) -> tuple[Int64, Int64]:
+    """First codon in `residues`, and length, of the longest run of residues in each frame, both (6 * C,)."""
+    breaks = np.flatnonzero((frames.residues == _STOP) | (frames.residues == _DROPPED))
+    end = frames.begin + frames.num_codons
+    first_break = np.searchsorted(breaks, frames.begin)
+    num_breaks = np.searchsorted(breaks, end) - first_break
+
+    # The breaks of a frame cut it into one run more, possibly empty ones.
+    within, _ = concatenated_ranges(first_break, num_breaks)
+    offsets = _offsets(num_breaks + 1)
+    is_last = np.zeros(offsets[-1], np.bool_)
+    is_last[offsets[1:] - 1] = True
+    is_first = np.roll(is_last, 1)
+    left, right = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    left[is_first], left[~is_first] = frames.begin, breaks[within] + 1
+    right[is_last], right[~is_last] = end, breaks[within]
+
+    lengths = right - left
+    longest = np.maximum.reduceat(lengths, offsets[:-1])
+    is_longest = np.flatnonzero(lengths == np.repeat(longest, num_breaks + 1))
+    return left[is_longest[np.searchsorted(is_longest, offsets[:-1])]], longest
 
 
 def _translate_by_phase(strands: bytes) -> tuple[UInt8, int]:

@@ -20,7 +20,7 @@ def frames_of(made: HardInput) -> list[str]:
         f"{name}_chunk_{index}{frame}\t{dna}\t{protein}"
         for name, sequence in made.records
         for index, (start, end) in enumerate(slow_chunks(len(sequence), 500), 1)
-        for frame, dna, protein in slow_frames(sequence[start:end])
+        for frame, _, dna, protein in slow_frames(sequence[start:end])
     ]
 
 
