@@ -1,0 +1,258 @@
+"""Calls at a promised false discovery rate: rules, and the promise in simulated samples.
+
+A made sequence has a true log-likelihood ratio, normal with mean +-d^2 / 2 and variance d^2, so that the AUROC is
+Phi(d / sqrt(2)): 0.93 for d = 2.1 and 0.98 for 2.9. Its score is a distortion of that ratio.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from virnuc_core.results.fdr import (
+    Guard,
+    MixtureDesign,
+    ObservedRates,
+    call_at_fdr,
+    estimate_mixture,
+    observe_rates,
+)
+from virnuc_core.training.metrics import calibration_error
+
+Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
+
+PROBABILITIES = st.lists(
+    st.floats(0, 1) | st.sampled_from([0.0, 0.5, 0.9, 1.0]) | st.just(math.nan), max_size=30
+)
+RATES = st.floats(0.001, 0.999)
+# Nothing allowed for: the rules by the book, but for pseudo-counts that are too small to matter.
+TRUSTING = Guard(temperature=1, outliers=0, margin=0, pseudo_viruses=1e-9, pseudo_others=1e-9, caution=0)
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """What a classifier's log-likelihood ratios are, beside the true ones."""
+
+    slope: float = 1.0
+    shift: float = 0.0
+    noise: float = 0.0
+    outliers: float = 0.0
+
+    def sequences(self, count: int, separation: float, seed: int) -> tuple[Float64, Bool]:
+        """Probabilities and labels of so many sequences, half of them viruses."""
+        rng = np.random.default_rng(seed)
+        is_viral = np.arange(count) % 2 == 0
+        scores_like_virus = is_viral | (rng.random(count) < self.outliers)
+        mean = np.where(scores_like_virus, 0.5, -0.5) * separation**2
+        true = mean + separation * rng.standard_normal(count)
+        reported = self.slope * true + self.shift + self.noise * rng.standard_normal(count)
+        return 1 / (1 + np.exp(-reported)), is_viral
+
+
+CALIBRATED = Distortion()
+# As far off as the bar of 0.03 for the calibration error allows; see the test of it.
+MISCALIBRATED = {
+    "overconfident": Distortion(slope=1.2),
+    "underconfident": Distortion(slope=0.8),
+    "too many viruses": Distortion(shift=0.3),
+    "too few viruses": Distortion(shift=-0.3),
+    "noisy": Distortion(noise=0.8),
+    "outliers": Distortion(outliers=2e-4),
+    "some of each": Distortion(slope=1.15, shift=0.2, noise=0.5, outliers=1e-4),
+}
+
+
+def called(p_virus: list[float], fdr: float, guard: Guard = TRUSTING) -> list[bool]:
+    array = np.array(p_virus)
+    mixture = estimate_mixture(array, guard=guard)
+    return [bool(each) for each in call_at_fdr(array, mixture, fdr).is_virus]
+
+
+@given(PROBABILITIES, RATES, RATES, st.sampled_from([TRUSTING, Guard(), Guard(caution=3, outliers=0.5)]))
+@example([], 0.5, 0.05, Guard())
+@example([math.nan], 0.5, 0.05, Guard())
+@example([0.0], 0.5, 0.05, Guard())
+@example([1.0] * 30, 0.5, 0.05, Guard())
+@example([0.0] * 30, 0.001, 0.999, Guard())
+def test_any_sample(values: list[float], prior: float, fdr: float, guard: Guard) -> None:
+    p_virus = np.array(values, np.float64)
+    mixture = estimate_mixture(p_virus, prior, guard)
+    is_scored = ~np.isnan(p_virus)
+    assert 0 <= mixture.share_low <= mixture.share <= 1
+    assert mixture.scored == is_scored.sum()
+    for column in (mixture.p_virus, mixture.p_cautious):
+        assert (np.isnan(column) == ~is_scored).all()
+        assert ((column[is_scored] >= 0) & (column[is_scored] <= 1)).all()
+        assert (np.diff(column[is_scored][np.argsort(p_virus[is_scored])]) >= -1e-12).all()
+
+    calls = call_at_fdr(p_virus, mixture, fdr)
+    threshold = math.inf if calls.threshold is None else calls.threshold
+    assert (calls.is_virus == (p_virus >= threshold)).all()
+    own = 1 - mixture.p_cautious[calls.is_virus]
+    assert calls.expected_false == pytest.approx(own.sum())
+    assert calls.expected_fdr <= fdr * (1 + 1e-12)
+    # No larger set would do.
+    for lower in set(p_virus[is_scored & ~calls.is_virus]):
+        assert (1 - mixture.p_cautious[p_virus >= lower]).mean() > fdr - 1e-9
+
+
+@given(PROBABILITIES, st.data())
+def test_the_order_does_not_matter_and_a_higher_rate_calls_more(
+    values: list[float], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(values))))
+    strict, shuffled = called(values, 0.05, Guard()), called([values[at] for at in order], 0.05, Guard())
+    assert shuffled == [strict[at] for at in order]
+    generous = called(values, 0.2, Guard())
+    assert all(more or not less for less, more in zip(strict, generous, strict=True))
+
+
+def test_calls_by_hand() -> None:
+    """Probabilities that the shift leaves as they are, since their mean is the prior."""
+    p_virus = np.array([0.99, 0.01, 0.95, 0.05, 0.9, 0.1, math.nan, 0.6, 0.4])
+    mixture = estimate_mixture(p_virus, guard=TRUSTING)
+    assert mixture.share == pytest.approx(0.5)
+    assert mixture.share_low == mixture.share
+    assert mixture.p_virus == pytest.approx(p_virus, nan_ok=True)
+    calls = call_at_fdr(p_virus, mixture, 0.055)
+    assert np.flatnonzero(calls.is_virus).tolist() == [0, 2, 4]
+    assert (calls.threshold, calls.fdr) == (0.9, 0.055)
+    assert calls.expected_false == pytest.approx(0.16)
+    assert calls.expected_fdr == pytest.approx(0.16 / 3)
+    nothing = call_at_fdr(p_virus, mixture, 0.005)
+    assert (nothing.threshold, nothing.expected_false, nothing.expected_fdr) == (None, 0, 0)
+
+
+def test_equal_probabilities_are_called_together() -> None:
+    assert called([0.99, 0.8, 0.8, 0.2, 0.2, 0.01], 0.12) == [True] + [False] * 5
+    assert called([0.99, 0.8, 0.8, 0.2, 0.2, 0.01], 0.15) == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
+@pytest.mark.parametrize("prior", [0.5, 0.1])
+def test_the_share_is_that_of_maximum_likelihood(share: float, prior: float) -> None:
+    p_virus, is_viral = CALIBRATED.sequences(40_000, 2.5, seed=1)
+    rows = np.concatenate((np.flatnonzero(is_viral)[: round(20_000 * share)], np.flatnonzero(~is_viral)))
+    rows = rows[: round(20_000 * share) + round(20_000 * (1 - share))]
+    ratios = p_virus[rows] / (1 - p_virus[rows])
+    # Calibrated for another prior.
+    stated = ratios * prior / (1 - prior)
+    mixture = estimate_mixture(stated / (1 + stated), prior, TRUSTING)
+    best = minimize_scalar(lambda at: -np.log1p(at * (ratios - 1)).sum(), bounds=(0, 1), method="bounded")
+    assert mixture.share == pytest.approx(best.x, abs=1e-4)
+    assert mixture.share == pytest.approx(share, abs=0.012)
+    # The fixed point of EM.
+    assert mixture.p_virus.mean() == pytest.approx(mixture.share, abs=1e-6)
+    lower = estimate_mixture(stated / (1 + stated), prior, replace(TRUSTING, caution=2)).share_low
+    assert mixture.share - 0.02 < lower < mixture.share
+
+
+def test_the_guard_bounds_ratios_and_shrinks_small_samples() -> None:
+    certain = np.array([1.0])
+    assert estimate_mixture(certain, guard=Guard(outliers=0.01)).p_virus[0] > 0.999
+    assert estimate_mixture(certain, guard=Guard(outliers=0.01)).p_cautious[0] < 0.99
+    assert estimate_mixture(np.zeros(18)).share == pytest.approx(0.5 / 20, abs=1e-3)
+    assert estimate_mixture(np.array([])).share == pytest.approx(0.25)
+    assert estimate_mixture(np.array([])).share_low < 0.25
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.inf])
+def test_probabilities_out_of_range(value: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        estimate_mixture(np.array([0.5, value]))
+
+
+def test_settings_out_of_range() -> None:
+    p_virus = np.array([0.5, math.nan])
+    mixture = estimate_mixture(p_virus)
+    for rate in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            call_at_fdr(p_virus, mixture, rate)
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            estimate_mixture(p_virus, prior=rate)
+    with pytest.raises(ValueError, match="another sample"):
+        call_at_fdr(p_virus[::-1], mixture, 0.05)
+    for wrong in (
+        {"temperature": 0.0},
+        {"outliers": 1.0},
+        {"pseudo_others": 0.0},
+        {"caution": -1.0},
+        {"margin": -0.1},
+    ):
+        with pytest.raises(ValueError, match="out of range"):
+            Guard(**wrong)
+
+
+def test_a_single_sequence_can_be_called() -> None:
+    assert called([0.9999], 0.05, Guard()) == [True]
+    assert called([0.9], 0.05, Guard()) == [False]
+    assert called([0.0001], 0.05, Guard()) == [False]
+    assert called([1.0] * 20, 0.05, Guard()) == [True] * 20
+    # One among many others has to be more certain.
+    assert not any(called([0.99] + [0.001] * 199, 0.05, Guard()))
+
+
+@pytest.mark.parametrize("name", MISCALIBRATED)
+def test_the_distortions_are_moderate(name: str) -> None:
+    p_virus, is_viral = MISCALIBRATED[name].sequences(100_000, 2.5, seed=2)
+    error = calibration_error(p_virus, is_viral, np.ones(len(p_virus)))
+    assert error is not None
+    assert (0.01 if name != "outliers" else 0) < error < 0.03
+
+
+def rates(distortion: Distortion, design: MixtureDesign, fdr: float, guard: Guard) -> ObservedRates:
+    """An AUROC of 0.98."""
+    p_virus, is_viral = distortion.sequences(200_000, 2.9, seed=3)
+    return observe_rates(p_virus, is_viral, design, fdr, guard=guard)
+
+
+@pytest.mark.parametrize("share", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize("name", ["calibrated", *MISCALIBRATED])
+def test_the_promise_is_kept(name: str, share: float) -> None:
+    distortion = MISCALIBRATED.get(name, CALIBRATED)
+    # Ten viruses a sample, and more samples of them.
+    design = MixtureDesign(share=share, size=2000, repeats=60 if share == 0.005 else 10)
+    for fdr, most in ((0.05, 0.07), (0.1, 0.13)):
+        observed = rates(distortion, design, fdr, Guard())
+        assert observed.fdr <= most
+        if observed.calls >= 100:
+            assert observed.pooled_fdr is not None
+            assert observed.pooled_fdr <= most
+
+
+@pytest.mark.parametrize("share", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize("name", ["calibrated", "overconfident", "some of each"])
+def test_the_promise_is_kept_in_small_samples(name: str, share: float) -> None:
+    distortion = MISCALIBRATED.get(name, CALIBRATED)
+    for fdr, most in ((0.05, 0.07), (0.1, 0.13)):
+        observed = rates(distortion, MixtureDesign(share=share, size=20, repeats=200), fdr, Guard())
+        assert observed.fdr <= most
+
+
+def test_without_the_guard_the_promise_breaks() -> None:
+    design = MixtureDesign(share=0.01, size=4000, repeats=10)
+    assert rates(CALIBRATED, design, 0.1, TRUSTING).fdr < 0.13
+    assert rates(MISCALIBRATED["overconfident"], design, 0.1, TRUSTING).fdr > 0.2
+    assert rates(MISCALIBRATED["overconfident"], design, 0.1, Guard()).fdr < 0.13
+
+
+def test_the_guard_costs_little_where_viruses_are_common() -> None:
+    design = MixtureDesign(share=0.3, size=4000, repeats=5)
+    free, guarded = (rates(CALIBRATED, design, 0.05, guard).recall for guard in (TRUSTING, Guard()))
+    assert free is not None
+    assert guarded is not None
+    assert free - 0.15 < guarded < free
+
+
+def test_rates_need_both_kinds() -> None:
+    design = MixtureDesign(share=0.5, size=20, repeats=2)
+    with pytest.raises(ValueError, match="empty"):
+        observe_rates(np.array([0.5]), np.array([True]), design, 0.05)
+    observed = observe_rates(np.array([0.5, 0.5]), np.array([True, False]), replace(design, share=0.0), 0.01)
+    assert observed == ObservedRates(calls=0, fdr=0, pooled_fdr=None, recall=None)
