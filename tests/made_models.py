@@ -175,6 +175,7 @@ def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> Conti
             layer.weight.mul_(100)
             layer.bias[:2] += bias
         head.chunk_temperature.fill_(1.5)
+        head.context_temperature.fill_(1.1)
         head.contig_temperature.copy_(torch.tensor([1.2, 0.3]))
     return head.requires_grad_(False).eval()
 

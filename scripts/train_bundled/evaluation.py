@@ -114,30 +114,43 @@ def _figures(
 
 @torch.inference_mode()
 def calibrate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> None:
-    """Sets the head's temperatures on genomes that were not trained on: of chunks, and of contigs by their length."""
-    margins, labels, weights, counts = [], [], [], []
+    """Sets the head's temperatures on genomes that were not trained on.
+
+    Those of chunks, alone and in context, and of contigs by their number of chunks; each set of lengths counts alike.
+    """
+    head, device = network.head, network.head.gate.weight.device
+    alone, context, whole = _Labelled(), _Labelled(), _Labelled()
+    counts = []
     for length in _CHUNK_LENGTHS:
         chunks = cut(genomes, View(chunk_length=length), tokenizer)
-        logits = network.head.chunk(chunk_codes(network, chunks))
-        margins.append(network.head.virus_margin(logits).double().cpu().numpy())
-        labels.append(genomes.is_viral[chunks.record])
-        weights.append(_balanced(labels[-1]))
-    temperature = fit_temperature(*map(np.concatenate, (margins, labels, weights)))
-    network.head.chunk_temperature.fill_(temperature)
-    margins, labels, weights = [], [], []
+        logits = head.chunk(chunk_codes(network, chunks))
+        alone.add(head.virus_margin(logits), genomes.is_viral[chunks.record])
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
-        record = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
-        found = network.head.contigs(chunk_codes(network, chunks), record, len(contigs.classes))
-        margins.append(network.head.virus_margin(found.logits).double().cpu().numpy())
-        labels.append(contigs.is_viral)
-        weights.append(_balanced(labels[-1]))
+        record = torch.from_numpy(chunks.record).to(device)
+        found = head.contigs(chunk_codes(network, chunks), record, len(contigs.classes))
+        context.add(head.virus_margin(found.context), contigs.is_viral[chunks.record])
+        whole.add(head.virus_margin(found.logits), contigs.is_viral)
         counts.append(np.bincount(chunks.record, minlength=len(contigs.classes)))
-    fitted = fit_contig_temperature(*map(np.concatenate, (margins, labels, weights, counts)))
-    network.head.contig_temperature.copy_(torch.from_numpy(fitted))
+    head.chunk_temperature.fill_(fit_temperature(*alone.joined()))
+    head.context_temperature.fill_(fit_temperature(*context.joined()))
+    fitted = fit_contig_temperature(*whole.joined(), np.concatenate(counts))
+    head.contig_temperature.copy_(torch.from_numpy(fitted))
 
 
-def _balanced(is_viral: npt.NDArray[np.bool_]) -> Float64:
-    """Weights (n,) with which a set counts as any other, and so does each class of it."""
-    return np.asarray(np.where(is_viral, 0.5 / is_viral.sum(), 0.5 / (~is_viral).sum()))
+class _Labelled:
+    """Log-odds of several sets with their labels, and weights with which each set counts alike, and so does each side of it."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Float64, npt.NDArray[np.bool_], Float64]] = []
+
+    def add(self, margins: torch.Tensor, is_viral: npt.NDArray[np.bool_]) -> None:
+        """Takes a set, margins (n,)."""
+        weights = np.where(is_viral, 0.5 / max(1, is_viral.sum()), 0.5 / max(1, (~is_viral).sum()))
+        self._parts.append((margins.double().cpu().numpy(), is_viral, weights))
+
+    def joined(self) -> tuple[Float64, npt.NDArray[np.bool_], Float64]:
+        """All margins, labels and weights (n,)."""
+        margins, labels, weights = map(np.concatenate, zip(*self._parts, strict=True))
+        return margins, labels, weights

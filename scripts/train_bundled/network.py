@@ -29,7 +29,7 @@ ESM2_SPEC: Final = ModelSpec(
     family="esm2",
     num_layers=4,
     embedding_dim=256,
-    num_heads=8,
+    num_heads=4,
     ffn_dim=1024,
     vocab_size=33,
     layer_norm_eps=1e-5,
@@ -39,7 +39,7 @@ DNABERT_SPEC: Final = ModelSpec(
     family="dnabert_s",
     num_layers=3,
     embedding_dim=256,
-    num_heads=8,
+    num_heads=4,
     ffn_dim=512,
     vocab_size=4096,
     layer_norm_eps=1e-12,
@@ -52,21 +52,31 @@ _MASKED_WEIGHT: Final = 0.3  # of the loss of masked tokens
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A packed batch on the device: ids (T,), its layout, and which tokens are special (T,)."""
+    """A packed batch on the device, longest row first, so that its layout has few rectangles.
+
+    Attributes:
+        ids: int64 (T,).
+        layout: of the rows.
+        special: bool (T,) which tokens are special.
+        place: int64 (N,) where each of the asked rows is.
+    """
 
     ids: Tensor
     layout: PackedLayout
     special: Tensor
+    place: Tensor
 
     @classmethod
     def take(cls, tokens: DeviceTokens, rows: Int64, model: Encoder) -> "Tokens":
         """The batch of the given rows."""
-        ids, cu_seqlens = tokens.take(rows)
+        order = np.argsort(tokens.offsets[rows] - tokens.offsets[rows + 1], kind="stable")
+        ids, cu_seqlens = tokens.take(rows[order])
         layout = model.build_layout(cu_seqlens, "sdpa")
         special = torch.zeros_like(ids, dtype=torch.bool)
         special[layout.cu_seqlens[:-1].long()] = True
         special[layout.cu_seqlens[1:].long() - 1] = True
-        return cls(ids, layout, special)
+        place = torch.from_numpy(np.argsort(order)).to(ids.device)
+        return cls(ids, layout, special, place)
 
     def masked(self, mask_id: int, random_ids: tuple[int, int]) -> tuple["Tokens", Tensor]:
         """Masks tokens of about half of the sequences, at a rate drawn for each one from 0.05..0.3.
@@ -123,8 +133,8 @@ class Network(nn.Module):
         """Mean vectors of DNA and protein (N, D), and their hidden states (T, D)."""
         hidden = self.dnabert(dna.ids, dna.layout), self.esm2(protein.ids, protein.layout)
         return (
-            mean_pool(hidden[0], dna.layout.cu_seqlens, include_special_tokens=True),
-            mean_pool(hidden[1], protein.layout.cu_seqlens, include_special_tokens=False),
+            mean_pool(hidden[0], dna.layout.cu_seqlens, include_special_tokens=True)[dna.place],
+            mean_pool(hidden[1], protein.layout.cu_seqlens, include_special_tokens=False)[protein.place],
         ), hidden
 
     def loss(self, chunks: DeviceChunks, batch: ContigBatch, weights: LossWeights) -> dict[str, Tensor]:

@@ -119,9 +119,12 @@ class ContigHead(nn.Module):
         )
         self.embedding = nn.Linear(width, code)
         self.chunk_temperature: Tensor
+        self.context_temperature: Tensor
         self.contig_temperature: Tensor
-        # Temperatures of chunks, and of contigs as intercept and slope over the logarithm of the number of chunks.
+        # Temperatures of chunks alone and in context, and of contigs as intercept and slope over the logarithm of the number
+        # of chunks.
         self.register_buffer("chunk_temperature", torch.ones(()))
+        self.register_buffer("context_temperature", torch.ones(()))
         self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
 
     @property
@@ -138,6 +141,10 @@ class ContigHead(nn.Module):
     def chunk_margin(self, logits: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (n,), of logits of rows or chunks (n, K)."""
         return self.virus_margin(logits) / self.chunk_temperature
+
+    def context_margin(self, logits: Tensor) -> Tensor:
+        """Calibrated log-odds of a virus, fp32 (C,), of logits of chunks in the context of their contigs (C, K)."""
+        return self.virus_margin(logits) / self.context_temperature
 
     def contig_margin(self, logits: Tensor, num_chunks: Tensor) -> Tensor:
         """Calibrated log-odds of a virus, fp32 (R,), of logits of contigs (R, K) with so many scored chunks (R,)."""
@@ -275,7 +282,7 @@ def load_contig_head(path: Path) -> ContigHead:
         with torch.device("meta"):
             head = ContigHead(spec)
         head.load_state_dict(state, assign=True)
-        if head.chunk_temperature <= 0:
+        if min(head.chunk_temperature, head.context_temperature) <= 0:
             raise ValueError("its temperature is not above zero")
     except (LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(

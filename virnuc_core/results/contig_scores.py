@@ -75,7 +75,7 @@ def score_contigs(
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits = found.context, found.logits
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
-        p_chunk, p_context = (_probabilities(head.chunk_margin(part)) for part in (logits, context))
+        p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)
     return ContigScores(
         p_chunk=_spread(p_chunk, chunk_numbers, size, np.nan),

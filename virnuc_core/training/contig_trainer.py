@@ -77,11 +77,12 @@ class LabelledRuns:
         return make_batch(self.first_row, contigs, self.classes[self.chunk_run], self.groups[self.chunk_run])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Margins:
-    """Log-odds of a virus before calibration, of all chunks (C,) and of the contigs of a batch (R,), fp64."""
+    """Log-odds of a virus before calibration, fp64: of all chunks alone and in context (C,), of the contigs of a batch (R,)."""
 
     chunks: Float64
+    context: Float64
     contigs: Float64
 
 
@@ -118,10 +119,8 @@ class _Validation:
         codes = torch.cat([_codes(head, *part) for part in parts])
         chunks = head.chunk_codes(codes, torch.from_numpy(self.batch.chunk), len(self.batch.contig))
         contigs = head.contigs(chunks, torch.from_numpy(self.batch.contig), len(self.batch.contig_class))
-        of_chunks, of_contigs = (
-            head.virus_margin(logits).double().numpy() for logits in (head.chunk(chunks), contigs.logits)
-        )
-        return _Margins(chunks=of_chunks, contigs=of_contigs)
+        logits = (head.chunk(chunks), contigs.context, contigs.logits)
+        return _Margins(*(head.virus_margin(part).double().numpy() for part in logits))
 
     def loss(self, head: ContigHead) -> float:
         """Mean of the weighted cross-entropies of chunks and of contigs, virus or not."""
@@ -137,6 +136,7 @@ class _Validation:
         margins, batch = self.margins(head), self.batch
         is_viral = batch.chunk_class < self.num_virus
         head.chunk_temperature.fill_(fit_temperature(margins.chunks, is_viral, self.chunk_weights))
+        head.context_temperature.fill_(fit_temperature(margins.context, is_viral, self.chunk_weights))
         is_viral, num_chunks = batch.contig_class < self.num_virus, np.bincount(batch.contig)
         found = fit_contig_temperature(margins.contigs, is_viral, self.contig_weights, num_chunks)
         head.contig_temperature.copy_(torch.from_numpy(found))

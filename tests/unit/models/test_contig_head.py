@@ -100,6 +100,7 @@ def test_temperatures_divide_the_log_odds_of_a_virus() -> None:
     margin = torch.logit(p)
     torch.testing.assert_close(HEAD.virus_margin(logits), margin)
     torch.testing.assert_close(HEAD.chunk_margin(logits), margin / 1.5)
+    torch.testing.assert_close(HEAD.context_margin(logits), margin / 1.1)
     temperature = 1.2 + 0.3 * torch.tensor([1.0, 20.0]).log()
     torch.testing.assert_close(HEAD.contig_margin(logits, torch.tensor([1, 20])), margin / temperature)
     falling = make_contig_head(6, 5)
@@ -138,6 +139,7 @@ def tensor_with(name: str, value: float) -> Callable[[dict[str, Any], dict[str, 
         (lambda _, state: state.update({"gate.weight": state["gate.weight"].half()}), "finite ones in fp32"),
         (tensor_with("gate.weight", float("nan")), "gate.weight holds other numbers than finite"),
         (tensor_with("chunk_temperature", 0.0), "temperature is not above zero"),
+        (tensor_with("context_temperature", -1.0), "temperature is not above zero"),
         (spec_with(hidden_width=10**12), "size mismatch"),
         (spec_with(hidden_width=-1), "sizes are those of no head"),
         (spec_with(pooling_heads=3), "sizes are those of no head"),

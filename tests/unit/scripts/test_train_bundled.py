@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from scripts.train_bundled import network, train
-from scripts.train_bundled.data import View, cut
+from scripts.train_bundled.data import DeviceChunks, View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
@@ -73,6 +74,23 @@ def test_every_chunk_has_rows_whatever_is_done_to_it(fasta: Path, table: Path) -
     assert len(recoded.dna.input_ids) != len(plain.dna.input_ids)
     with_errors = cut(genomes, View(chunk_length=500, shift=100, errors=0.05), tokenizer)
     assert np.bincount(with_errors.record).tolist() == [20] * 30
+
+
+def test_vectors_are_those_of_their_rows_in_any_order(fasta: Path, table: Path) -> None:
+    genomes = Genomes.load([fasta], table)
+    chunks = DeviceChunks.build(
+        cut(genomes, View(chunk_length=300), DnabertTokenizer(BUNDLED_TOKENIZER)), 30, torch.device("cpu")
+    )
+    made = network.Network(0.0, 0.0).eval()
+    rows = np.random.default_rng(0).choice(len(chunks.sizes), 12, replace=False)
+
+    def vectors(rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        protein = network.Tokens.take(chunks.protein, rows, made.esm2)
+        dna = network.Tokens.take(chunks.dna, rows, made.dnabert)
+        return torch.cat(made.vectors(protein, dna)[0], dim=1)
+
+    one_by_one = torch.cat([vectors(rows[[place]]) for place in range(len(rows))])
+    torch.testing.assert_close(vectors(rows), one_by_one, rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(

@@ -128,6 +128,7 @@ def test_a_fitted_head_calls_contigs_better_than_chunks(tmp_path: Path) -> None:
     assert min(losses) == losses[trained.best_epochs[0] - 1]
     assert isinstance(trained.head, ContigHead)
     assert trained.temperature == pytest.approx(float(trained.head.chunk_temperature))
+    assert float(trained.head.context_temperature) != 1.0
     save_head(trained.head, tmp_path / "head.safetensors", {})
     head = load_head(tmp_path / "head.safetensors")
     assert isinstance(head, ContigHead)
