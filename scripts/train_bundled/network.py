@@ -115,8 +115,9 @@ class MaskedTokenHead(nn.Module):
 class Network(nn.Module):
     """ESM-2, DNABERT-S, the head, and what only training needs."""
 
-    def __init__(self, dropout: float, head_dropout: float) -> None:
+    def __init__(self, dropout: float, head_dropout: float, dna_dropout: float = 0.0) -> None:
         super().__init__()
+        self._dna_dropout = dna_dropout
         self.esm2 = ESM2(ESM2_SPEC, dropout=dropout)
         self.dnabert = DnabertS(DNABERT_SPEC, dropout=dropout)
         spec = HeadSpec(
@@ -147,6 +148,10 @@ class Network(nn.Module):
         dna, masked_dna = clean[0].masked(_BPE_MASK_ID, _BPE_IDS)
         protein, masked_protein = clean[1].masked(Esm2Tokenizer.mask_id, _AMINO_ACID_IDS)
         vectors, hidden = self.vectors(protein, dna)
+        # Whole contigs without their DNA, so that the protein has to be enough.
+        has_dna = torch.rand(len(batch.contig_class), 1, device=device) >= self._dna_dropout
+        row_contig = torch.from_numpy(batch.contig[batch.chunk]).to(device)
+        vectors = vectors[0] * has_dna[row_contig], vectors[1]
         sizes = torch.from_numpy(chunks.sizes[batch.rows]).to(device)
         parts = head_losses(self.head, self.head.row_codes(*vectors, sizes), batch, weights)
         masked = zip(

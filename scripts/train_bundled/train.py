@@ -51,7 +51,7 @@ VIEWS: Final = (
     View(chunk_length=500),
     View(chunk_length=500, shift=131, **_RECODED),
     View(chunk_length=500, shift=263, **_RECODED),
-    View(chunk_length=500, shift=397, recoded=0.85),
+    View(chunk_length=500, shift=397, recoded=0.85, substituted=0.2),
     View(chunk_length=500, shift=61, errors=0.005),
     View(chunk_length=300, shift=17),
     View(chunk_length=300, shift=157, **_RECODED),
@@ -75,6 +75,7 @@ class Settings:
     weight_decay: float = 0.1
     dropout: float = 0.15
     head_dropout: float = 0.3
+    dna_dropout: float = 0.3
     group_power: float = 0.6
     held_out: float = 0.05
     ema_decay: float = 0.9995
@@ -117,7 +118,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.settings = settings
         self.step = 0
-        self.network = Network(settings.dropout, settings.head_dropout).to(device)
+        self.network = Network(settings.dropout, settings.head_dropout, settings.dna_dropout).to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         decayed = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim <= 1]
