@@ -37,7 +37,7 @@ ESM2_SPEC: Final = ModelSpec(
 )
 DNABERT_SPEC: Final = ModelSpec(
     family="dnabert_s",
-    num_layers=3,
+    num_layers=2,
     embedding_dim=256,
     num_heads=4,
     ffn_dim=512,
