@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.errors import MismatchError
-from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.plain_text import cell_text
 from virnuc_core.results.calls import (
     DEFAULT_THRESHOLD,
@@ -27,7 +26,6 @@ from virnuc_core.results.calls import (
     call_scored_chunks,
     call_scored_contigs,
 )
-from virnuc_core.results.contig_scores import score_contigs
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
@@ -42,6 +40,9 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import FrameRule
+
+if TYPE_CHECKING:
+    from virnuc_core.models.contig_head import ContigHead
 
 _PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -112,7 +113,7 @@ def write_tables(
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
-    head: ContigHead | None = None,
+    head: "ContigHead | None" = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
@@ -154,7 +155,7 @@ def write_tables(
 
 
 def differing_tables(
-    folder: RunFolder, store: FrameStore, threshold: float, head: ContigHead | None = None
+    folder: RunFolder, store: FrameStore, threshold: float, head: "ContigHead | None" = None
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
@@ -183,7 +184,7 @@ class _Tables:
         folder: RunFolder,
         store: FrameStore,
         embeddings: Embeddings,
-        head: ContigHead | None,
+        head: "ContigHead | None",
         threshold: float,
         writer: ResultWriter,
         stack: ExitStack,
@@ -224,6 +225,8 @@ class _Tables:
         if self._head is None:
             contigs = call_contigs(chunks, contig, num_contigs, threshold)
         else:
+            from virnuc_core.results.contig_scores import score_contigs  # imports torch
+
             found = score_contigs(
                 self._head,
                 lambda left, right: self._embeddings.rows(CODES, first + left, first + right),
