@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.errors import MismatchError
-from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.plain_text import cell_text
 from virnuc_core.results.calls import (
     DEFAULT_THRESHOLD,
@@ -29,7 +28,6 @@ from virnuc_core.results.calls import (
     call_scored_chunks,
     call_scored_contigs,
 )
-from virnuc_core.results.contig_scores import score_contigs
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
@@ -45,6 +43,9 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import FrameRule
+
+if TYPE_CHECKING:
+    from virnuc_core.models.contig_head import ContigHead
 
 _PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -117,7 +118,7 @@ def write_tables(
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
-    head: ContigHead | None = None,
+    head: "ContigHead | None" = None,
     fdr: float | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
@@ -174,7 +175,7 @@ def differing_tables(
     folder: RunFolder,
     store: FrameStore,
     threshold: float,
-    head: ContigHead | None = None,
+    head: "ContigHead | None" = None,
     fdr: float | None = None,
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
@@ -199,9 +200,11 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
 
 
 def _score_block(
-    head: ContigHead, store: FrameStore, embeddings: Embeddings, begin: int, end: int
+    head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
 ) -> ContigScores:
     """Scores chunks begin..end-1 and their contigs, which are whole."""
+    from virnuc_core.results.contig_scores import score_contigs  # imports torch
+
     first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
     contig = store.chunk_record[begin:end] - store.chunk_record[begin]
     return score_contigs(
@@ -223,7 +226,7 @@ class _Tables:
         folder: RunFolder,
         store: FrameStore,
         embeddings: Embeddings,
-        head: ContigHead | None,
+        head: "ContigHead | None",
         threshold: float,
         contig_threshold: float,
         writer: ResultWriter,

@@ -239,10 +239,10 @@ def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold_or_ra
     again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
     assert again == read_plan(run.folder.plan) == replace(run.plan, threshold=0.9)
     assert again.fingerprint == run.plan.fingerprint
-    config = made_models.config(fdr=0.05)
-    again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
-    assert again == read_plan(run.folder.plan) == replace(run.plan, fdr=0.05)
-    assert again.fingerprint == run.plan.fingerprint
+    for fdr in (0.05, 0.2, None):
+        again = open_plan(made_models.config(fdr=fdr), run.store, "predict", ("cpu",), run.folder)
+        assert again == read_plan(run.folder.plan) == replace(run.plan, fdr=fdr)
+        assert again.fingerprint == run.plan.fingerprint
     others = make_esm2(tmp_path / "others", seed=9)
     copied = make_esm2(tmp_path / "esm2"), make_esm2(tmp_path / "copy")
     run = plan_run(tmp_path / "second", contigs, made_models.config(esm_model=str(copied[0])))
