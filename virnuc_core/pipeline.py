@@ -251,7 +251,8 @@ def aggregate(run: Run) -> None:
 def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     head = contig_head_of(run.plan)
-    run.counts = write_tables(run.folder, FrameStore.open(run.folder.frames), run.plan.threshold, head=head)
+    store = FrameStore.open(run.folder.frames)
+    run.counts = write_tables(run.folder, store, run.plan.threshold, head=head, fdr=run.plan.fdr)
 
 
 def fit(run: Training) -> None:
@@ -348,6 +349,7 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         "chunk_length": plan.chunk_length,
         "min_length": plan.min_length,
         "threshold": plan.threshold,
+        "fdr": plan.fdr,
         "embeddings": plan.embeddings,
         "esm_model": esm2.location,
         "dnabert_model": dnabert.location,

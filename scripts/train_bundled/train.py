@@ -37,7 +37,7 @@ from scripts.train_bundled.data import (
     save_chunks,
     train_vocabulary,
 )
-from scripts.train_bundled.evaluation import calibrate, evaluate
+from scripts.train_bundled.evaluation import GUARDS, calibrate, evaluate
 from scripts.train_bundled.export import export
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Network
@@ -238,11 +238,14 @@ def main() -> None:
         return
     network, encode = trainer.average, DnabertTokenizer(tokenizer)
     calibrate(network, held, encode)
-    measured = (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
+    val = Genomes.load([arguments["val"]], table)
     report = {
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
-        "figures": {name: evaluate(network, genomes, encode) for name, genomes in measured},
+        "figures": {
+            "held out": evaluate(network, held, encode),
+            "val": evaluate(network, val, encode, GUARDS),
+        },
     }
     print(json.dumps(report["figures"], indent=1))
     export(network, tokenizer, arguments["out"], report)

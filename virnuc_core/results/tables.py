@@ -1,6 +1,7 @@
 """Writes the tables of a run from its frame store and embeddings file, in blocks of whole contigs."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -21,12 +22,14 @@ from virnuc_core.results.calls import (
     VIRUS,
     ChunkCalls,
     ContigCalls,
+    ContigScores,
     call_chunks,
     call_contigs,
     call_scored_chunks,
     call_scored_contigs,
 )
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
+from virnuc_core.results.fdr import SampleCalls, call_sample
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -88,13 +91,14 @@ _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 16
 
 Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run."""
+    """Counts of a run; `sample` is None for open reading frames, and without any score."""
 
     records: int
     rejected: int
@@ -106,6 +110,7 @@ class TableCounts:
     contigs_other: int
     contigs_unscored: int
     regions: int = 0
+    sample: SampleCalls | None = None
 
 
 def write_tables(
@@ -114,11 +119,13 @@ def write_tables(
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
     head: "ContigHead | None" = None,
+    fdr: float | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
     `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
-    another run.
+    another run. With `fdr`, contigs are called at this false discovery rate at most instead: all of them are scored before, and
+    again for the tables, so that no more than their probabilities is kept.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -132,9 +139,18 @@ def write_tables(
                 f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, embeddings, head, threshold, writer, stack)
+        sample, contig_threshold = None, threshold
+        if fdr is not None:
+            assert head is not None
+            blocks = (_score_block(head, store, embeddings, *block).p_contig for block in _blocks(store))
+            sample = call_sample(_joined(blocks), threshold, fdr)
+            found = sample.threshold if sample else None
+            contig_threshold = math.inf if found is None else found
+        tables = _Tables(folder, store, embeddings, head, threshold, contig_threshold, writer, stack)
         for begin, end in _blocks(store):
             tables.add(begin, end)
+        if head is not None and fdr is None:
+            sample = call_sample(_joined(tables.p_contig), threshold)
         write_rejected = stack.enter_context(writer.stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
             for line in rejected:
@@ -151,11 +167,16 @@ def write_tables(
         contigs_other=tables.counts[OTHER],
         contigs_unscored=tables.counts[UNSCORED],
         regions=tables.counts["regions"],
+        sample=sample,
     )
 
 
 def differing_tables(
-    folder: RunFolder, store: FrameStore, threshold: float, head: "ContigHead | None" = None
+    folder: RunFolder,
+    store: FrameStore,
+    threshold: float,
+    head: "ContigHead | None" = None,
+    fdr: float | None = None,
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
@@ -164,7 +185,7 @@ def differing_tables(
         MismatchError: it has other rows than the store.
     """
     comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison, head)
+    write_tables(folder, store, threshold, comparison, head, fdr)
     return comparison.differing
 
 
@@ -178,6 +199,27 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def _score_block(
+    head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
+) -> ContigScores:
+    """Scores chunks begin..end-1 and their contigs, which are whole."""
+    from virnuc_core.results.contig_scores import score_contigs  # imports torch
+
+    first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+    contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+    return score_contigs(
+        head,
+        lambda left, right: embeddings.rows(CODES, first + left, first + right),
+        store.frame_chunk[first:last] - begin,
+        contig,
+        int(contig[-1]) + 1,
+    )
+
+
+def _joined(blocks: Iterable[Float64]) -> Float64:
+    return np.concatenate([np.empty(0), *blocks])
+
+
 class _Tables:
     def __init__(
         self,
@@ -186,15 +228,18 @@ class _Tables:
         embeddings: Embeddings,
         head: "ContigHead | None",
         threshold: float,
+        contig_threshold: float,
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.p_contig: list[Float64] = []
         self._store = store
         self._embeddings = embeddings
         self._head = head
         self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
         self._threshold = threshold
+        self._contig_threshold = contig_threshold
         enter = stack.enter_context
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
@@ -225,17 +270,10 @@ class _Tables:
         if self._head is None:
             contigs = call_contigs(chunks, contig, num_contigs, threshold)
         else:
-            from virnuc_core.results.contig_scores import score_contigs  # imports torch
-
-            found = score_contigs(
-                self._head,
-                lambda left, right: self._embeddings.rows(CODES, first + left, first + right),
-                row_chunk,
-                contig,
-                num_contigs,
-            )
+            found = _score_block(self._head, store, self._embeddings, begin, end)
+            self.p_contig.append(found.p_contig)
             chunks = call_scored_chunks(chunks, found, threshold)
-            contigs = call_scored_contigs(chunks, contig, found, threshold)
+            contigs = call_scored_contigs(chunks, contig, found, self._contig_threshold)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -250,12 +288,12 @@ class _Tables:
         store = self._store
         first = int(store.chunk_record[chunks.start])
         table = _contig_table(store, first, contig_calls, self._classes)
-        self._write_contigs(table_lines(table, self._threshold))
+        self._write_contigs(table_lines(table, self._contig_threshold))
         self._append_contigs(table)
         self.counts.update(table["call"].to_pylist())
         names = table["contig"].to_pylist()
         for row in np.flatnonzero(contig_calls.is_virus).tolist():
-            p = six_decimals(contig_calls.p_call[row], self._threshold)
+            p = six_decimals(contig_calls.p_call[row], self._contig_threshold)
             header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
             self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
