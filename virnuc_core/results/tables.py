@@ -22,13 +22,16 @@ from virnuc_core.results.calls import (
     VIRUS,
     ChunkCalls,
     ContigCalls,
+    ContigScores,
     call_chunks,
     call_contigs,
     call_scored_chunks,
     call_scored_contigs,
+    look_up_contigs,
 )
 from virnuc_core.results.contig_scores import score_contigs
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
+from virnuc_core.results.nearest import GenomeIndex
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -76,7 +79,16 @@ PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
-    "longest": _CONTIG_SCHEMA.append(pa.field("p_virus", pa.float64())).append(_CLASS),
+    "longest": pa.schema(
+        [
+            *_CONTIG_SCHEMA,
+            ("p_virus", pa.float64()),
+            _CLASS,
+            ("novelty", pa.float64()),
+            ("nearest", pa.string()),
+            ("lineage", pa.string()),
+        ]
+    ),
 }
 # The column that contigs are called from.
 CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
@@ -113,11 +125,12 @@ def write_tables(
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
     head: ContigHead | None = None,
+    index: GenomeIndex | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
     `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
-    another run.
+    another run; `index` is that of the head, None without one.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -131,8 +144,8 @@ def write_tables(
                 f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, embeddings, head, threshold, writer, stack)
-        for begin, end in _blocks(store):
+        tables = _Tables(folder, store, embeddings, head, index, threshold, writer, stack)
+        for begin, end in contig_blocks(store):
             tables.add(begin, end)
         write_rejected = stack.enter_context(writer.stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
@@ -154,7 +167,11 @@ def write_tables(
 
 
 def differing_tables(
-    folder: RunFolder, store: FrameStore, threshold: float, head: ContigHead | None = None
+    folder: RunFolder,
+    store: FrameStore,
+    threshold: float,
+    head: ContigHead | None = None,
+    index: GenomeIndex | None = None,
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
@@ -163,11 +180,11 @@ def differing_tables(
         MismatchError: it has other rows than the store.
     """
     comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison, head)
+    write_tables(folder, store, threshold, comparison, head, index)
     return comparison.differing
 
 
-def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
+def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
     """Chunk ranges (begin, end) that end at contig boundaries."""
     begin = 0
     while begin < store.num_chunks:
@@ -177,6 +194,21 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def score_block(
+    head: ContigHead, embeddings: Embeddings, store: FrameStore, begin: int, end: int
+) -> ContigScores:
+    """Scores of the chunks begin..end-1, whole contigs, and of these contigs."""
+    first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+    contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+    return score_contigs(
+        head,
+        lambda left, right: embeddings.rows(CODES, first + left, first + right),
+        store.frame_chunk[first:last] - begin,
+        contig,
+        int(contig[-1]) + 1,
+    )
+
+
 class _Tables:
     def __init__(
         self,
@@ -184,6 +216,7 @@ class _Tables:
         store: FrameStore,
         embeddings: Embeddings,
         head: ContigHead | None,
+        index: GenomeIndex | None,
         threshold: float,
         writer: ResultWriter,
         stack: ExitStack,
@@ -192,6 +225,7 @@ class _Tables:
         self._store = store
         self._embeddings = embeddings
         self._head = head
+        self._index = index
         self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
         self._threshold = threshold
         enter = stack.enter_context
@@ -224,15 +258,10 @@ class _Tables:
         if self._head is None:
             contigs = call_contigs(chunks, contig, num_contigs, threshold)
         else:
-            found = score_contigs(
-                self._head,
-                lambda left, right: self._embeddings.rows(CODES, first + left, first + right),
-                row_chunk,
-                contig,
-                num_contigs,
-            )
+            found = score_block(self._head, self._embeddings, store, begin, end)
             chunks = call_scored_chunks(chunks, found, threshold)
             contigs = call_scored_contigs(chunks, contig, found, threshold)
+            contigs = look_up_contigs(contigs, found, self._index)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -310,6 +339,7 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     if calls.classes is not None:
         columns.append(pa.array(calls.p_call, mask=~is_scored))
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+        columns += [pa.array(calls.novelty, from_pandas=True), calls.nearest, calls.lineage]
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

@@ -8,6 +8,7 @@ const CALLS = data.names.calls;
 const TIERS = data.names.tiers;
 const CLASSES = data.names.classes; // of the labels
 const PREDICTED = data.names.predicted; // of the head
+const GENOMES = data.names.genomes; // of its index
 const VIRUS = CALLS.indexOf("virus");
 const OTHER = CALLS.indexOf("other");
 const UNSCORED = CALLS.indexOf("unscored");
@@ -21,6 +22,7 @@ const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
 const hasPredicted = Boolean(contigs.predicted);
+const hasNearest = Boolean(contigs.nearest);
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

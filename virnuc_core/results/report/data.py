@@ -37,6 +37,8 @@ _UNSURE: Final = "unsure"
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
+# Of numbers that are no probabilities.
+_BOUNDS: Final = {"score": (-np.inf, np.inf), "novelty": (0, 2)}
 
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
@@ -232,6 +234,7 @@ def gather(
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
     predicted = sorted({contig["class"] for contig in shown if contig.get("class") is not None})
+    genomes = sorted({contig["nearest"] for contig in shown if contig.get("nearest") is not None})
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
@@ -239,13 +242,20 @@ def gather(
         "call_column": CALL_COLUMN[facts.frames],
         "totals": totals.document,
         "chunk_histogram": histogram.tolist(),
-        "names": {"calls": _CALLS, "tiers": _TIERS, "classes": class_names, "predicted": predicted},
+        "names": {
+            "calls": _CALLS,
+            "tiers": _TIERS,
+            "classes": class_names,
+            "predicted": predicted,
+            "genomes": [_cut(name, limits.name_letters) for name in genomes],
+        },
         "contigs": _contig_columns(
             sorted(shown, key=itemgetter("place")),
             facts.frames,
             labels,
             class_names,
             predicted,
+            genomes,
             limits.name_letters,
         ),
         "regions": _region_columns(sorted(islice(regions, limits.regions), key=itemgetter(0))),
@@ -306,7 +316,7 @@ def _iter_batches(
                 for field in batch.schema:
                     if pa.types.is_floating(field.type):
                         numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = (-np.inf, np.inf) if field.name == "score" else (0, 1)
+                        low, high = _BOUNDS.get(field.name, (0, 1))
                         if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
                             raise ValueError(f"{field.name} is out of range")
                 yield batch
@@ -460,6 +470,7 @@ def _contig_columns(
     labels: Mapping[str, str] | None,
     classes: Sequence[str],
     predicted: Sequence[str],
+    genomes: Sequence[str],
     name_letters: int,
 ) -> Row:
     names = {
@@ -477,6 +488,11 @@ def _contig_columns(
     if predicted:
         numbers = {name: number for number, name in enumerate(predicted)}
         columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
+    if genomes:
+        numbers = {name: number for number, name in enumerate(genomes)}
+        columns["nearest"] = [numbers.get(contig["nearest"]) for contig in contigs]
+        columns["novelty"] = [contig["novelty"] for contig in contigs]
+        columns["lineage"] = [_cut(contig["lineage"] or "", name_letters) for contig in contigs]
     if labels is not None:
         columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
     return columns
