@@ -385,13 +385,21 @@ def _farthest_first(vectors: Float32, most: int, tolerance: float) -> Int64:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Facts:
-    """What the metadata of a file hold; sha256 is that of the tensors."""
+    """What the metadata of a file hold; sha256 is that of the tensors and of the other fields."""
 
     format: int
     head: str
     cuts: tuple[float | None, ...]
     sha256: str
     unsure_above: float | None = None
+
+    def require_valid(self) -> None:
+        """Raises ValueError for limits that no index has."""
+        cuts = [cut for cut in self.cuts if cut is not None]
+        if len(self.cuts) != len(RANKS) or cuts != sorted(cuts):
+            raise ValueError(f"its cuts are {self.cuts}")
+        if self.unsure_above is not None and not 0 <= self.unsure_above <= 2:
+            raise ValueError(f"its limit of novelty is {self.unsure_above}")
 
 
 def save_index(index: GenomeIndex, path: Path) -> None:
@@ -408,9 +416,10 @@ def save_index(index: GenomeIndex, path: Path) -> None:
         format=_FORMAT,
         head=index.head,
         cuts=index.cuts,
-        sha256=_digest(tensors),
         unsure_above=index.unsure_above,
+        sha256="",
     )
+    facts = replace(facts, sha256=_digest(facts, tensors))
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, {_METADATA: json.dumps(asdict(facts), sort_keys=True)})
 
@@ -446,7 +455,7 @@ def _read(path: Path) -> tuple[_Facts, dict[str, npt.NDArray[Any]]]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if facts.format != _FORMAT:
         raise ValueError(f"its format is {facts.format} and not {_FORMAT}")
-    if facts.sha256 != _digest(tensors):
+    if facts.sha256 != _digest(facts, tensors):
         raise ValueError("its checksum is wrong")
     return facts, tensors
 
@@ -458,9 +467,7 @@ def _checked_index(facts: _Facts, tensors: Mapping[str, npt.NDArray[Any]]) -> Ge
     if not len(vectors) or (np.abs(vectors.astype(np.int16)).max(1) != _LARGEST).any():
         raise ValueError("a vector is not scaled as it should be")
     labels = tuple(_checked_labels(name, tensors, len(vectors)) for name in _COLUMNS)
-    cuts = [cut for cut in facts.cuts if cut is not None]
-    if len(facts.cuts) != len(RANKS) or cuts != sorted(cuts):
-        raise ValueError(f"its cuts are {facts.cuts}")
+    facts.require_valid()
     return GenomeIndex(
         codes=vectors,
         names=labels[0],
@@ -490,9 +497,10 @@ def _is_plain(label: str) -> bool:
     return label.isprintable() and cell_text(label) == label
 
 
-def _digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
-    """SHA-256 over names, shapes and content."""
-    digest = hashlib.sha256()
+def _digest(facts: _Facts, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over the metadata, and names, shapes and content of the tensors."""
+    stated = asdict(replace(facts, sha256=""))
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
         digest.update(tensors[name].tobytes())
