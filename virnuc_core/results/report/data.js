@@ -8,7 +8,6 @@ const CALLS = data.names.calls;
 const TIERS = data.names.tiers;
 const CLASSES = data.names.classes; // of the labels
 const PREDICTED = data.names.predicted; // of the head
-const GENOMES = data.names.genomes; // of its index
 const VIRUS = CALLS.indexOf("virus");
 const OTHER = CALLS.indexOf("other");
 const UNSCORED = CALLS.indexOf("unscored");

@@ -234,7 +234,6 @@ def gather(
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
     predicted = sorted({contig["class"] for contig in shown if contig.get("class") is not None})
-    genomes = sorted({contig["nearest"] for contig in shown if contig.get("nearest") is not None})
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
@@ -242,20 +241,13 @@ def gather(
         "call_column": CALL_COLUMN[facts.frames],
         "totals": totals.document,
         "chunk_histogram": histogram.tolist(),
-        "names": {
-            "calls": _CALLS,
-            "tiers": _TIERS,
-            "classes": class_names,
-            "predicted": predicted,
-            "genomes": [_cut(name, limits.name_letters) for name in genomes],
-        },
+        "names": {"calls": _CALLS, "tiers": _TIERS, "classes": class_names, "predicted": predicted},
         "contigs": _contig_columns(
             sorted(shown, key=itemgetter("place")),
             facts.frames,
             labels,
             class_names,
             predicted,
-            genomes,
             limits.name_letters,
         ),
         "regions": _region_columns(sorted(islice(regions, limits.regions), key=itemgetter(0))),
@@ -470,7 +462,6 @@ def _contig_columns(
     labels: Mapping[str, str] | None,
     classes: Sequence[str],
     predicted: Sequence[str],
-    genomes: Sequence[str],
     name_letters: int,
 ) -> Row:
     names = {
@@ -488,14 +479,23 @@ def _contig_columns(
     if predicted:
         numbers = {name: number for number, name in enumerate(predicted)}
         columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
-    if genomes:
-        numbers = {name: number for number, name in enumerate(genomes)}
-        columns["nearest"] = [numbers.get(contig["nearest"]) for contig in contigs]
-        columns["novelty"] = [contig["novelty"] for contig in contigs]
-        columns["lineage"] = [_cut(contig["lineage"] or "", name_letters) for contig in contigs]
+    if any(contig.get("nearest") is not None for contig in contigs):
+        columns |= _nearest_columns(contigs, name_letters)
     if labels is not None:
         columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
     return columns
+
+
+def _nearest_columns(contigs: Sequence[Row], name_letters: int) -> Row:
+    """Nearest genomes as index into their names `genomes`, None without a score."""
+    names = sorted({contig["nearest"] for contig in contigs if contig["nearest"] is not None})
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "genomes": [_cut(name, name_letters) for name in names],
+        "nearest": [numbers.get(contig["nearest"]) for contig in contigs],
+        "novelty": [contig["novelty"] for contig in contigs],
+        "lineage": [_cut(contig["lineage"] or "", name_letters) for contig in contigs],
+    }
 
 
 def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:

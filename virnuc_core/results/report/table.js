@@ -147,7 +147,7 @@ const predictedClass = (row) => (contigs.predicted[row] === null ? null : foreig
 
 function nearestGenome(row) {
   if (!hasNearest || contigs.nearest[row] === null) return null;
-  return h("p", { class: "dim" }, "Nearest genome: ", foreignWords(GENOMES[contigs.nearest[row]]),
+  return h("p", { class: "dim" }, "Nearest genome: ", foreignWords(contigs.genomes[contigs.nearest[row]]),
     contigs.lineage[row] ? [" (", foreignWords(contigs.lineage[row]), ")"] : null, ` · novelty ${probability(contigs.novelty[row])}`);
 }
 
