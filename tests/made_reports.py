@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, TableCounts
@@ -78,6 +79,7 @@ def write_run(
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
     frames: FrameRule = "open",
+    sample: SampleCalls | None = None,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
@@ -100,7 +102,7 @@ def write_run(
     run = RunReport(
         plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
         out=str(root),
-        counts=_counts(contigs, len(rejected)),
+        counts=replace(_counts(contigs, len(rejected)), sample=sample),
         work=counters(20),
         lanes=[report()],
         seconds={"index": 1.0, "embed": 12.0},

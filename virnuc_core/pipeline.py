@@ -254,7 +254,7 @@ def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
     head, index = contig_head_of(run.plan), genome_index_of(run.plan)
     store = FrameStore.open(run.folder.frames)
-    run.counts = write_tables(run.folder, store, run.plan.threshold, head=head, index=index)
+    run.counts = write_tables(run.folder, store, run.plan.threshold, head=head, fdr=run.plan.fdr, index=index)
 
 
 def fit(run: Training) -> None:
@@ -351,6 +351,7 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         "chunk_length": plan.chunk_length,
         "min_length": plan.min_length,
         "threshold": plan.threshold,
+        "fdr": plan.fdr,
         "embeddings": plan.embeddings,
         "esm_model": esm2.location,
         "dnabert_model": dnabert.location,

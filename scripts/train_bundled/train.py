@@ -37,7 +37,7 @@ from scripts.train_bundled.data import (
     save_chunks,
     train_vocabulary,
 )
-from scripts.train_bundled.evaluation import calibrate, evaluate
+from scripts.train_bundled.evaluation import GUARDS, calibrate, evaluate
 from scripts.train_bundled.export import export
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.index import index_genomes
@@ -239,12 +239,15 @@ def main() -> None:
     network, encode = trainer.average, DnabertTokenizer(tokenizer)
     calibrate(network, held, encode)
     index = index_genomes(network, train, held, encode, settings.seed)
-    measured = (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
+    val = Genomes.load([arguments["val"]], table)
     report = {
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
         "index": index.figures,
-        "figures": {name: evaluate(network, genomes, encode, index) for name, genomes in measured},
+        "figures": {
+            "held out": evaluate(network, held, encode, index),
+            "val": evaluate(network, val, encode, index, GUARDS),
+        },
     }
     print(json.dumps(report["figures"], indent=1))
     export(network, tokenizer, arguments["out"], report, index)

@@ -1,7 +1,7 @@
 """The plan of a run: its file, and the comparison with the requested settings on resume.
 
 A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
-they are computed. After its creation, only `Continuation`s and the threshold change.
+they are computed. After its creation, only `Continuation`s and the rule of calls (threshold, FDR) change.
 """
 
 import hashlib
@@ -35,7 +35,9 @@ SCHEMA_VERSION: Final = 5
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
-_NOT_IN_FINGERPRINT: Final = frozenset({"inputs", "name", "location", "switches", "threshold", "warnings"})
+_NOT_IN_FINGERPRINT: Final = frozenset(
+    {"inputs", "name", "location", "switches", "threshold", "fdr", "warnings"}
+)
 # Fields set by a flag of the same name; the last two also by --dnabert-FLAG in runs with both models.
 _FLAGGED: Final = (
     *("chunk_length", "min_length", "repr_layer", "attention", "compile_mode", "token_budget", "embeddings"),
@@ -138,6 +140,8 @@ class RunPlan:
         continued: shards whose arithmetic differs from `models`.
         virnuc_version: of the planner; other releases of its series give the same results.
         threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
+        fdr: most that the expected false discovery rate of calls of contigs may be, instead of the threshold; None for the
+            threshold. May change as well.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -156,6 +160,7 @@ class RunPlan:
     continued: tuple[Continuation, ...] = ()
     min_length: int = 0
     threshold: float = 0.5
+    fdr: float | None = None
 
     @property
     def num_rows(self) -> int:

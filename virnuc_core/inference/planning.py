@@ -168,8 +168,8 @@ def open_plan(
     if token is not None:
         folder.require_token(token)
     require_same_plan(existing.uniform, wanted, folder)
-    if existing.threshold != wanted.threshold:
-        existing = replace(existing, threshold=wanted.threshold)
+    if (existing.threshold, existing.fdr) != (wanted.threshold, wanted.fdr):
+        existing = replace(existing, threshold=wanted.threshold, fdr=wanted.fdr)
         write_plan(folder.plan, existing)
     if not existing.continued and wanted.fingerprint == existing.fingerprint:
         return existing
@@ -246,6 +246,7 @@ def make_plan(
         switches=switches_of(config),
         min_length=store.meta.min_length,
         threshold=config.threshold,
+        fdr=config.fdr,
     )
     for warning in plan.warnings:
         _log.warning(warning)

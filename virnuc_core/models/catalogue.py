@@ -199,7 +199,13 @@ def head_of(config: RunConfig) -> str:
 
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
-    return config.frames or read_purpose(resolve_head(head_of(config))).frames
+    frames = config.frames or read_purpose(resolve_head(head_of(config))).frames
+    if config.fdr is not None and frames == "open":
+        raise UsageError(
+            f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
+            "head for the open reading frames of chunks. Give --threshold, or a head of `virnuc train --frames longest`."
+        )
+    return frames
 
 
 def require_head(config: RunConfig) -> None:
@@ -208,9 +214,10 @@ def require_head(config: RunConfig) -> None:
     Raises:
         CheckpointError: there is no such head.
         MismatchError: it was trained for chunks of another length.
-        UsageError: none is given, and none is bundled for these models.
+        UsageError: none is given, and none is bundled for these models; or it is not for `--fdr`.
     """
     resolve_head(head_of(config), config.chunk_length)
+    frames_of(config)
 
 
 def resolve_head(name_or_path: str, chunk_length: int | None = None, frames: FrameRule | None = None) -> Path:

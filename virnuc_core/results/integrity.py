@@ -275,7 +275,7 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
         message = f"the tables cannot be compared with the shards: {error}"
         yield Finding(path=Path(plan.head.location if plan.head else ""), state="missing", message=message)
         return
-    for path in sorted(differing_tables(folder, store, plan.threshold, head, genomes)):
+    for path in sorted(differing_tables(folder, store, plan.threshold, head, plan.fdr, genomes)):
         message = f"{path} is not what the shards give: {_RUN_AGAIN}."
         yield Finding(path=path, state="damaged", message=message)
 

@@ -121,7 +121,7 @@ def _contig_embeddings(folder: RunFolder, plan: RunPlan) -> tuple[list[str], npt
             raise MismatchError(
                 f"{file.path} is not of the plan beside it. Run the command that made it again."
             )
-        parts += [score_block(head, file, store, *block).embedding for block in contig_blocks(store)]
+        parts += [score_block(head, store, file, *block).embedding for block in contig_blocks(store)]
     embeddings = np.concatenate(parts)
     rows = np.flatnonzero(~np.isnan(embeddings[:, 0]))
     names = store.record_names(0, store.num_records)

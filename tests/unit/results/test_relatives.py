@@ -145,7 +145,7 @@ def test_results_are_the_same_bytes_whatever_the_size_of_blocks(
     assert isinstance(head, ContigHead)
     index = genome_index_of(made.plan)
     monkeypatch.setattr(nearest, "_BLOCK_VALUES", 300)
-    assert differing_tables(made.folder, made.store, 0.5, head, index) == set()
+    assert differing_tables(made.folder, made.store, 0.5, head, index=index) == set()
     monkeypatch.setattr(tables, "_BLOCK_CHUNKS", 7)
     write_tables(made.folder, made.store, head=head, index=index)
     found, expected = (read(one.folder.contigs) for one in (made, indexed.made))

@@ -1,17 +1,18 @@
 """The training of the bundled models, in miniature and on random genomes."""
 
 import gzip
+import itertools
 import json
 import string
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from scripts.train_bundled import network, train
+from scripts.train_bundled import evaluation, network, train
 from scripts.train_bundled.data import View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.batching.tokenizers import DnabertTokenizer
@@ -20,6 +21,7 @@ from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.results.fdr import Guard
 from virnuc_core.results.nearest import load_index
 from virnuc_core.training import contigs
 
@@ -85,6 +87,29 @@ def test_every_chunk_has_rows_whatever_is_done_to_it(fasta: Path, table: Path) -
     assert np.bincount(with_errors.record).tolist() == [20] * 30
 
 
+def test_observed_rates_are_those_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scores that are probabilities, and of scores that say too much."""
+    monkeypatch.setattr(evaluation, "_SAMPLES", {500: 40})
+    rng = np.random.default_rng(0)
+    is_viral = rng.random(4000) < 0.5
+    margins = rng.normal(np.where(is_viral, 4.2, -4.2), 2.9)
+    trusting, by_default = Guard(temperature=1.0, outliers=0.0, margin=0.0, caution=0.0), Guard()
+    figures = {}
+    for slope in (1.0, 3.0):
+        p_virus = np.append(1 / (1 + np.exp(-slope * margins)), np.nan)
+        rows = evaluation.fdr_rates(p_virus, np.append(is_viral, True), [trusting, by_default])
+        assert {(row["promised"], row["share"]) for row in rows} == set(
+            itertools.product((0.05, 0.1), (0.005, 0.02, 0.1, 0.5))
+        )
+        figures[slope] = {
+            (row["guard"]["caution"], row["share"]): row for row in rows if row["promised"] == 0.1
+        }
+    for share in (0.005, 0.02, 0.1, 0.5):
+        assert figures[1.0][0.5, share]["fdr"] <= 0.1
+        assert figures[3.0][0.0, share]["fdr"] > 0.1
+    assert figures[1.0][0.5, 0.5]["recall"] > 0.7
+
+
 def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     fasta: Path,
     table: Path,
@@ -97,6 +122,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     monkeypatch.setattr(network, "DNABERT_SPEC", replace(network.DNABERT_SPEC, **small))
     monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
     monkeypatch.setattr(contigs, "CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
+    monkeypatch.setattr(evaluation, "_SAMPLES", {50: 2})
 
     def run(*further: str) -> str:
         files = (
@@ -120,8 +146,17 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert not (tmp_path / "out").exists()
     run()
     report = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert report["figures"]["val"]["chunks of 500 bp"]["count"] == 30 * 21
-    contigs_figures = report["figures"]["val"]["contigs of 5000 bp, chunks of 2000"]
+    figures = report["figures"]["val"]
+    assert figures["chunks of 500 bp"]["count"] == 30 * 21
+    for name in ("chunks of 500 bp", "contigs of 5000 bp, chunks of 500"):
+        rates = figures[name]["false discovery rates"]
+        assert len(rates) == len(evaluation.GUARDS) * 2 * 4
+        assert (
+            rates[0].items()
+            >= {"promised": 0.05, "share": 0.005, "size": 50, "guard": asdict(Guard())}.items()
+        )
+    assert "false discovery rates" not in report["figures"]["held out"]["chunks of 500 bp"]
+    contigs_figures = figures["contigs of 5000 bp, chunks of 2000"]
     assert 0 < contigs_figures["errors"] < 1
     assert contigs_figures["errors of the 80% least novel, over all"] > 0
     assert contigs_figures["class of the nearest"]["given"] <= 1

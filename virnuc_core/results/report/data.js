@@ -14,6 +14,9 @@ const UNSCORED = CALLS.indexOf("unscored");
 const NO_TIER = TIERS.indexOf("NA");
 // From this p_virus on, chunks and contigs are called virus.
 const THRESHOLD = data.run.threshold;
+// For contigs, there may be a false discovery rate instead; no call may keep it.
+const SAMPLE = data.run.sample;
+const CONTIG_THRESHOLD = SAMPLE ? SAMPLE.threshold ?? 1 : THRESHOLD;
 // What contigs are called from: mean_p, or p_virus of the whole contig.
 const CALL_COLUMN = data.call_column;
 const IS_MEAN = CALL_COLUMN === "mean_p";

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
@@ -174,6 +175,7 @@ class RunFacts(_Part):
     versions: dict[str, str]
     plan_fingerprint: str
     threshold: float
+    sample: SampleCalls | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -237,6 +239,7 @@ def gather(
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
+        "sample": f"{facts.sample.in_words(facts.counts.contigs_virus)}." if facts.sample else "",
         "run": facts.document(limits),
         "call_column": CALL_COLUMN[facts.frames],
         "totals": totals.document,

@@ -153,9 +153,9 @@ function nearestGenome(row) {
 
 function scoreBar(p) {
   if (p === null) return null;
-  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= THRESHOLD ? "fill-virus" : "fill-other" }));
-  bar.firstElementChild.style.left = `${100 * Math.min(p, THRESHOLD)}%`;
-  bar.firstElementChild.style.width = `${Math.max(2, 100 * Math.abs(p - THRESHOLD))}%`;
+  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= CONTIG_THRESHOLD ? "fill-virus" : "fill-other" }));
+  bar.firstElementChild.style.left = `${100 * Math.min(p, CONTIG_THRESHOLD)}%`;
+  bar.firstElementChild.style.width = `${Math.max(2, 100 * Math.abs(p - CONTIG_THRESHOLD))}%`;
   return bar;
 }
 
