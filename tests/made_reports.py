@@ -135,7 +135,10 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         tier = contig.tier if scored else None
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
         row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
-        yield row if frames == "open" else (*row, mean_p, CLASS_OF_CALL[contig.call])
+        relative = (
+            (0.25, f"genome {number % 3}", "Microviridae" if number % 2 else None) if scored else (None,) * 3
+        )
+        yield row if frames == "open" else (*row, mean_p, CLASS_OF_CALL[contig.call], *relative)
 
 
 def _chunk_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:

@@ -16,6 +16,7 @@ from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
+from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
 from virnuc_core.training.contigs import fit_contig_temperature
 from virnuc_core.training.trainer import fit_temperature
 
@@ -76,12 +77,7 @@ def pieces(genomes: Genomes, length: int) -> Genomes:
     starts = genomes.bases.offsets[record] + place * length
     index = (starts[:, None] + np.arange(length)).ravel()
     cut_up = ByteColumn(genomes.bases.data[index], np.arange(len(record) + 1) * length)
-    return Genomes(
-        bases=cut_up,
-        classes=genomes.classes[record],
-        sources=tuple(genomes.sources[row] for row in record.tolist()),
-        groups=genomes.groups[record],
-    )
+    return genomes.of(record, cut_up)
 
 
 @torch.inference_mode()
@@ -89,6 +85,7 @@ def evaluate(
     network: Network,
     genomes: Genomes,
     tokenizer: DnabertTokenizer,
+    index: GenomeIndex,
     guards: Sequence[Guard] = (),
 ) -> dict[str, object]:
     """Figures over all chunks and contigs; those without a row count as the least viral.
@@ -118,12 +115,45 @@ def evaluate(
         )
         own = _figures(contigs, np.arange(len(margins)), margins, found.logits)
         own["auroc of the mean"] = round(float(roc_auc_score(contigs.is_viral, mean)), 4)
+        embedded = np.unique(chunks.record)
+        is_wrong = ((margins > 0) != contigs.is_viral)[embedded]
+        own |= _nearest_figures(
+            contigs.take(embedded), found.embedding.cpu().numpy()[embedded], is_wrong, index
+        )
         if guards and (length, chunk_length) == _MIXED_CONTIGS:
             counts = torch.bincount(record, minlength=len(margins))
             p_virus = network.head.contig_margin(found.logits, counts).double().sigmoid().cpu().numpy()
             p_virus[counts.cpu().numpy() == 0] = np.nan
             own["false discovery rates"] = fdr_rates(p_virus, contigs.is_viral, guards)
         figures[f"contigs of {length} bp, chunks of {chunk_length}"] = own
+    return figures
+
+
+def _nearest_figures(
+    contigs: Genomes,
+    embeddings: npt.NDArray[np.float32],
+    is_wrong: npt.NDArray[np.bool_],
+    index: GenomeIndex,
+) -> dict[str, object]:
+    """Errors by novelty, and the lineage of the nearest genome: how often it is given at all, and then right."""
+    neighbours = index.search(embeddings)
+    depth, nearest = index.supported_ranks(neighbours), neighbours.rows[:, 0]
+    limit = np.inf if index.unsure_above is None else index.unsure_above
+    ratio = errors_by_novelty(neighbours.novelty, is_wrong)
+    figures: dict[str, object] = {
+        "errors": round(float(is_wrong.mean()), 4),
+        f"errors of the {COVERAGE:.0%} least novel, over all": None if np.isnan(ratio) else round(ratio, 3),
+        "unsure for novelty": round(float((neighbours.novelty > limit).mean()), 3),
+        UNKNOWN: round(float((depth < 0).mean()), 3),
+    }
+    for number, (rank, labels) in enumerate(contigs.lineages.items()):
+        is_labelled = np.array([bool(label) for label in labels])
+        given = is_labelled & (depth >= number) & index.lineages[number].is_known[nearest]
+        right = index.lineages[number].equal(nearest, labels)[given]
+        figures[f"{rank} of the nearest"] = {
+            "given": round(float(given.sum() / max(1, is_labelled.sum())), 3),
+            "right": round(float(right.mean()), 3) if len(right) else None,
+        }
     return figures
 
 

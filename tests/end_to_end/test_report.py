@@ -232,6 +232,8 @@ def test_the_longest_stretches_are_named(show: Any) -> None:
     assert [text.strip() for text in page.locator("td.c-p_virus").all_inner_texts()] == ["0.550", "0.160"]
     row(page, "mixed").click()
     assert "this one has 3" in page.locator(".detail").inner_text()
+    nearest = "Nearest genome: genome 1 (Microviridae) · novelty 0.250"
+    assert nearest in page.locator(".detail").inner_text()
 
 
 def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:

@@ -27,9 +27,11 @@ from virnuc_core.results.calls import (
     call_contigs,
     call_scored_chunks,
     call_scored_contigs,
+    look_up_contigs,
 )
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
+from virnuc_core.results.nearest import GenomeIndex
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -80,7 +82,16 @@ PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
-    "longest": _CONTIG_SCHEMA.append(pa.field("p_virus", pa.float64())).append(_CLASS),
+    "longest": pa.schema(
+        [
+            *_CONTIG_SCHEMA,
+            ("p_virus", pa.float64()),
+            _CLASS,
+            ("novelty", pa.float64()),
+            ("nearest", pa.string()),
+            ("lineage", pa.string()),
+        ]
+    ),
 }
 # The column that contigs are called from.
 CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
@@ -120,12 +131,13 @@ def write_tables(
     writer: ResultWriter | None = None,
     head: "ContigHead | None" = None,
     fdr: float | None = None,
+    index: GenomeIndex | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
     `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
     another run. With `fdr`, contigs are called at this false discovery rate at most instead: all of them are scored before, and
-    again for the tables, so that no more than their probabilities is kept.
+    again for the tables, so that no more than their probabilities is kept. `index` is that of the head, None without one.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -142,12 +154,13 @@ def write_tables(
         sample, contig_threshold = None, threshold
         if fdr is not None:
             assert head is not None
-            blocks = (_score_block(head, store, embeddings, *block).p_contig for block in _blocks(store))
+            blocks = (score_block(head, store, embeddings, *block).p_contig for block in contig_blocks(store))
             sample = call_sample(_joined(blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
-        tables = _Tables(folder, store, embeddings, head, threshold, contig_threshold, writer, stack)
-        for begin, end in _blocks(store):
+        rules = _Rules(threshold=threshold, contig_threshold=contig_threshold, index=index)
+        tables = _Tables(folder, store, embeddings, head, rules, writer, stack)
+        for begin, end in contig_blocks(store):
             tables.add(begin, end)
         if head is not None and fdr is None:
             sample = call_sample(_joined(tables.p_contig), threshold)
@@ -177,6 +190,7 @@ def differing_tables(
     threshold: float,
     head: "ContigHead | None" = None,
     fdr: float | None = None,
+    index: GenomeIndex | None = None,
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
@@ -185,11 +199,11 @@ def differing_tables(
         MismatchError: it has other rows than the store.
     """
     comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison, head, fdr)
+    write_tables(folder, store, threshold, comparison, head, fdr, index)
     return comparison.differing
 
 
-def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
+def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
     """Chunk ranges (begin, end) that end at contig boundaries."""
     begin = 0
     while begin < store.num_chunks:
@@ -199,7 +213,7 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _score_block(
+def score_block(
     head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
 ) -> ContigScores:
     """Scores chunks begin..end-1 and their contigs, which are whole."""
@@ -220,6 +234,15 @@ def _joined(blocks: Iterable[Float64]) -> Float64:
     return np.concatenate([np.empty(0), *blocks])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """How calls are made: least p_virus of a chunk and of a contig that is called virus, and the index of the head."""
+
+    threshold: float
+    contig_threshold: float
+    index: GenomeIndex | None
+
+
 class _Tables:
     def __init__(
         self,
@@ -227,8 +250,7 @@ class _Tables:
         store: FrameStore,
         embeddings: Embeddings,
         head: "ContigHead | None",
-        threshold: float,
-        contig_threshold: float,
+        rules: "_Rules",
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
@@ -237,9 +259,8 @@ class _Tables:
         self._store = store
         self._embeddings = embeddings
         self._head = head
+        self._rules = rules
         self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
-        self._threshold = threshold
-        self._contig_threshold = contig_threshold
         enter = stack.enter_context
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
@@ -249,7 +270,7 @@ class _Tables:
         self._write_contigs = enter(writer.stream(folder.contigs))
         self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
         self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, writer, stack, threshold)
+        self._regions = RegionFiles(folder, writer, stack, rules.threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
         self._add_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
@@ -259,7 +280,7 @@ class _Tables:
 
     def add(self, begin: int, end: int) -> None:
         """Writes chunks begin..end-1, whole contigs, and their frames."""
-        store, threshold = self._store, self._threshold
+        store, threshold = self._store, self._rules.threshold
         first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
         scores = self._embeddings.rows(SCORES, first, last)
         self._write_frames(frame_lines(store.frame_ids(first, last), scores))
@@ -270,10 +291,11 @@ class _Tables:
         if self._head is None:
             contigs = call_contigs(chunks, contig, num_contigs, threshold)
         else:
-            found = _score_block(self._head, store, self._embeddings, begin, end)
+            found = score_block(self._head, store, self._embeddings, begin, end)
             self.p_contig.append(found.p_contig)
             chunks = call_scored_chunks(chunks, found, threshold)
-            contigs = call_scored_contigs(chunks, contig, found, self._contig_threshold)
+            contigs = call_scored_contigs(chunks, contig, found, self._rules.contig_threshold)
+            contigs = look_up_contigs(contigs, found, self._rules.index)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -288,12 +310,12 @@ class _Tables:
         store = self._store
         first = int(store.chunk_record[chunks.start])
         table = _contig_table(store, first, contig_calls, self._classes)
-        self._write_contigs(table_lines(table, self._contig_threshold))
+        self._write_contigs(table_lines(table, self._rules.contig_threshold))
         self._append_contigs(table)
         self.counts.update(table["call"].to_pylist())
         names = table["contig"].to_pylist()
         for row in np.flatnonzero(contig_calls.is_virus).tolist():
-            p = six_decimals(contig_calls.p_call[row], self._contig_threshold)
+            p = six_decimals(contig_calls.p_call[row], self._rules.contig_threshold)
             header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
             self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
@@ -302,7 +324,7 @@ class _Tables:
             end=store.chunk_end[chunks],
             p_virus=calls.p_region,
         )
-        regions = find_regions(scores, threshold=self._threshold)
+        regions = find_regions(scores, threshold=self._rules.threshold)
         lengths = table["length"].to_pylist()
         self._regions.extend(regions, names, lengths, lambda row: store.sequence(first + row))
         self.counts["regions"] += len(regions)
@@ -351,6 +373,7 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     if calls.classes is not None:
         columns.append(pa.array(calls.p_call, mask=~is_scored))
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+        columns += [pa.array(calls.novelty, from_pandas=True), calls.nearest, calls.lineage]
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

@@ -98,12 +98,22 @@ def test_a_run_over_the_longest_stretches_shows_the_score_and_class_of_its_conti
     assert [names[-1 if number is None else number] for number in columns["predicted"]] == table[
         "class"
     ].to_pylist()
+    genomes = [*columns["genomes"], None]
+    nearest = [genomes[-1 if number is None else number] for number in columns["nearest"]]
+    assert nearest == table["nearest"].to_pylist()
+    assert columns["novelty"] == table["novelty"].to_pylist()
+    assert columns["lineage"] == [lineage or "" for lineage in table["lineage"].to_pylist()]
     assert found["totals"]["p_sum"] == pytest.approx(sum(p for p in p_virus.to_pylist() if p is not None))
     assert sum(found["totals"]["histogram"][BINS // 2 :]) == 0
     (tmp_path / "open").mkdir()
     opened = gather(*write_run(tmp_path / "open", MADE))
     assert (opened["call_column"], opened["names"]["predicted"]) == ("mean_p", [])
-    assert "predicted" not in opened["contigs"]
+    assert not {"predicted", "nearest", "novelty"} & set(opened["contigs"])
+    no_probability = pa.array([2.5] * len(table))
+    table = table.set_column(table.schema.get_field_index("novelty"), "novelty", no_probability)
+    pq.write_table(table, folder.contigs_parquet)
+    with pytest.raises(DamagedFileError, match="novelty is out of range"):
+        gather(folder, document)
 
 
 def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
 const hasPredicted = Boolean(contigs.predicted);
+const hasNearest = Boolean(contigs.nearest);
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

@@ -38,6 +38,8 @@ _UNSURE: Final = "unsure"
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
+# Of numbers that are no probabilities.
+_BOUNDS: Final = {"score": (-np.inf, np.inf), "novelty": (0, 2)}
 
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
@@ -309,7 +311,7 @@ def _iter_batches(
                 for field in batch.schema:
                     if pa.types.is_floating(field.type):
                         numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = (-np.inf, np.inf) if field.name == "score" else (0, 1)
+                        low, high = _BOUNDS.get(field.name, (0, 1))
                         if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
                             raise ValueError(f"{field.name} is out of range")
                 yield batch
@@ -480,9 +482,23 @@ def _contig_columns(
     if predicted:
         numbers = {name: number for number, name in enumerate(predicted)}
         columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
+    if any(contig.get("nearest") is not None for contig in contigs):
+        columns |= _nearest_columns(contigs, name_letters)
     if labels is not None:
         columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
     return columns
+
+
+def _nearest_columns(contigs: Sequence[Row], name_letters: int) -> Row:
+    """Nearest genomes as index into their names `genomes`, None without a score."""
+    names = sorted({contig["nearest"] for contig in contigs if contig["nearest"] is not None})
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "genomes": [_cut(name, name_letters) for name in names],
+        "nearest": [numbers.get(contig["nearest"]) for contig in contigs],
+        "novelty": [contig["novelty"] for contig in contigs],
+        "lineage": [_cut(contig["lineage"] or "", name_letters) for contig in contigs],
+    }
 
 
 def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:

@@ -113,7 +113,8 @@ function regionCard(row) {
     h("h3", {}, foreign(contigs.name[row])),
     h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · ${IS_MEAN ? "mean " : ""}p_virus ${probability(contigs[CALL_COLUMN][row])} · `,
       callMark(contigs.call[row]), hasPredicted && predictedClass(row) ? [" · ", predictedClass(row)] : null, hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
-      ` · ${percent(regionBases[row], contigs.length[row])} in regions`));
+      ` · ${percent(regionBases[row], contigs.length[row])} in regions`),
+    nearestGenome(row));
   const place = h("div", { class: "track-place" });
   card.append(place);
   whenSeen(place, () => place.replaceChildren(trackFigure(row) || text(whyNoTrack(row), { class: "dim" })));
