@@ -18,8 +18,12 @@ from virnuc_core.models.heads import fixed_threads
 from virnuc_core.results.calls import ContigScores
 from virnuc_core.specs import CODE_WIDTH
 
+# Most blocks of chunks that are left out of a contig, one at a time.
+OCCLUSIONS: Final = 128
 _BLOCK_CHUNKS: Final = 1 << 13
 
+Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 
@@ -83,7 +87,51 @@ def score_contigs(
         p_contig=np.where(counts > 0, p_contig, np.nan),
         chunk_classes=_spread(_best_classes(head, logits), chunk_numbers, size, -1),
         contig_classes=np.where(counts[:, None] > 0, _best_classes(head, contig_logits), -1),
+        codes=codes.numpy(),
     )
+
+
+@torch.inference_mode()
+def chunk_evidence(head: ContigHead, codes: Float32, contig: Int64, is_virus: Bool) -> Float64:
+    """How much each chunk adds to the calibrated log-odds of a virus of its contig, (S,): what they lose when it is left out.
+
+    The contig is then read as if the chunk had no row, but on the scale of all its chunks, since calibration by number of chunks
+    is no evidence. Of more than `OCCLUSIONS` chunks, blocks are left out, and the chunks of a block share equally. A single
+    chunk has all log-odds of its contig.
+
+    Args:
+        head: in evaluation mode.
+        codes: (S, Z) of the chunks with a row.
+        contig: (S,) of these chunks, ascending.
+        is_virus: (R,) contigs that are called virus; the chunks of others get NaN.
+    """
+    evidence = np.full(len(contig), np.nan)
+    chosen = np.flatnonzero(is_virus[contig])
+    _, number, counts = np.unique(contig[chosen], return_inverse=True, return_counts=True)
+    if not len(chosen):
+        return evidence
+    own, num_chunks = (torch.from_numpy(values) for values in (codes[chosen], counts))
+    with fixed_threads():
+        whole = head.contig_margin(
+            head.contigs(own, torch.from_numpy(number), len(counts)).logits, num_chunks
+        )
+        evidence[chosen] = whole.double().numpy()[number]
+        several = np.flatnonzero(counts[number] > 1)
+        if len(several):
+            block, owner = _occluded_blocks(number[several], counts)
+            logits = head.logits_without(own[several], *map(torch.from_numpy, (number[several], block)))
+            change = whole[owner] - head.contig_margin(logits, num_chunks[owner])
+            evidence[chosen[several]] = (change.double().numpy() / np.bincount(block))[block]
+    return evidence
+
+
+def _occluded_blocks(contig: Int64, counts: Int64) -> tuple[Int64, Int64]:
+    """Block of each chunk, (S,), and contig of each block; `contig` (S,) is ascending, of so many chunks each (R,)."""
+    place = np.arange(len(contig)) - np.searchsorted(contig, contig)
+    within = place * np.minimum(counts, OCCLUSIONS)[contig] // counts[contig]
+    is_first = np.diff(within, prepend=-1) != 0
+    is_first |= np.diff(contig, prepend=-1) != 0
+    return np.cumsum(is_first) - 1, contig[is_first]
 
 
 def _blocks(starts: Int64, num_rows: int) -> Iterator[tuple[int, int, int, int]]:

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from virnuc_core.results.calls import (
     call_scored_chunks,
     call_scored_contigs,
 )
-from virnuc_core.results.contig_scores import score_contigs
+from virnuc_core.results.contig_scores import chunk_evidence, score_contigs
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
@@ -72,7 +72,7 @@ _CONTIG_SCHEMA: Final = pa.schema(
 _CLASS: Final = pa.field("class", pa.string())
 PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _PREDICTION_SCHEMA,
-    "longest": _PREDICTION_SCHEMA.append(_CLASS),
+    "longest": _PREDICTION_SCHEMA.append(_CLASS).append(pa.field("evidence", pa.float64())),
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
@@ -233,6 +233,11 @@ class _Tables:
             )
             chunks = call_scored_chunks(chunks, found, threshold)
             contigs = call_scored_contigs(chunks, contig, found, threshold)
+            evidence = np.full(end - begin, np.nan)
+            evidence[chunks.is_scored] = chunk_evidence(
+                self._head, found.codes, contig[chunks.is_scored], contigs.is_virus
+            )
+            chunks = replace(chunks, evidence=evidence)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -288,6 +293,8 @@ def _prediction_table(
     ]
     if calls.classes is not None:
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+    if calls.evidence is not None:
+        columns.append(pa.array(calls.evidence, mask=np.isnan(calls.evidence)))
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

@@ -4,8 +4,8 @@ import heapq
 import json
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.contig_scores import OCCLUSIONS
 from virnuc_core.results.regions import REGION_SCHEMA
+from virnuc_core.results.report.stretches import read_stretches
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
@@ -29,6 +32,7 @@ from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
 BINS: Final = 50  # of histograms
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
+NO_CLASS: Final = 255
 MIN_TRACK_CHUNKS: Final = 4
 # A region covering less of its contig is an island in it, such as a prophage.
 _ISLAND_SHARE: Final = 0.8
@@ -37,6 +41,7 @@ _UNSURE: Final = "unsure"
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
+_UNBOUNDED: Final = ("score", "evidence")  # columns of log-odds
 
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
@@ -52,6 +57,7 @@ class Limits:
 
     contigs: int = 100_000
     chunks: int = 4_000_000
+    evidence: int = 100_000
     regions: int = 100_000
     rejected: int = 200
     reasons: int = 20
@@ -222,7 +228,13 @@ def gather(
         limits.contigs, _count(_iter_contigs(folder, facts.frames), labels, totals, classes), _importance
     )
     _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
-    tracks = _choose_tracks(shown, limits.chunks)
+    is_explained = facts.frames == "longest"
+    drawn = _choose(
+        shown,
+        limits.chunks,
+        lambda contig: contig["chunks"] >= MIN_TRACK_CHUNKS or (is_explained and contig["call"] == VIRUS),
+    )
+    tracks = sorted(drawn, key=itemgetter("place"))
     histogram, levels = _read_scores(folder.predictions_parquet, PREDICTION_SCHEMAS[facts.frames], tracks)
     scored = int(histogram.sum())
     _require_count(
@@ -231,7 +243,25 @@ def gather(
     rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
-    predicted = sorted({contig["class"] for contig in shown if contig.get("class") is not None})
+    predicted = sorted({name for name, _ in totals.predicted})
+    explanation: Row = {}
+    if is_explained:
+        called = _choose(drawn, limits.evidence, lambda contig: contig["call"] == VIRUS)
+        chunks = _read_evidence(folder.predictions_parquet, sorted(called, key=itemgetter("place")))
+        predicted = sorted({*predicted, *filter(None, chunks.classes)})
+        viral = {name for name, is_virus in totals.predicted if is_virus} | chunks.viral_classes
+        explanation = {
+            "evidence": {
+                "rows": sorted(rows[contig["place"]] for contig in called),
+                **_evidence_columns(folder.embeddings, chunks, predicted),
+            },
+            "predicted": {
+                "viral": [predicted.index(name) for name in sorted(viral)],
+                "totals": [
+                    {"class": predicted.index(name), **sums} for (name, _), sums in totals.predicted.items()
+                ],
+            },
+        }
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
@@ -258,6 +288,7 @@ def gather(
         "unknown_labels": unknown,
         "island_share": _ISLAND_SHARE,
         "rejected": _read_rejected(folder.rejected, limits),
+        **explanation,
     }
 
 
@@ -306,7 +337,7 @@ def _iter_batches(
                 for field in batch.schema:
                     if pa.types.is_floating(field.type):
                         numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = (-np.inf, np.inf) if field.name == "score" else (0, 1)
+                        low, high = (-np.inf, np.inf) if field.name in _UNBOUNDED else (0, 1)
                         if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
                             raise ValueError(f"{field.name} is out of range")
                 yield batch
@@ -347,11 +378,13 @@ class Totals:
         values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
             but with a region of a tier above unsure).
         labelled: contigs with a label.
+        predicted: contigs and bases by predicted class and whether it is one of viruses.
     """
 
     def __init__(self) -> None:
         self.values: Counter[str] = Counter()
         self.labelled = 0
+        self.predicted: dict[tuple[str, bool], Counter[str]] = {}
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()
         self._histogram = [0] * BINS
@@ -368,6 +401,9 @@ class Totals:
             self._p_sum += p_call
         self.values["contigs"] += 1
         self.values["bases"] += contig["length"]
+        if contig.get("class") is not None:
+            own = self.predicted.setdefault((contig["class"], is_virus), Counter())
+            own.update(contigs=1, bases=contig["length"])
         if regions:
             self.values["regions"] += len(regions)
             self.values["region_bases"] += contig["viral_bases"]
@@ -406,18 +442,14 @@ def _importance(contig: Row) -> tuple[bool, int, int, int]:
     return (is_viral, contig["viral_chunks"], contig["length"], -contig["place"])
 
 
-def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
-    """Contigs with a track, in input order: those with enough chunks, in order of importance, up to `max_chunks` in all."""
+def _choose(contigs: Iterable[Row], max_chunks: int, is_wanted: Callable[[Row], bool]) -> list[Row]:
+    """The wanted contigs that have a score, in the given order, of up to `max_chunks` in all."""
     chosen: list[Row] = []
     for contig in contigs:
-        if (
-            contig["chunks"] >= MIN_TRACK_CHUNKS
-            and contig["scored_chunks"]
-            and contig["chunks"] <= max_chunks
-        ):
+        if contig["scored_chunks"] and contig["chunks"] <= max_chunks and is_wanted(contig):
             chosen.append(contig)
             max_chunks -= contig["chunks"]
-    return sorted(chosen, key=itemgetter("place"))
+    return chosen
 
 
 def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
@@ -436,6 +468,77 @@ def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[
     if len(levels) != (expected := sum(contig["chunks"] for contig in tracks)):
         raise _damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
     return counts, levels
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkEvidence:
+    """Of the n chunks of explained contigs.
+
+    Attributes:
+        evidence: fp32 (n,), NaN without a score.
+        classes: (n,), None without a score.
+        viral_classes: classes of chunks that are called virus.
+        numbers: (s,) of those that have a score, among all of the run that have one.
+        ids: (s,), see `FrameStore.chunk_ids`.
+    """
+
+    evidence: npt.NDArray[np.float32]
+    classes: list[str | None]
+    viral_classes: set[str]
+    numbers: npt.NDArray[np.int64]
+    ids: list[str]
+
+
+def _read_evidence(path: Path, contigs: Sequence[Row]) -> _ChunkEvidence:
+    """Reads the chunks of contigs, in input order, from a run over the longest stretches."""
+    wanted = np.array([contig["place"] for contig in contigs], np.int64)
+    found = _ChunkEvidence(np.empty(0, np.float32), [], set(), np.empty(0, np.int64), [])
+    evidence, numbers = [found.evidence], [found.numbers]
+    place = number = -1
+    columns = ("contig", "chunk", "p_virus", "call", "class", "evidence")
+    for batch in _iter_batches(path, PREDICTION_SCHEMAS["longest"], columns):
+        places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
+        is_scored = np.asarray(batch["p_virus"].is_valid())
+        scored = number + np.cumsum(is_scored)
+        place, number = int(places[-1]), int(scored[-1])
+        if not (is_own := np.isin(places, wanted)).any():
+            continue
+        own = batch.filter(pa.array(is_own))
+        evidence.append(own["evidence"].to_numpy(zero_copy_only=False).astype(np.float32))
+        found.classes.extend(own["class"].to_pylist())
+        found.viral_classes.update(own.filter(pc.equal(own["call"], VIRUS))["class"].unique().to_pylist())
+        numbers.append(scored[is_own & is_scored])
+        names = own.filter(own["p_virus"].is_valid()).select(["contig", "chunk"]).to_pylist()
+        found.ids.extend(f"{name['contig']}_chunk_{name['chunk']}" for name in names)
+    return replace(found, evidence=np.concatenate(evidence), numbers=np.concatenate(numbers))
+
+
+def _evidence_columns(embeddings: Path, chunks: _ChunkEvidence, predicted: Sequence[str]) -> Row:
+    """Evidence, class and stretches of the chunks, each as `_packed` numbers; without the embeddings file no stretches."""
+    number = {name: place for place, name in enumerate(predicted)}
+    classes = [NO_CLASS if name is None else number[name] for name in chunks.classes]
+    columns: Row = {
+        "values": _packed(chunks.evidence, "<f4"),
+        "classes": _packed(classes, "u1"),
+        "occlusions": OCCLUSIONS,
+        "stretches": None,
+    }
+    if embeddings.exists():
+        stretches = read_stretches(embeddings, chunks.numbers, chunks.ids)
+        counts = np.zeros(len(classes), np.int64)
+        counts[np.array(classes, np.int64) != NO_CLASS] = stretches.counts
+        columns["stretches"] = {
+            "counts": _packed(counts, "u1"),
+            "frames": _packed(stretches.frames, "u1"),
+            "starts": _packed(stretches.starts, "<u4"),
+            "bases": _packed(stretches.bases, "<u4"),
+            "levels": _packed(quantise(stretches.p_virus), "u1"),
+        }
+    return columns
+
+
+def _packed(numbers: npt.ArrayLike, dtype: str) -> str:
+    return b64encode(np.asarray(numbers).astype(dtype).tobytes()).decode()
 
 
 def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:

@@ -1,0 +1,96 @@
+"""Finds the stretches of some chunks among the rows of a run's embeddings file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from virnuc_core.errors import DamagedFileError
+from virnuc_core.results.embeddings import IDS, SCORES, SIZES, STARTS, Embeddings
+from virnuc_core.sequences.frames import FRAME_NAMES
+
+_FRAMES: Final = [name.encode() for name in FRAME_NAMES]
+_FRAME_LETTERS: Final = len(FRAME_NAMES[0])
+_BLOCK_ROWS: Final = 1 << 14
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """m stretches of n chunks, in the order of the chunks.
+
+    Attributes:
+        counts: (n,) stretches of each chunk.
+        frames: (m,) index into FRAME_NAMES.
+        starts: (m,) first base, from 0, on its strand of the chunk.
+        bases: (m,) length.
+        p_virus: (m,) score of the stretch alone.
+    """
+
+    counts: Int64
+    frames: Int64
+    starts: Int64
+    bases: Int64
+    p_virus: npt.NDArray[np.float64]
+
+
+def read_stretches(path: Path, numbers: Int64, ids: Sequence[str]) -> Stretches:
+    """Reads the rows of n chunks from an embeddings file; all ids are read up to the last of these chunks, in blocks.
+
+    Args:
+        path: of a run over the longest stretches.
+        numbers: (n,) of the chunks among those that have a row, from 0, ascending.
+        ids: what the ids of each chunk's rows begin with, see `FrameStore.chunk_ids`.
+
+    Raises:
+        DamagedFileError: the file cannot be read, or has other rows.
+    """
+    names: list[bytes] = []
+    parts: list[npt.NDArray[np.float64]] = [np.empty((0, 4))]
+    with Embeddings(path, own=True) as file:
+        for first, number, block in _numbered_ids(file):
+            if not len(numbers) or number[0] > numbers[-1]:
+                break
+            is_wanted = np.isin(number, numbers)
+            if is_wanted.any():
+                names += block[is_wanted].tolist()
+                starts, sizes, scores = (
+                    file.rows(name, first, first + len(block))[is_wanted] for name in (STARTS, SIZES, SCORES)
+                )
+                place = np.searchsorted(numbers, number[is_wanted])
+                parts.append(np.column_stack((place, starts, 3 * sizes[:, 0], scores[:, 1])))
+    place, starts, bases, p_virus = np.concatenate(parts).T
+    counts = np.bincount(place.astype(np.int64), minlength=len(numbers))
+    expected = (ids[chunk].encode() for chunk in place.astype(np.int64).tolist())
+    if not counts.all() or any(
+        name[:-_FRAME_LETTERS] != own for name, own in zip(names, expected, strict=True)
+    ):
+        raise DamagedFileError(
+            f"{path} has other rows than the tables of its run: run the same command again."
+        )
+    return Stretches(
+        counts=counts,
+        frames=np.array([_FRAMES.index(name[-_FRAME_LETTERS:]) for name in names], np.int64),
+        starts=starts.astype(np.int64),
+        bases=bases.astype(np.int64),
+        p_virus=p_virus,
+    )
+
+
+def _numbered_ids(file: Embeddings) -> Iterator[tuple[int, Int64, npt.NDArray[np.bytes_]]]:
+    """Blocks of rows: number of the first, number of each row's chunk among those with a row, and ids."""
+    number, last = -1, b""
+    for first in range(0, len(file), _BLOCK_ROWS):
+        ids = file.rows(IDS["predict"], first, first + _BLOCK_ROWS)
+        letters = ids.view(np.uint8).reshape(len(ids), -1).copy()
+        last_letters = np.strings.str_len(ids)[:, None] - np.arange(1, _FRAME_LETTERS + 1)
+        np.put_along_axis(letters, last_letters, 0, axis=1)
+        chunks = letters.view(ids.dtype).ravel()
+        is_new = np.append(chunks[0] != last, chunks[1:] != chunks[:-1])
+        numbers = number + np.cumsum(is_new)
+        number, last = int(numbers[-1]), chunks[-1]
+        yield first, numbers, ids
