@@ -1,5 +1,7 @@
 """Why a contig is called virus: what its log-odds lose without each chunk."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,7 @@ def test_long_contigs_lose_blocks_of_about_the_same_size(most: int, monkeypatch:
         bounds = [-(-i * length // blocks) for i in range(blocks + 1)]
         sizes = np.diff(bounds)
         assert sizes.max() - sizes.min() <= 1
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in pairwise(bounds):
             lost = margin(HEAD, own, length) - margin(HEAD, np.delete(own, slice(begin, end), 0), length)
             np.testing.assert_allclose(found[begin:end], lost / (end - begin), atol=1e-3)
 

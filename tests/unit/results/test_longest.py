@@ -24,6 +24,7 @@ from virnuc_core.results import contig_scores, tables
 from virnuc_core.results.embeddings import Embeddings, export_embeddings
 from virnuc_core.results.integrity import check_run, inspect_path
 from virnuc_core.results.regions import ChunkScores, find_regions
+from virnuc_core.results.report.stretches import read_stretches
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.results.tables import differing_tables, write_tables
 from virnuc_core.sequences.frame_store import FrameStore
@@ -111,6 +112,15 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
         [other, viral] = found.logits[0].tensor_split([virus])[::-1]
         is_viral = contig.p_virus >= 0.5
         assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
+        evidence = chunks.evidence[own]
+        assert evidence.isna().all() != is_viral
+        if is_viral and len(own) > 1:
+            number = torch.tensor([len(own)])
+            for chunk in range(len(own)):
+                rest = torch.cat((pooled[:chunk], pooled[chunk + 1 :]))
+                without = head.contigs(rest, torch.zeros(len(rest), dtype=torch.int64), 1).logits
+                lost = head.contig_margin(found.logits, number) - head.contig_margin(without, number)
+                assert evidence.iloc[chunk] == pytest.approx(lost.item(), abs=2e-3)
         p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
     assert set(contigs.call) == {"virus", "other", "unscored"}
     assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
@@ -127,6 +137,26 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
         headers = [line[1:].split() for line in file if line.startswith(">")]
     viral = contigs[contigs.call == "virus"]
     assert headers == [[c.contig, f"p_virus={c.p_virus:.6f}", f"tier={c.tier}"] for c in viral.itertuples()]
+
+
+def test_the_report_draws_the_stretches_of_called_contigs(run: MadeRun) -> None:
+    chunks = pd.read_parquet(run.folder.predictions_parquet)
+    contigs = pd.read_parquet(run.folder.contigs_parquet)
+    is_own = chunks.contig.isin(contigs.contig[contigs.call == "virus"]).to_numpy()
+    own = np.flatnonzero(is_own & (chunks.status == "scored"))
+    numbers = np.cumsum(chunks.status == "scored").to_numpy()[own] - 1
+    ids = [run.store.chunk_ids(chunk, chunk + 1)[0] for chunk in own.tolist()]
+    found = read_stretches(run.folder.embeddings, numbers, ids)
+    rows = np.flatnonzero(np.isin(run.store.frame_chunk, own))
+    assert run.store.dna is not None
+    assert np.repeat(own, found.counts).tolist() == run.store.frame_chunk[rows].tolist()
+    assert found.frames.tolist() == run.store.frame_number[rows].tolist()
+    assert found.starts.tolist() == run.store.frame_start[rows].tolist()
+    assert found.bases.tolist() == run.store.dna.lengths[rows].tolist()
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        assert file.scores is not None
+        assert found.p_virus.tolist() == file.scores[rows, 1].tolist()
+    assert len(read_stretches(run.folder.embeddings, np.empty(0, np.int64), []).frames) == 0
 
 
 def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:

@@ -23,7 +23,7 @@ from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.contig_scores import OCCLUSIONS
 from virnuc_core.results.regions import REGION_SCHEMA
-from virnuc_core.results.report.stretches import read_stretches
+from virnuc_core.results.report.stretches import is_among, read_stretches
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
@@ -501,7 +501,7 @@ def _read_evidence(path: Path, contigs: Sequence[Row]) -> _ChunkEvidence:
         is_scored = np.asarray(batch["p_virus"].is_valid())
         scored = number + np.cumsum(is_scored)
         place, number = int(places[-1]), int(scored[-1])
-        if not (is_own := np.isin(places, wanted)).any():
+        if not (is_own := is_among(places, wanted)).any():
             continue
         own = batch.filter(pa.array(is_own))
         evidence.append(own["evidence"].to_numpy(zero_copy_only=False).astype(np.float32))

@@ -55,7 +55,7 @@ def read_stretches(path: Path, numbers: Int64, ids: Sequence[str]) -> Stretches:
         for first, number, block in _numbered_ids(file):
             if not len(numbers) or number[0] > numbers[-1]:
                 break
-            is_wanted = np.isin(number, numbers)
+            is_wanted = is_among(number, numbers)
             if is_wanted.any():
                 names += block[is_wanted].tolist()
                 starts, sizes, scores = (
@@ -67,7 +67,8 @@ def read_stretches(path: Path, numbers: Int64, ids: Sequence[str]) -> Stretches:
     counts = np.bincount(place.astype(np.int64), minlength=len(numbers))
     expected = (ids[chunk].encode() for chunk in place.astype(np.int64).tolist())
     if not counts.all() or any(
-        name[:-_FRAME_LETTERS] != own for name, own in zip(names, expected, strict=True)
+        name[:-_FRAME_LETTERS] != own or name[-_FRAME_LETTERS:] not in _FRAMES
+        for name, own in zip(names, expected, strict=True)
     ):
         raise DamagedFileError(
             f"{path} has other rows than the tables of its run: run the same command again."
@@ -79,6 +80,11 @@ def read_stretches(path: Path, numbers: Int64, ids: Sequence[str]) -> Stretches:
         bases=bases.astype(np.int64),
         p_virus=p_virus,
     )
+
+
+def is_among(values: Int64, ascending: Int64) -> npt.NDArray[np.bool_]:
+    """Which of the values (n,), at least 0, are among others that ascend."""
+    return np.asarray(np.append(ascending, -1)[np.searchsorted(ascending, values)] == values)
 
 
 def _numbered_ids(file: Embeddings) -> Iterator[tuple[int, Int64, npt.NDArray[np.bytes_]]]:
