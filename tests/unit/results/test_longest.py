@@ -24,7 +24,7 @@ from virnuc_core.results import contig_scores, tables
 from virnuc_core.results.embeddings import Embeddings, export_embeddings
 from virnuc_core.results.integrity import check_run, inspect_path
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.report.stretches import read_stretches
+from virnuc_core.results.report.evidence import read_stretches
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.results.tables import differing_tables, write_tables
 from virnuc_core.sequences.frame_store import FrameStore

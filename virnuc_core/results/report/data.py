@@ -5,7 +5,7 @@ import json
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -14,32 +14,26 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
-from virnuc_core.results.contig_scores import OCCLUSIONS
 from virnuc_core.results.regions import REGION_SCHEMA
-from virnuc_core.results.report.stretches import is_among, read_stretches
+from virnuc_core.results.report.evidence import EVIDENCE_COLUMNS, read_evidence
+from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
 
-BINS: Final = 50  # of histograms
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
-NO_CLASS: Final = 255
 MIN_TRACK_CHUNKS: Final = 4
-# A region covering less of its contig is an island in it, such as a prophage.
-_ISLAND_SHARE: Final = 0.8
-_UNSURE: Final = "unsure"
 # The document refers to calls and tiers by index.
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
-_TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
+_TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
 _UNBOUNDED: Final = ("score", "evidence")  # columns of log-odds
 
@@ -228,40 +222,13 @@ def gather(
         limits.contigs, _count(_iter_contigs(folder, facts.frames), labels, totals, classes), _importance
     )
     _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
-    is_explained = facts.frames == "longest"
-    drawn = _choose(
-        shown,
-        limits.chunks,
-        lambda contig: contig["chunks"] >= MIN_TRACK_CHUNKS or (is_explained and contig["call"] == VIRUS),
-    )
+    drawn = _choose_tracks(shown, facts.frames, limits.chunks)
     tracks = sorted(drawn, key=itemgetter("place"))
-    histogram, levels = _read_scores(folder.predictions_parquet, PREDICTION_SCHEMAS[facts.frames], tracks)
-    scored = int(histogram.sum())
-    _require_count(
-        folder, folder.predictions_parquet, "chunks with a score", scored, facts.counts.scored_chunks
-    )
+    histogram, levels = _read_scores(folder, facts, tracks)
     rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
-    predicted = sorted({name for name, _ in totals.predicted})
-    explanation: Row = {}
-    if is_explained:
-        called = _choose(drawn, limits.evidence, lambda contig: contig["call"] == VIRUS)
-        chunks = _read_evidence(folder.predictions_parquet, sorted(called, key=itemgetter("place")))
-        predicted = sorted({*predicted, *filter(None, chunks.classes)})
-        viral = {name for name, is_virus in totals.predicted if is_virus} | chunks.viral_classes
-        explanation = {
-            "evidence": {
-                "rows": sorted(rows[contig["place"]] for contig in called),
-                **_evidence_columns(folder.embeddings, chunks, predicted),
-            },
-            "predicted": {
-                "viral": [predicted.index(name) for name in sorted(viral)],
-                "totals": [
-                    {"class": predicted.index(name), **sums} for (name, _), sums in totals.predicted.items()
-                ],
-            },
-        }
+    predicted, explanation = _explain(folder, facts, drawn, rows, totals, limits.evidence)
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
@@ -286,7 +253,7 @@ def gather(
         },
         "classes": [{"class": label, **classes[label].document} for label in class_names],
         "unknown_labels": unknown,
-        "island_share": _ISLAND_SHARE,
+        "island_share": ISLAND_SHARE,
         "rejected": _read_rejected(folder.rejected, limits),
         **explanation,
     }
@@ -371,58 +338,6 @@ def _iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[Row]:
         )
 
 
-class Totals:
-    """Sums over contigs.
-
-    Attributes:
-        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
-            but with a region of a tier above unsure).
-        labelled: contigs with a label.
-        predicted: contigs and bases by predicted class and whether it is one of viruses.
-    """
-
-    def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
-        self.labelled = 0
-        self.predicted: dict[tuple[str, bool], Counter[str]] = {}
-        self._calls: Counter[str] = Counter()
-        self._tiers: Counter[str] = Counter()
-        self._histogram = [0] * BINS
-        self._p_sum = 0.0
-
-    def add(self, contig: Row) -> None:
-        """Counts a contig."""
-        is_virus, p_call, regions = contig["call"] == VIRUS, contig["p_call"], contig["regions"]
-        self._calls[contig["call"]] += 1
-        if is_virus:
-            self._tiers[contig["tier"]] += 1
-        if p_call is not None:
-            self._histogram[min(int(p_call * BINS + 1e-9), BINS - 1)] += 1
-            self._p_sum += p_call
-        self.values["contigs"] += 1
-        self.values["bases"] += contig["length"]
-        if contig.get("class") is not None:
-            own = self.predicted.setdefault((contig["class"], is_virus), Counter())
-            own.update(contigs=1, bases=contig["length"])
-        if regions:
-            self.values["regions"] += len(regions)
-            self.values["region_bases"] += contig["viral_bases"]
-            self.values["island_contigs"] += contig["viral_bases"] < _ISLAND_SHARE * contig["length"]
-            self.values["hosts"] += not is_virus and any(region["tier"] != _UNSURE for region in regions)
-
-    @property
-    def document(self) -> Row:
-        """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
-        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
-        return {
-            **{name: self.values[name] for name in names},
-            "calls": dict(self._calls),
-            "tiers": dict(self._tiers),
-            "histogram": self._histogram,
-            "p_sum": self._p_sum,
-        }
-
-
 def _count(
     contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
 ) -> Iterator[Row]:
@@ -452,13 +367,56 @@ def _choose(contigs: Iterable[Row], max_chunks: int, is_wanted: Callable[[Row], 
     return chosen
 
 
-def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
+def _choose_tracks(contigs: Iterable[Row], frames: FrameRule, max_chunks: int) -> list[Row]:
+    """Contigs with a track, in the given order: those with enough chunks or with evidence."""
+    return _choose(
+        contigs,
+        max_chunks,
+        lambda contig: (
+            contig["chunks"] >= MIN_TRACK_CHUNKS or (frames == "longest" and contig["call"] == VIRUS)
+        ),
+    )
+
+
+def _explain(
+    folder: RunFolder,
+    facts: RunFacts,
+    contigs: Iterable[Row],
+    rows: Mapping[int, int],
+    totals: Totals,
+    max_chunks: int,
+) -> tuple[list[str], Row]:
+    """Names of the predicted classes, and what only the report of a run over the longest stretches has.
+
+    `contigs` are those with a track in order of importance; `rows` are the rows of all by their place.
+    """
+    if facts.frames == "open":
+        return [], {}
+    called = _choose(contigs, max_chunks, lambda contig: contig["call"] == VIRUS)
+    batches = _iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS["longest"], EVIDENCE_COLUMNS)
+    evidence = read_evidence(batches, [contig["place"] for contig in called])
+    names = sorted({*(name for name, _ in totals.predicted), *filter(None, evidence.classes)})
+    viral = {name for name, is_virus in totals.predicted if is_virus} | evidence.viral_classes
+    sums = [{"class": names.index(name), **counts} for (name, _), counts in totals.predicted.items()]
+    return names, {
+        "evidence": {
+            "rows": sorted(rows[contig["place"]] for contig in called),
+            **evidence.document(names, folder.embeddings),
+        },
+        "predicted": {"viral": [names.index(name) for name in sorted(viral)], "totals": sums},
+    }
+
+
+def _read_scores(
+    folder: RunFolder, facts: RunFacts, tracks: Sequence[Row]
+) -> tuple[npt.NDArray[np.int64], bytes]:
     """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
+    path = folder.predictions_parquet
     counts = np.zeros(BINS, np.int64)
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in _iter_batches(path, schema, ("chunk", "p_virus")):
+    for batch in _iter_batches(path, PREDICTION_SCHEMAS[facts.frames], ("chunk", "p_virus")):
         p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
         counts += histogram(p_virus)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
@@ -467,78 +425,8 @@ def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[
     levels = b"".join(parts)
     if len(levels) != (expected := sum(contig["chunks"] for contig in tracks)):
         raise _damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
+    _require_count(folder, path, "chunks with a score", int(counts.sum()), facts.counts.scored_chunks)
     return counts, levels
-
-
-@dataclass(frozen=True, slots=True)
-class _ChunkEvidence:
-    """Of the n chunks of explained contigs.
-
-    Attributes:
-        evidence: fp32 (n,), NaN without a score.
-        classes: (n,), None without a score.
-        viral_classes: classes of chunks that are called virus.
-        numbers: (s,) of those that have a score, among all of the run that have one.
-        ids: (s,), see `FrameStore.chunk_ids`.
-    """
-
-    evidence: npt.NDArray[np.float32]
-    classes: list[str | None]
-    viral_classes: set[str]
-    numbers: npt.NDArray[np.int64]
-    ids: list[str]
-
-
-def _read_evidence(path: Path, contigs: Sequence[Row]) -> _ChunkEvidence:
-    """Reads the chunks of contigs, in input order, from a run over the longest stretches."""
-    wanted = np.array([contig["place"] for contig in contigs], np.int64)
-    found = _ChunkEvidence(np.empty(0, np.float32), [], set(), np.empty(0, np.int64), [])
-    evidence, numbers = [found.evidence], [found.numbers]
-    place = number = -1
-    columns = ("contig", "chunk", "p_virus", "call", "class", "evidence")
-    for batch in _iter_batches(path, PREDICTION_SCHEMAS["longest"], columns):
-        places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
-        is_scored = np.asarray(batch["p_virus"].is_valid())
-        scored = number + np.cumsum(is_scored)
-        place, number = int(places[-1]), int(scored[-1])
-        if not (is_own := is_among(places, wanted)).any():
-            continue
-        own = batch.filter(pa.array(is_own))
-        evidence.append(own["evidence"].to_numpy(zero_copy_only=False).astype(np.float32))
-        found.classes.extend(own["class"].to_pylist())
-        found.viral_classes.update(own.filter(pc.equal(own["call"], VIRUS))["class"].unique().to_pylist())
-        numbers.append(scored[is_own & is_scored])
-        names = own.filter(own["p_virus"].is_valid()).select(["contig", "chunk"]).to_pylist()
-        found.ids.extend(f"{name['contig']}_chunk_{name['chunk']}" for name in names)
-    return replace(found, evidence=np.concatenate(evidence), numbers=np.concatenate(numbers))
-
-
-def _evidence_columns(embeddings: Path, chunks: _ChunkEvidence, predicted: Sequence[str]) -> Row:
-    """Evidence, class and stretches of the chunks, each as `_packed` numbers; without the embeddings file no stretches."""
-    number = {name: place for place, name in enumerate(predicted)}
-    classes = [NO_CLASS if name is None else number[name] for name in chunks.classes]
-    columns: Row = {
-        "values": _packed(chunks.evidence, "<f4"),
-        "classes": _packed(classes, "u1"),
-        "occlusions": OCCLUSIONS,
-        "stretches": None,
-    }
-    if embeddings.exists():
-        stretches = read_stretches(embeddings, chunks.numbers, chunks.ids)
-        counts = np.zeros(len(classes), np.int64)
-        counts[np.array(classes, np.int64) != NO_CLASS] = stretches.counts
-        columns["stretches"] = {
-            "counts": _packed(counts, "u1"),
-            "frames": _packed(stretches.frames, "u1"),
-            "starts": _packed(stretches.starts, "<u4"),
-            "bases": _packed(stretches.bases, "<u4"),
-            "levels": _packed(quantise(stretches.p_virus), "u1"),
-        }
-    return columns
-
-
-def _packed(numbers: npt.ArrayLike, dtype: str) -> str:
-    return b64encode(np.asarray(numbers).astype(dtype).tobytes()).decode()
 
 
 def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:

@@ -37,7 +37,7 @@ function evidenceArrays() {
   chunksOf.frames = bytesOf(own.frames);
   chunksOf.starts = new Uint32Array(bytesOf(own.starts).buffer);
   chunksOf.bases = new Uint32Array(bytesOf(own.bases).buffer);
-  chunksOf.levels = bytesOf(own.levels);
+  chunksOf.scores = new Float32Array(bytesOf(own.p_virus).buffer);
   return chunksOf;
 }
 
@@ -67,7 +67,7 @@ function stretchesOf(all, place, chunk, places, length) {
     const isReverse = all.frames[i] >= 3, bases = all.bases[i];
     const from = isReverse ? places.end(chunk) - all.starts[i] - bases : places.start(chunk) + all.starts[i];
     const lane = isReverse ? 3 + ((length - from - bases) % 3) : from % 3;
-    found.push({ from, to: from + bases, isReverse, lane, frame: FRAMES[all.frames[i]], p: levelScore(all.levels[i]) });
+    found.push({ from, to: from + bases, isReverse, lane, frame: FRAMES[all.frames[i]], p: all.scores[i] });
   }
   return found;
 }

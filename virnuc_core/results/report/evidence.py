@@ -1,22 +1,103 @@
-"""Finds the stretches of some chunks among the rows of a run's embeddings file."""
+"""Why contigs were called: evidence and class of each of their chunks, and the stretches that these were scored from."""
 
-from collections.abc import Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from virnuc_core.errors import DamagedFileError
+from virnuc_core.results.calls import VIRUS
+from virnuc_core.results.contig_scores import OCCLUSIONS
 from virnuc_core.results.embeddings import IDS, SCORES, SIZES, STARTS, Embeddings
 from virnuc_core.sequences.frames import FRAME_NAMES
 
+# Of predictions.parquet.
+EVIDENCE_COLUMNS: Final = ("contig", "chunk", "p_virus", "call", "class", "evidence")
+NO_CLASS: Final = 255
 _FRAMES: Final = [name.encode() for name in FRAME_NAMES]
 _FRAME_LETTERS: Final = len(FRAME_NAMES[0])
 _BLOCK_ROWS: Final = 1 << 14
 
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEvidence:
+    """Of n chunks, s of which have a score.
+
+    Attributes:
+        evidence: fp32 (n,), NaN without a score.
+        classes: of the chunks, None without a score.
+        viral_classes: those of chunks that are called virus.
+        numbers: (s,) of the chunks that have a score, among all of the run that have one.
+        ids: of these, see `FrameStore.chunk_ids`.
+    """
+
+    evidence: npt.NDArray[np.float32]
+    classes: list[str | None]
+    viral_classes: set[str]
+    numbers: Int64
+    ids: list[str]
+
+    def document(self, names: Sequence[str], embeddings: Path) -> dict[str, Any]:
+        """As JSON values, arrays as base64 of little-endian numbers; `names` are those that classes are numbered by.
+
+        Without the embeddings file it has no stretches.
+
+        Raises:
+            DamagedFileError: the file cannot be read, or is of another run.
+        """
+        number = {name: place for place, name in enumerate(names)}
+        is_scored = np.array([name is not None for name in self.classes], np.bool_)
+        document: dict[str, Any] = {
+            "values": _packed(self.evidence, "<f4"),
+            "classes": _packed([NO_CLASS if name is None else number[name] for name in self.classes], "u1"),
+            "occlusions": OCCLUSIONS,
+            "stretches": None,
+        }
+        if embeddings.exists():
+            stretches = read_stretches(embeddings, self.numbers, self.ids)
+            counts = np.zeros(len(is_scored), np.int64)
+            counts[is_scored] = stretches.counts
+            document["stretches"] = {
+                "counts": _packed(counts, "u1"),
+                "frames": _packed(stretches.frames, "u1"),
+                "starts": _packed(stretches.starts, "<u4"),
+                "bases": _packed(stretches.bases, "<u4"),
+                "p_virus": _packed(stretches.p_virus, "<f4"),
+            }
+        return document
+
+
+def read_evidence(batches: Iterable[pa.RecordBatch], contigs: Iterable[int]) -> ChunkEvidence:
+    """Reads the chunks of some contigs from all batches of a table of chunks; contigs are numbers of their rows, from 0."""
+    wanted = np.sort(np.array(list(contigs), np.int64))
+    evidence, numbers = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+    classes: list[str | None] = []
+    viral_classes: set[str] = set()
+    ids: list[str] = []
+    contig = number = -1
+    for batch in batches:
+        contig_of = contig + np.cumsum(batch["chunk"].to_numpy() == 1)
+        is_scored = np.asarray(batch["p_virus"].is_valid())
+        number_of = number + np.cumsum(is_scored)
+        contig, number = int(contig_of[-1]), int(number_of[-1])
+        if not (is_own := is_among(contig_of, wanted)).any():
+            continue
+        own = batch.filter(pa.array(is_own))
+        evidence.append(own["evidence"].to_numpy(zero_copy_only=False).astype(np.float32))
+        numbers.append(number_of[is_own & is_scored])
+        classes += own["class"].to_pylist()
+        viral_classes.update(own.filter(pc.equal(own["call"], VIRUS))["class"].unique().to_pylist())
+        names = own.filter(own["p_virus"].is_valid()).select(["contig", "chunk"]).to_pylist()
+        ids += [f"{name['contig']}_chunk_{name['chunk']}" for name in names]
+    return ChunkEvidence(np.concatenate(evidence), classes, viral_classes, np.concatenate(numbers), ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +181,7 @@ def _numbered_ids(file: Embeddings) -> Iterator[tuple[int, Int64, npt.NDArray[np
         numbers = number + np.cumsum(is_new)
         number, last = int(numbers[-1]), chunks[-1]
         yield first, numbers, ids
+
+
+def _packed(numbers: npt.ArrayLike, dtype: str) -> str:
+    return b64encode(np.asarray(numbers).astype(dtype).tobytes()).decode()
