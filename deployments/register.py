@@ -42,8 +42,9 @@ PREFECT_FILE: Final = Path(__file__).with_name("prefect.yaml")
 NIGHTLY: Final = "predict/nightly"
 # Of servers that an earlier version was deployed to: after a pause of the server it crashes runs that are alive.
 _REPLACED_AUTOMATION: Final = "virnuc: runs without a heartbeat have crashed"
-# Settings of the nightly run that belong together: naming one of them resets the others.
+# Settings of the nightly run that belong together, or exclude each other: naming one of them resets the others.
 MODEL_SETTINGS: Final = ("preset", "chunk_length", "esm_model", "dnabert_model", "head")
+_CALL_SETTINGS: Final = ("threshold", "fdr")
 
 _AS_THEY_ARE: Final = PoolChoice()
 
@@ -56,7 +57,8 @@ class NightlyChoice:
         cron: five fields.
         timezone: IANA name of the time zone of `cron`.
         inbox: folder or glob of sequence files.
-        settings: validated settings of its runs; any of `MODEL_SETTINGS` replaces all of them that the deployment had.
+        settings: validated settings of its runs; any of `MODEL_SETTINGS` replaces all of them that the deployment had, and a
+            threshold replaces an FDR.
         batch: its other parameters.
         done_by: time of day, "08:00", at which it is late.
         notify: block TYPE/NAME for alarms, or "none".
@@ -212,8 +214,9 @@ def _register_deployment(
         schedule, when = _schedule(item["schedules"][0], existing, nightly, has_folders=has_folders)
         schedules = [schedule]
         settings = dict(parameters.get("settings", {}))
-        if set(MODEL_SETTINGS) & set(nightly.settings):
-            settings = {key: value for key, value in settings.items() if key not in MODEL_SETTINGS}
+        for group in (MODEL_SETTINGS, _CALL_SETTINGS):
+            if set(group) & set(nightly.settings):
+                settings = {key: value for key, value in settings.items() if key not in group}
         parameters |= {**nightly.batch, "settings": {**settings, **nightly.settings}}
         notes += [when, *_in_words(parameters)]
     if dropped:

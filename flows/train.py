@@ -11,6 +11,7 @@ from tasks.artifacts import attach_api_log_handler
 from tasks.heads import TrainingReport, card_of, publish_head
 from tasks.publishing import publish
 from tasks.tracking import TrackedRun
+from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import open_run_folder
@@ -94,5 +95,5 @@ def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -
     read = (*itertools.filterfalse(is_url, files.paths), *groups)
     require_absolute(*read, str(head))
     require_head_name(head)
-    for written in (head, card_of(head)):
+    for written in (head, card_of(head), index_path(head)):
         require_no_input(written, read)

@@ -82,6 +82,7 @@ def params_of(plan: RunPlan) -> dict[str, Value]:
         "min_length": plan.min_length,
         "frames": plan.frames,
         "threshold": plan.threshold,
+        "fdr": plan.fdr,
         "embeddings": plan.embeddings,
         "shards": len(plan.shards),
         "head": plan.head.name if plan.head else None,

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from tasks.run_record import RunRecord
 from virnuc_core import __version__
 from virnuc_core.env_config import env
+from virnuc_core.models.catalogue import index_path
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url
 from virnuc_core.specs import InputFile
@@ -154,7 +155,7 @@ class TrackedRun:
         features: int,
         champion: bool = False,
     ) -> None:
-        """Registers a head as the next version of a model, and as its champion if asked for or if there is none.
+        """Registers a head, with its index if there is one, as the next version of a model; champion if asked for or the first.
 
         Args:
             name: of the model.
@@ -168,6 +169,7 @@ class TrackedRun:
             "model",
             name=name,
             path=str(path.absolute()),
+            index=str(index.absolute()) if (index := index_path(path)).exists() else None,
             tags=dict(tags),
             description=description,
             features=features,

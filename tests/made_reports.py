@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.checked_hdf5 import SCHEMA_VERSION, write_attributes
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, TableCounts
@@ -89,6 +90,7 @@ def write_run(
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
     frames: FrameRule = "open",
+    sample: SampleCalls | None = None,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
@@ -111,7 +113,7 @@ def write_run(
     run = RunReport(
         plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
         out=str(root),
-        counts=_counts(contigs, len(rejected)),
+        counts=replace(_counts(contigs, len(rejected)), sample=sample),
         work=counters(20),
         lanes=[report()],
         seconds={"index": 1.0, "embed": 12.0},
@@ -166,7 +168,10 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
         row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
         predicted = contig.predicted or CLASS_OF_CALL[contig.call]
-        yield row if frames == "open" else (*row, mean_p, predicted)
+        relative = (
+            (0.25, f"genome {number % 3}", "Microviridae" if number % 2 else None) if scored else (None,) * 3
+        )
+        yield row if frames == "open" else (*row, mean_p, predicted, *relative)
 
 
 def _chunk_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:

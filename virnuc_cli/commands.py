@@ -383,6 +383,41 @@ def export(embeddings: str, to: str, vectors: str) -> Answer:
     return Answer({"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
 
 
+@command(
+    cli,
+    _RUN,
+    click.Option(
+        ["--index"],
+        metavar="INDEX",
+        help="Index of genomes, or the folder of another run with the same head [that of the run's head].",
+    ),
+    click.Option(
+        ["--top"], type=click.IntRange(min=1), default=5, metavar="K", help="Genomes for each contig [5]."
+    ),
+    click.Option(["--out"], default="-", metavar="FILE|-", help="Table of the genomes; - is stdout [-]."),
+)
+def search(run: str, index: str | None, top: int, out: str) -> Answer:
+    """Finds the nearest genomes of the contigs in folder RUN by their embeddings.
+
+    RUN is a finished predict run with a head for the longest stop-free stretches.
+    """
+    from flows.outputs import require_no_input
+    from virnuc_cli.preflight import folder_of
+    from virnuc_core.results.search import search_lines, search_run, write_search  # imports torch
+
+    if out != "-":
+        require_no_input(Path(out), filter(None, [index]))
+        folder_of(Path(out))
+    found = search_run(Path(run), None if index is None else Path(index), top)
+    contigs = len(found["contig"].unique())
+    document = {"run": run, "index": index, "counts": {"contigs": contigs, "rows": len(found)}}
+    if out == "-":
+        text = search_lines(found).decode().rstrip("\n")
+        return Answer({**document, "neighbours": found.to_pylist()}, text)
+    write_search(found, Path(out))
+    return Answer({**document, "out": out}, f"nearest genomes of {contigs} contigs in {out}")
+
+
 @command(cli, _PATH)
 def inspect(path: str) -> Answer:
     """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""

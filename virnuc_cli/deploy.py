@@ -67,6 +67,8 @@ def deploy(
     chosen = settings.of_predict
     if chosen:  # fails now instead of at night
         asked = PredictSettings(**chosen)
+        if "head" not in chosen:  # --fdr is for the deployed one, which only the server knows
+            asked = asked.model_copy(update={"fdr": None})
         require_models(asked)
         require_head(with_registered_head(predict_config(asked), None))
     for name in {"esm_model", "dnabert_model", "head"} & {*chosen}:

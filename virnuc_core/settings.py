@@ -10,7 +10,16 @@ from contextvars import ContextVar
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Optional, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -52,7 +61,9 @@ PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$"), Metavar("NAME")]
 Probability = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("P")]
+Rate = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("F")]
 
+_THRESHOLD: Final = 0.5
 _CHUNK_LENGTH: Final = "Chunk length in bp"
 _DEVICES: Final = "Where to compute"
 _DNABERT_MODEL: Final = "DNABERT-S: tiny, a hub name or a path"
@@ -124,7 +135,12 @@ class ScoringSettings(TwoModelSettings):
     chunk_length: ChunkLength | None = Field(default=None, description=f"{_CHUNK_LENGTH} [by the preset]")
     min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
     threshold: Probability = Field(
-        default=0.5, description="Call chunks and contigs virus from this probability on"
+        default=_THRESHOLD, description="Call chunks and contigs virus from this probability on"
+    )
+    fdr: Rate | None = Field(
+        default=None,
+        description="Instead of from --threshold on, call contigs virus so that at most this share of the calls is expected "
+        "to be false; for heads for the longest stretches [off]",
     )
     esm_model: ModelName | None = Field(default=None, description=f"{_ESM_MODEL} [by the preset]")
     dnabert_model: ModelName | None = Field(default=None, description=f"{_DNABERT_MODEL} [by the preset]")
@@ -132,6 +148,14 @@ class ScoringSettings(TwoModelSettings):
         default=None, description="Classifier head that was trained on these models [the bundled one]"
     )
     embeddings: EmbeddingsDtype = Field(default="float32", description=_EMBEDDINGS)
+
+    @model_validator(mode="after")
+    def _require_one_rule(self) -> "ScoringSettings":
+        if self.fdr is not None and self.threshold != _THRESHOLD:
+            raise UsageError(
+                f"--fdr {self.fdr:g} finds a threshold of its own: leave out --threshold {self.threshold:g}, or --fdr."
+            )
+        return self
 
 
 class PredictSettings(ScoringSettings):
@@ -204,7 +228,7 @@ def _optional(fields: Mapping[str, FieldInfo], otherwise: str) -> type[Settings]
     return create_model("OptionalSettings", __base__=Settings, **optional)
 
 
-_FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "shard_seconds"}
+_FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "fdr", "shard_seconds"}
 _CHANGEABLE: Final = {
     name: field for name, field in ScoringSettings.model_fields.items() if name not in _FIXED_BY_A_RUN
 }

@@ -1,6 +1,9 @@
 """Measures a network on genomes, cut into chunks and contigs as in a prediction run."""
 
-from typing import Final
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +15,8 @@ from scripts.train_bundled.genomes import CLASSES, Genomes
 from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
+from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
+from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
 from virnuc_core.training.contigs import fit_contig_temperature
 from virnuc_core.training.trainer import fit_temperature
 
@@ -30,6 +35,19 @@ _CONTIGS: Final = (
     (10000, 2000),
 )
 _BATCH_CHUNKS: Final = 1024
+# Of these chunks and contigs, mixed anew, the observed false discovery rate is measured.
+_MIXED_CHUNKS: Final = 500
+_MIXED_CONTIGS: Final = (5000, 500)
+_PROMISES: Final = (0.05, 0.1)
+_SHARES: Final = (0.005, 0.02, 0.1, 0.5)
+# Candidates for the default: what it is, about half of that, and nothing.
+GUARDS: Final = (
+    DEFAULT_GUARD,
+    Guard(temperature=1.1, outliers=5e-5, margin=0.05, caution=0.25),
+    Guard(temperature=1.0, outliers=0.0, margin=0.0, caution=0.0),
+)
+# How many samples of each size.
+_SAMPLES: Final = {50: 400, 500: 200, 5000: 50}
 
 
 @torch.inference_mode()
@@ -59,23 +77,31 @@ def pieces(genomes: Genomes, length: int) -> Genomes:
     starts = genomes.bases.offsets[record] + place * length
     index = (starts[:, None] + np.arange(length)).ravel()
     cut_up = ByteColumn(genomes.bases.data[index], np.arange(len(record) + 1) * length)
-    return Genomes(
-        bases=cut_up,
-        classes=genomes.classes[record],
-        sources=tuple(genomes.sources[row] for row in record.tolist()),
-        groups=genomes.groups[record],
-    )
+    return genomes.of(record, cut_up)
 
 
 @torch.inference_mode()
-def evaluate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> dict[str, object]:
-    """Figures over all chunks and contigs; those without a row count as the least viral."""
+def evaluate(
+    network: Network,
+    genomes: Genomes,
+    tokenizer: DnabertTokenizer,
+    index: GenomeIndex,
+    guards: Sequence[Guard] = (),
+) -> dict[str, object]:
+    """Figures over all chunks and contigs; those without a row count as the least viral.
+
+    Observed false discovery rates are among them for each of the guards.
+    """
     figures: dict[str, object] = {}
     for length in _CHUNK_LENGTHS:
         chunks = cut(genomes, View(chunk_length=length), tokenizer)
         logits = network.head.chunk(chunk_codes(network, chunks))
         margins = network.head.virus_margin(logits).double().cpu().numpy()
-        figures[f"chunks of {length} bp"] = _figures(genomes, chunks.record, margins, logits)
+        own = _figures(genomes, chunks.record, margins, logits)
+        if guards and length == _MIXED_CHUNKS:
+            p_virus = network.head.chunk_margin(logits).double().sigmoid().cpu().numpy()
+            own["false discovery rates"] = fdr_rates(p_virus, genomes.is_viral[chunks.record], guards)
+        figures[f"chunks of {length} bp"] = own
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
@@ -89,8 +115,62 @@ def evaluate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) ->
         )
         own = _figures(contigs, np.arange(len(margins)), margins, found.logits)
         own["auroc of the mean"] = round(float(roc_auc_score(contigs.is_viral, mean)), 4)
+        embedded = np.unique(chunks.record)
+        is_wrong = ((margins > 0) != contigs.is_viral)[embedded]
+        own |= _nearest_figures(
+            contigs.take(embedded), found.embedding.cpu().numpy()[embedded], is_wrong, index
+        )
+        if guards and (length, chunk_length) == _MIXED_CONTIGS:
+            counts = torch.bincount(record, minlength=len(margins))
+            p_virus = network.head.contig_margin(found.logits, counts).double().sigmoid().cpu().numpy()
+            p_virus[counts.cpu().numpy() == 0] = np.nan
+            own["false discovery rates"] = fdr_rates(p_virus, contigs.is_viral, guards)
         figures[f"contigs of {length} bp, chunks of {chunk_length}"] = own
     return figures
+
+
+def _nearest_figures(
+    contigs: Genomes,
+    embeddings: npt.NDArray[np.float32],
+    is_wrong: npt.NDArray[np.bool_],
+    index: GenomeIndex,
+) -> dict[str, object]:
+    """Errors by novelty, and the lineage of the nearest genome: how often it is given at all, and then right."""
+    neighbours = index.search(embeddings)
+    depth, nearest = index.supported_ranks(neighbours), neighbours.rows[:, 0]
+    figures: dict[str, object] = {
+        "errors": round(float(is_wrong.mean()), 4),
+        f"errors of the {COVERAGE:.0%} least novel, over all": round(
+            errors_by_novelty(neighbours.novelty, is_wrong), 3
+        ),
+        "unsure for novelty": round(float((neighbours.novelty > (index.unsure_above or np.inf)).mean()), 3),
+        UNKNOWN: round(float((depth < 0).mean()), 3),
+    }
+    for number, (rank, labels) in enumerate(contigs.lineages.items()):
+        is_labelled = np.array([bool(label) for label in labels])
+        given = is_labelled & (depth >= number) & index.lineages[number].is_known[nearest]
+        right = index.lineages[number].equal(nearest, labels)[given]
+        figures[f"{rank} of the nearest"] = {
+            "given": round(float(given.sum() / max(1, is_labelled.sum())), 3),
+            "right": round(float(right.mean()), 3) if len(right) else None,
+        }
+    return figures
+
+
+def fdr_rates(
+    p_virus: Float64, is_viral: npt.NDArray[np.bool_], guards: Sequence[Guard]
+) -> list[dict[str, Any]]:
+    """Observed false discovery rates, one row a guard, promise, share of viruses and size of the sample.
+
+    `p_virus` (n,) is calibrated, NaN without a row.
+    """
+    rows = []
+    for guard, promised, share, size in itertools.product(guards, _PROMISES, _SHARES, _SAMPLES):
+        design = MixtureDesign(share=share, size=size, repeats=_SAMPLES[size])
+        observed = observe_rates(p_virus, is_viral, design, promised, guard=guard)
+        rates = {name: round(rate, 4) for name, rate in asdict(observed).items() if rate is not None}
+        rows.append({"guard": asdict(guard), "promised": promised, "share": share, "size": size, **rates})
+    return rows
 
 
 def _figures(

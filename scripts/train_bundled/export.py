@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import Network
+from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, KeyLayout, config_sizes
+from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import save_contig_head
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.hub import SUMS_NAME, write_sums
+from virnuc_core.results.nearest import GenomeIndex, save_index
 from virnuc_core.specs import ModelSpec
 
 
-def export(network: Network, tokenizer: Path, folder: Path, report: dict[str, Any]) -> None:
-    """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/; weights are fp16, heads fp32."""
+def export(
+    network: Network, tokenizer: Path, folder: Path, report: dict[str, Any], index: GenomeIndex
+) -> None:
+    """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/ with the index; weights are fp16, heads fp32."""
     for name, encoder, config in (
         ("esm2_tiny", network.esm2, _esm2_config(network.esm2.spec)),
         ("dnabert_tiny", network.dnabert, _dnabert_config(network.dnabert.spec)),
@@ -32,7 +38,9 @@ def export(network: Network, tokenizer: Path, folder: Path, report: dict[str, An
             shutil.copyfile(tokenizer, folder / name / "tokenizer.json")
         write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
     (folder / "heads").mkdir(exist_ok=True)
-    save_contig_head(network.head, folder / "heads" / "tiny.safetensors", {"training": report["settings"]})
+    head = folder / "heads" / "tiny.safetensors"
+    save_contig_head(network.head, head, {"training": report["settings"]})
+    save_index(replace(index, head=classifier_fingerprint(head)), index_path(head))
     write_sums(folder / "heads", (folder / "heads").glob("*.safetensors"))
     (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from virnuc_core.columns import ByteColumn
+from virnuc_core.results.nearest import RANKS
 
 Int64 = npt.NDArray[np.int64]
 
@@ -73,12 +74,18 @@ class Genomes:
         classes: int64 (R,) index into the head's CLASSES, or ANY_VIRUS.
         sources: the class of each record in the table, or "organelle".
         groups: int64 (R,) related records share a group (family or genus, as far as known).
+        organisms: names.
+        families: "" where unknown.
+        genera: of cells, and what the names of viruses begin with; "" where that says nothing.
     """
 
     bases: ByteColumn
     classes: Int64
     sources: tuple[str, ...]
     groups: Int64
+    organisms: tuple[str, ...]
+    families: tuple[str, ...]
+    genera: tuple[str, ...]
 
     @classmethod
     def load(cls, fastas: Sequence[Path], table: Path) -> Self:
@@ -91,6 +98,7 @@ class Genomes:
                 row["id"]: (row["family"], row["organism"]) for row in csv.DictReader(handle, delimiter="\t")
             }
         sequences, classes, sources, kin = [], [], [], []
+        organisms, known_families, genera = [], [], []
         for header, sequence in _records(fastas):
             fields = {name: value.strip('"') for name, value in _FIELD.findall(header)}
             family, organism = families.get(header.split()[0], ("", fields.get("organism", "")))
@@ -98,13 +106,19 @@ class Genomes:
             sequences.append(sequence.upper())
             sources.append(source)
             classes.append(_class_of(source, family, organism, fields.get("group", "")))
-            named = family if family and not family.startswith("(") else _genus(organism)
-            kin.append(f"{source}:{named}")
+            known_family = "" if family.startswith("(") else family
+            kin.append(f"{source}:{known_family or _genus(organism)}")
+            organisms.append(organism or header.split()[0])
+            known_families.append(known_family)
+            genera.append(_label_of_genus(source, organism))
         return cls(
             bases=ByteColumn.from_strings(sequences),
             classes=np.array(classes),
             sources=tuple(sources),
             groups=np.unique(kin, return_inverse=True)[1].astype(np.int64),
+            organisms=tuple(organisms),
+            families=tuple(known_families),
+            genera=tuple(genera),
         )
 
     @property
@@ -112,13 +126,31 @@ class Genomes:
         """Bool (R,)."""
         return np.asarray((self.classes < NUM_VIRUS) | (self.classes == ANY_VIRUS))
 
+    @property
+    def lineages(self) -> dict[str, tuple[str, ...]]:
+        """R labels for each rank of an index of genomes, "" where unknown."""
+        names = (*CLASSES, "")
+        classes = tuple(names[number] for number in self.classes.tolist())
+        return dict(zip(RANKS, (classes, self.families, self.genera), strict=True))
+
     def take(self, rows: Int64) -> "Genomes":
         """Selects records."""
+        return self.of(rows, self.bases.take(rows))
+
+    def of(self, rows: Int64, bases: ByteColumn) -> "Genomes":
+        """Records with the labels of these rows (n,) and other bases, such as pieces of them."""
+        several = (self.sources, self.organisms, self.families, self.genera)
+        sources, organisms, families, genera = (
+            tuple(labels[row] for row in rows.tolist()) for labels in several
+        )
         return Genomes(
-            bases=self.bases.take(rows),
+            bases=bases,
             classes=self.classes[rows],
-            sources=tuple(self.sources[row] for row in rows.tolist()),
+            sources=sources,
             groups=self.groups[rows],
+            organisms=organisms,
+            families=families,
+            genera=genera,
         )
 
     def split(self, share: float, seed: int) -> tuple["Genomes", "Genomes"]:
@@ -165,6 +197,14 @@ def _class_of(source: str, family: str, organism: str, group: str) -> int:
     if _HOST_UNKNOWN.search(organism) or _HOST_UNKNOWN.search(group):
         return ANY_VIRUS
     return 0 if _PROKARYOTIC_FAMILIES.search(described) else 1
+
+
+def _label_of_genus(source: str, organism: str) -> str:
+    genus = _genus(organism)
+    if source != "viral":
+        return genus
+    says_nothing = _HOST_UNKNOWN.search(organism) or genus.casefold() in ("", "phage", "virus")
+    return "" if says_nothing else f"{genus} viruses"
 
 
 def _genus(organism: str) -> str:

@@ -7,7 +7,7 @@ Masked tokens of both models, the classes of rows, chunks and contigs, and which
 on chunks of several lengths and contigs of 1 to 24 chunks; an exponential average of the weights is kept. The state is
 in the work folder: a training that was stopped, or ended after `--seconds`, goes on with the same command. `--val` is
 measured and never trained on; the settings were chosen with the help of its figures. A share of the groups of relatives
-is held out to set the temperatures.
+is held out to set the temperatures, and the limits of the index of training genomes.
 """
 
 import argparse
@@ -37,9 +37,10 @@ from scripts.train_bundled.data import (
     save_chunks,
     train_vocabulary,
 )
-from scripts.train_bundled.evaluation import calibrate, evaluate
+from scripts.train_bundled.evaluation import GUARDS, calibrate, evaluate
 from scripts.train_bundled.export import export
 from scripts.train_bundled.genomes import Genomes
+from scripts.train_bundled.index import index_genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Network
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, make_batch
@@ -237,14 +238,19 @@ def main() -> None:
         return
     network, encode = trainer.average, DnabertTokenizer(tokenizer)
     calibrate(network, held, encode)
-    measured = (("held out", held), ("val", Genomes.load([arguments["val"]], table)))
+    index = index_genomes(network, train, held, encode, settings.seed)
+    val = Genomes.load([arguments["val"]], table)
     report = {
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
-        "figures": {name: evaluate(network, genomes, encode) for name, genomes in measured},
+        "index": index.figures,
+        "figures": {
+            "held out": evaluate(network, held, encode, index),
+            "val": evaluate(network, val, encode, index, GUARDS),
+        },
     }
     print(json.dumps(report["figures"], indent=1))
-    export(network, tokenizer, arguments["out"], report)
+    export(network, tokenizer, arguments["out"], report, index)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def _counts(counts: TableCounts) -> list[str]:
         ("", "virus", "other", "no score", "all"),
         [(what, *(f"{number:,}" for number in numbers)) for what, *numbers in rows],
     )
+    if counts.sample:
+        lines += ["", f"{counts.sample.in_words(counts.contigs_virus)}."]
     if counts.rejected:
         lines += ["", f"{counts.rejected:,} records cannot be used: rejected.tsv says why."]
     return lines

@@ -105,6 +105,16 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
     assert "paused" not in note_of_nightly(virnuc, "--cron", "0 4 * * *")
 
 
+def test_a_threshold_and_a_false_discovery_rate_replace_each_other(client: SyncPrefectClient) -> None:
+    for settings in ({"threshold": 0.9, "precision": "fp32"}, {"fdr": 0.05}, {"threshold": 0.8}):
+        register(NightlyChoice(settings=settings))
+        deployed = client.read_deployment_by_name(NIGHTLY).parameters["settings"]
+        assert {k: v for k, v in deployed.items() if k in ("threshold", "fdr")} == {
+            k: v for k, v in settings.items() if k != "precision"
+        }
+        assert deployed["precision"] == "fp32"
+
+
 def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectClient) -> None:
     register(NightlyChoice())
     flow_id = client.read_deployment_by_name(NIGHTLY).flow_id

@@ -80,6 +80,42 @@ def test_another_threshold_reuses_the_shards(
     virnuc.refused(2, "threshold", *command, "--threshold", 1.5)
 
 
+def test_contigs_are_called_at_a_promised_rate(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ("predict", contigs, "--out", run, *models.flags)
+    virnuc.refused(2, "head.safetensors gives none", *command, "--fdr", 0.05)
+    virnuc.refused(2, "leave out --threshold 0.9, or --fdr", *command, "--fdr", 0.05, "--threshold", 0.9)
+    virnuc.refused(2, "fdr", *command, "--fdr", 1)
+    assert not run.exists()
+
+    command = (*command, "--head", models.longest_head)
+    plain = virnuc.done(*command, "--json").document
+    assert (plain["fdr"], plain["sample"]["fdr"], plain["sample"]["threshold"]) == (None, None, 0.5)
+    usual = (run / "predictions.tsv").read_bytes()
+    for fdr in (0.999, 1e-6):
+        document = virnuc.done(*command, "--json", "--fdr", fdr).document
+        assert document["shards"] == {"total": plain["shards"]["total"], "computed": 0}
+        assert json.loads((run / "run.json").read_text())["sample"] == document["sample"]
+        assert (document["fdr"], document["sample"]["fdr"], document["threshold"]) == (fdr, fdr, 0.5)
+        assert document["sample"]["share"] == plain["sample"]["share"]
+        threshold = document["sample"]["threshold"]
+        for row in rows(run / "contigs.tsv")[1:]:
+            assert row[8] == "unscored" or (row[8] == "virus") == (
+                threshold is not None and float(row[10]) >= threshold
+            )
+        virnuc.done("fsck", run)
+    assert (document["counts"]["contigs_virus"], threshold) == (0, None)
+    assert (run / "predictions.tsv").read_bytes() == usual
+    assert (
+        "no contig can be called for a false discovery rate of at most 0.0001%"
+        in virnuc.done(*command, "--fdr", 1e-6).out
+    )
+    assert virnuc.done("reprocess", run, "--json").document["sample"] == document["sample"]
+    assert virnuc.done(*command, "--json").document["sample"] == plain["sample"]
+
+
 def test_refuses_to_mix_runs_and_names_both_values(
     virnuc: CommandLine, models: MadeModels, other_head: Path, contigs: Path, run: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.made_reports import MadeContig, island, many_contigs, write_run, write_stretches
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.data import Limits
 from virnuc_core.results.report.page import write_report_page
 
@@ -295,6 +296,19 @@ def test_the_page_says_when_it_holds_the_evidence_of_some_contigs_only(show: Any
     assert "it holds the evidence of 2 of 5 called contigs" in page.inner_text("#why")
     assert page.locator("#why .card").count() == 2
     assert page.locator("#why a[href='predictions.tsv']").count() == 1
+
+
+def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:
+    sample = SampleCalls(
+        prior=0.5, share=0.2, share_low=0.1, fdr=0.05, threshold=0.9, expected_fdr=0.01, expected_false=0.01
+    )
+    made = [MadeContig(name=f"p_{p}", p_virus=(p, p)) for p in (0.95, 0.7, 0.2)]
+    page = show(made, frames="longest", sample=sample)
+    assert "expected false calls: 0.01 of 2" in page.inner_text("#sample")
+    figure = page.locator("#confidence figure.histogram").nth(1)
+    assert "2 other · 1 virus" in figure.inner_text()
+    assert "at least 0.900. Peaks" in page.inner_text("#confidence")
+    assert page.locator("td.c-p_virus .score .fill-virus").count() == 1
 
 
 def test_of_ten_thousand_contigs_the_first_rows_are_shown_and_keys_go_through_them(show: Any) -> None:

@@ -70,6 +70,12 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         (PredictSettings, {"compile_mode": "fast"}, "compile_mode"),
         (PredictSettings, {"threshold": 1.0}, "threshold"),
         (PredictSettings, {"threshold": float("nan")}, "threshold"),
+        (PredictSettings, {"fdr": 0.0}, "fdr"),
+        (
+            PredictSettings,
+            {"fdr": 0.05, "threshold": 0.9},
+            r"--fdr 0\.05 .* leave out --threshold 0\.9, or --fdr",
+        ),
         (PredictSettings, {"colour": "red"}, "colour"),
         (LaneSettings, {"mode": "cloud"}, "mode"),
         (LaneSettings, {"lane_minutes": 0}, "lane_minutes"),
@@ -148,6 +154,12 @@ def test_attention_that_cannot_be_asked_for_is_found_again(
     dnabert, esm2 = (replace(one, attention=how) for one, how in zip(OLD.models, attentions, strict=True))
     old = replace(OLD, models=(dnabert, esm2))
     assert reprocess_config(old, ReprocessSettings()).attention == expected
+
+
+@pytest.mark.parametrize("rule", [{"threshold": 0.9}, {"fdr": 0.05}])
+def test_reprocessing_keeps_the_rule_of_calls(rule: dict[str, float]) -> None:
+    config = reprocess_config(replace(OLD, **rule), ReprocessSettings())
+    assert config == AS_IT_WAS.model_copy(update=rule)
 
 
 def test_a_run_without_a_head_cannot_be_reprocessed() -> None:

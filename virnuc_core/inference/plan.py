@@ -1,7 +1,7 @@
 """The plan of a run: its file, and the comparison with the requested settings on resume.
 
 A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
-they are computed. After its creation, only `Continuation`s and the threshold change.
+they are computed. After its creation, only `Continuation`s and the rule of calls (threshold, FDR) change.
 """
 
 import hashlib
@@ -35,7 +35,9 @@ SCHEMA_VERSION: Final = 5
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
-_NOT_IN_FINGERPRINT: Final = frozenset({"inputs", "name", "location", "switches", "threshold", "warnings"})
+_NOT_IN_FINGERPRINT: Final = frozenset(
+    {"inputs", "name", "location", "switches", "threshold", "fdr", "warnings"}
+)
 # Fields set by a flag of the same name; the last two also by --dnabert-FLAG in runs with both models.
 _FLAGGED: Final = (
     *("chunk_length", "min_length", "repr_layer", "attention", "compile_mode", "token_budget", "embeddings"),
@@ -91,11 +93,15 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
-    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path."""
+    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path.
+
+    `index` is the SHA-256 of the index of its training genomes, None without one.
+    """
 
     name: str
     fingerprint: str
     location: str
+    index: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +140,8 @@ class RunPlan:
         continued: shards whose arithmetic differs from `models`.
         virnuc_version: of the planner; other releases of its series give the same results.
         threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
+        fdr: most that the expected false discovery rate of calls of contigs may be, instead of the threshold; None for the
+            threshold. May change as well.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -152,6 +160,7 @@ class RunPlan:
     continued: tuple[Continuation, ...] = ()
     min_length: int = 0
     threshold: float = 0.5
+    fdr: float | None = None
 
     @property
     def num_rows(self) -> int:
@@ -210,6 +219,7 @@ class RunPlan:
                     values |= {f"{model.family}.{k}": v for k, v in model.fingerprint_fields.items()}
             elif field.name == "head":
                 values[field.name] = value and value.fingerprint
+                values |= {"head.index": value.index} if value and value.index else {}
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
             elif field.name == "continued":
@@ -326,7 +336,7 @@ def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
 def _causes(differing: list[str]) -> list[str]:
     """The fields that do not follow from others, so that messages name the cause only."""
     other_models = {key.partition(".")[0] for key in differing if key.endswith(".weights_fingerprint")}
-    followers = {"shards"}
+    followers = {"shards", *(["head.index"] if "head" in differing else [])}
     for key in differing:
         family, _, name = key.partition(".")
         if name in ("precision", "engine"):
@@ -363,6 +373,9 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         heads = (existing.head, wanted.head)
         was, now = (f"{head.name} ({head.fingerprint[:12]})" if head else "none" for head in heads)
         return f"head (--head) was {was}, now {now}"
+    if key == "head.index":
+        was, now = (digest[:12] if digest else "none" for digest in (old, new))
+        return f"the index of genomes beside head {existing.head.name if existing.head else ''} was {was}, now {now}"
     if key == "frames":
         was, now = (FRAMES_IN_WORDS[plan.frames] for plan in (existing, wanted))
         return f"frames (--{'frames' if existing.kind == 'train' else 'head'}) were {was}, now {now}"

@@ -15,6 +15,7 @@ from virnuc_core.specs import FRAMES_IN_WORDS, Family, FrameRule, ModelSpec
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
+INDEX_SUFFIX: Final = ".index.safetensors"
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
@@ -132,6 +133,11 @@ class HeadPurpose:
     frames: FrameRule = "open"
 
 
+def index_path(head: Path) -> Path:
+    """Where the index of a head's training genomes lies, if there is one: beside HEAD.safetensors as HEAD.index.safetensors."""
+    return head.with_suffix(INDEX_SUFFIX)
+
+
 def is_registered(head: str | None) -> TypeGuard[str]:
     """Whether a head is named as in an MLflow model registry, which the core does not know."""
     return head is not None and head.startswith("models:/")
@@ -193,7 +199,13 @@ def head_of(config: RunConfig) -> str:
 
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
-    return config.frames or read_purpose(resolve_head(head_of(config))).frames
+    frames = config.frames or read_purpose(resolve_head(head_of(config))).frames
+    if config.fdr is not None and frames == "open":
+        raise UsageError(
+            f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
+            "head for the open reading frames of chunks. Give --threshold, or a head of `virnuc train --frames longest`."
+        )
+    return frames
 
 
 def require_head(config: RunConfig) -> None:
@@ -202,9 +214,10 @@ def require_head(config: RunConfig) -> None:
     Raises:
         CheckpointError: there is no such head.
         MismatchError: it was trained for chunks of another length.
-        UsageError: none is given, and none is bundled for these models.
+        UsageError: none is given, and none is bundled for these models; or it is not for `--fdr`.
     """
     resolve_head(head_of(config), config.chunk_length)
+    frames_of(config)
 
 
 def resolve_head(name_or_path: str, chunk_length: int | None = None, frames: FrameRule | None = None) -> Path:

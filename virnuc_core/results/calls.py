@@ -10,11 +10,15 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from virnuc_core.results.nearest import GenomeIndex
+
 NO_FRAME: Final = 255
 DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
+# Most blocks of chunks that are left out of a contig, one at a time, for their evidence.
+OCCLUSIONS: Final = 128
 Tier = Literal["confident", "likely", "unsure"]
 
 # Minimum number of scored chunks, minimum distance of mean_p from 0.5 on the side of the call, and
@@ -62,6 +66,10 @@ class ContigCalls:
         p_call: what the call is made from, NaN without scored chunks: `mean_p`, or the score of the head.
         tiers: confidence in each call; None without scored chunks.
         classes: number of the class, -1 without scored chunks; None for open reading frames.
+        novelty: 1 - similarity to the nearest training genome, 0..2, NaN without scored chunks or index; None for open
+            reading frames, as the next two.
+        nearest: name of that genome, see `GenomeIndex.describe`; None where there is no novelty.
+        lineage: its label of the deepest supported rank; None where none is supported.
     """
 
     chunks: Int64
@@ -72,6 +80,14 @@ class ContigCalls:
     is_virus: Bool
     tiers: list[Tier | None]
     classes: Int64 | None = None
+    novelty: Float64 | None = None
+    nearest: list[str | None] | None = None
+    lineage: list[str | None] | None = None
+
+    @property
+    def similarity(self) -> Float64 | None:
+        """To the nearest training genome, cosine (R,), -1..1; NaN or None as `novelty`."""
+        return None if self.novelty is None else 1 - self.novelty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +101,7 @@ class ContigScores:
         chunk_classes: (C, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
         contig_classes: (R, 2), likewise.
         codes: fp32 (S, Z) of the S chunks with a row.
+        embedding: fp32 (R, 64) of length 1, NaN without a row.
     """
 
     p_chunk: Float64
@@ -93,6 +110,7 @@ class ContigScores:
     chunk_classes: Int64
     contig_classes: Int64
     codes: npt.NDArray[np.float32]
+    embedding: npt.NDArray[np.float32]
 
 
 def call_chunks(
@@ -209,6 +227,34 @@ def call_scored_contigs(
         is_virus=is_virus,
         tiers=tiers.tolist(),
         classes=_classes_of_calls(is_virus, scores.contig_classes),
+    )
+
+
+def look_up_contigs(calls: ContigCalls, scores: ContigScores, index: GenomeIndex | None) -> ContigCalls:
+    """Adds the nearest training genome of each contig with an embedding; None if the head has no index.
+
+    A contig more novel than the index's limit is unsure, whatever its probability.
+
+    Raises:
+        MismatchError: the index holds embeddings of another width.
+    """
+    num_contigs = len(scores.embedding)
+    novelty = np.full(num_contigs, np.nan)
+    nearest, lineage = np.full((2, num_contigs), None, np.object_)
+    tiers = np.array(calls.tiers, np.object_)
+    if index is not None:
+        rows = np.flatnonzero(~np.isnan(scores.embedding[:, 0]))
+        found = index.search(scores.embedding[rows])
+        novelty[rows] = found.novelty
+        nearest[rows], lineage[rows] = index.describe(found)
+        if index.unsure_above is not None:
+            tiers[novelty > index.unsure_above] = "unsure"
+    return replace(
+        calls,
+        tiers=tiers.tolist(),
+        novelty=novelty,
+        nearest=nearest.tolist(),
+        lineage=lineage.tolist(),
     )
 
 

@@ -4,6 +4,7 @@ Shape legend: N rows, C chunks, S chunks with a row, R contigs, Z width of a cod
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,15 +12,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from virnuc_core.errors import CheckpointError, MismatchError
+from virnuc_core.files import file_digest
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.runner import load_planned_head
+from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import fixed_threads
-from virnuc_core.results.calls import ContigScores
+from virnuc_core.results.calls import OCCLUSIONS, ContigScores
+from virnuc_core.results.nearest import GenomeIndex, load_index
 from virnuc_core.specs import CODE_WIDTH
 
-# Most blocks of chunks that are left out of a contig, one at a time.
-OCCLUSIONS: Final = 128
 _BLOCK_CHUNKS: Final = 1 << 13
 
 Bool = npt.NDArray[np.bool_]
@@ -40,6 +43,29 @@ def contig_head_of(plan: RunPlan) -> ContigHead | None:
     head = load_planned_head(plan.head)
     assert isinstance(head, ContigHead)
     return head
+
+
+def genome_index_of(plan: RunPlan) -> GenomeIndex | None:
+    """The index of training genomes of a run's head, None for a run without one.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        MismatchError: it has changed since planning, or is of another head.
+    """
+    if plan.head is None or plan.head.index is None:
+        return None
+    path = index_path(Path(plan.head.location))
+    if not path.is_file():
+        raise CheckpointError(
+            f"the index of head {plan.head.name} ({path}) is not there any more: put it back."
+        )
+    if (found := file_digest(path)) != plan.head.index:
+        raise MismatchError(
+            f"the index of head {plan.head.name} ({path}) has changed since the run was planned: SHA-256 "
+            f"{plan.head.index[:12]}, now {found[:12]}. Put the old one back, start over with --force, or move the run to the "
+            "new one with `virnuc reprocess`."
+        )
+    return load_index(path, plan.head.fingerprint)
 
 
 @torch.inference_mode()
@@ -69,6 +95,7 @@ def score_contigs(
     codes = torch.empty((len(contig), CODE_WIDTH))
     logits, context = torch.empty((2, len(contig), num_classes))
     contig_logits = torch.empty((num_contigs, num_classes))
+    embedding = torch.empty((num_contigs, CODE_WIDTH))
     with fixed_threads():
         for begin, end, first, last in _blocks(starts, len(row_chunk)):
             number = np.cumsum(np.diff(row_chunk[first:last], prepend=row_chunk[first]) > 0)
@@ -77,7 +104,7 @@ def score_contigs(
             logits[begin:end] = head.chunk(codes[begin:end])
         if len(contig):
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
-            context, contig_logits = found.context, found.logits
+            context, contig_logits, embedding = found.context, found.logits, found.embedding
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
         p_chunk, p_context = (_probabilities(head.chunk_margin(part)) for part in (logits, context))
     size = len(chunk_contig)
@@ -88,6 +115,7 @@ def score_contigs(
         chunk_classes=_spread(_best_classes(head, logits), chunk_numbers, size, -1),
         contig_classes=np.where(counts[:, None] > 0, _best_classes(head, contig_logits), -1),
         codes=codes.numpy(),
+        embedding=np.where(counts[:, None] > 0, embedding.numpy(), np.float32(np.nan)),
     )
 
 

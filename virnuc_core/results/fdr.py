@@ -25,6 +25,7 @@ import numpy.typing as npt
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 
+# Of the calibration of heads, in which viruses and others have equal weight.
 DEFAULT_PRIOR: Final = 0.5
 # Halves the interval of log-odds of a share, some 60 wide, to less than the resolution of a double.
 _BISECTIONS: Final = 60
@@ -104,6 +105,39 @@ class FdrCalls:
     is_virus: Bool
     expected_fdr: float
     expected_false: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleCalls:
+    """What is known of a sample with scores, and of its calls; `sample` in run.json.
+
+    Attributes:
+        prior: share of viruses that the probabilities are calibrated for.
+        share: estimated share of viruses among the sequences with a score.
+        share_low: a cautious estimate, see `Mixture`.
+        fdr: promised false discovery rate, at most; None for calls from a given threshold on.
+        threshold: probability from which sequences are called; None if no call keeps the promise.
+        expected_fdr: expected share of false calls among the calls, 0 without calls; with `fdr`, a cautious estimate.
+        expected_false: expected number of false calls, likewise.
+    """
+
+    prior: float
+    share: float
+    share_low: float
+    fdr: float | None
+    threshold: float | None
+    expected_fdr: float
+    expected_false: float
+
+    def in_words(self, calls: int) -> str:
+        """One line about contigs, of which so many are called."""
+        share = f"estimated share of viruses among the scored contigs: {self.share:.2%} (cautiously {self.share_low:.2%})"
+        promise = "" if self.fdr is None else f" for a false discovery rate of at most {100 * self.fdr:.3g}%"
+        if self.threshold is None:
+            return f"{share}; no contig can be called{promise}"
+        begin = f", called from p_virus {self.threshold:.4g} on{promise}" if promise else ""
+        expected = f"{self.expected_false:,.2f} of {calls:,} ({self.expected_fdr:.2%})"
+        return f"{share}; expected false calls: {expected}{begin}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +223,46 @@ def call_at_fdr(p_virus: Float64, mixture: Mixture, fdr: float) -> FdrCalls:
         threshold=float(p_virus[ranked[count - 1]]) if count else None,
         is_virus=is_virus,
         expected_fdr=expected_false / max(1, count),
+        expected_false=expected_false,
+    )
+
+
+def call_sample(
+    p_virus: Float64,
+    threshold: float,
+    fdr: float | None = None,
+    prior: float = DEFAULT_PRIOR,
+    guard: Guard = DEFAULT_GUARD,
+) -> SampleCalls | None:
+    """What is known of a sample called at a false discovery rate, or without one from a threshold on; None without a score.
+
+    Args:
+        p_virus: float64 (n,) as for `estimate_mixture`.
+        threshold: used only without `fdr`.
+        fdr: promised rate, between 0 and 1.
+        prior: share of viruses that the probabilities are calibrated for.
+        guard: what to allow for.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    mixture = estimate_mixture(p_virus, prior, guard)
+    if not mixture.scored:
+        return None
+    found: float | None = threshold
+    if fdr is None:
+        false = 1 - mixture.p_virus[p_virus >= threshold]
+        expected_false, expected_fdr = float(false.sum()), float(false.sum() / max(1, len(false)))
+    else:
+        calls = call_at_fdr(p_virus, mixture, fdr)
+        found, expected_false, expected_fdr = calls.threshold, calls.expected_false, calls.expected_fdr
+    return SampleCalls(
+        prior=prior,
+        share=mixture.share,
+        share_low=mixture.share_low,
+        fdr=fdr,
+        threshold=found,
+        expected_fdr=expected_fdr,
         expected_false=expected_false,
     )
 

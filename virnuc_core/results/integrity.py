@@ -23,15 +23,18 @@ from virnuc_core.models.heads import describe_inputs, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.plain_text import visible
 from virnuc_core.results.aggregate import file_attributes, shard_columns
-from virnuc_core.results.contig_scores import contig_head_of
+from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
 from virnuc_core.results.embeddings import Embeddings
+from virnuc_core.results.nearest import RANKS, load_index
 from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
 from virnuc_core.specs import FRAMES_IN_WORDS
 
-Kind = Literal["run folder", "frame store", "checkpoint", "head", "unknown file"] | Hdf5Kind
+Kind = (
+    Literal["run folder", "frame store", "checkpoint", "head", "index of genomes", "unknown file"] | Hdf5Kind
+)
 State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over", "removed"]
 Fact = tuple[str, str]
 
@@ -267,12 +270,12 @@ def _check_against_shards(folder: RunFolder, plan: RunPlan, intact: list[Shard])
     if plan.kind != "predict" or differences or len(intact) < len(plan.shards):
         return
     try:
-        head = contig_head_of(plan)
+        head, genomes = contig_head_of(plan), genome_index_of(plan)
     except (CheckpointError, MismatchError) as error:
         message = f"the tables cannot be compared with the shards: {error}"
         yield Finding(path=Path(plan.head.location if plan.head else ""), state="missing", message=message)
         return
-    for path in sorted(differing_tables(folder, store, plan.threshold, head)):
+    for path in sorted(differing_tables(folder, store, plan.threshold, head, plan.fdr, genomes)):
         message = f"{path} is not what the shards give: {_RUN_AGAIN}."
         yield Finding(path=path, state="damaged", message=message)
 
@@ -370,7 +373,7 @@ def _possible_kinds(path: Path) -> tuple[Kind, ...]:
     elif not is_of_weights:
         with path.open("rb") as file:
             is_of_weights = file.read(1) == _PICKLE_BEGIN
-    return ("head", "checkpoint") if is_of_weights else ("unknown file",)
+    return ("head", "index of genomes", "checkpoint") if is_of_weights else ("unknown file",)
 
 
 def _read(path: Path, kind: Kind) -> tuple[list[Fact], Finding]:
@@ -458,6 +461,18 @@ def _read_head(path: Path) -> Iterator[Fact]:
     yield "fingerprint", classifier_fingerprint(path)
 
 
+def _read_index(path: Path) -> Iterator[Fact]:
+    index = load_index(path)
+    yield "pieces", f"{len(index)} of {len(index.names.values)} genomes"
+    yield "head", index.head
+    cuts = zip(RANKS, index.cuts, strict=True)
+    yield (
+        "least similarity",
+        ", ".join(f"{rank} {'none' if cut is None else f'{cut:.3f}'}" for rank, cut in cuts),
+    )
+    yield "unsure above a novelty of", "none" if index.unsure_above is None else f"{index.unsure_above:.3f}"
+
+
 def _refuse_hdf5(path: Path) -> Iterator[Fact]:
     raise DamagedFileError(
         f"{path} holds nothing that virnuc can read: give a file that virnuc wrote, or make it again."
@@ -477,6 +492,7 @@ _READERS: Final[dict[Kind, Callable[[Path], Iterator[Fact]]]] = {
     "embeddings file": _read_embeddings,
     "checkpoint": _read_checkpoint,
     "head": _read_head,
+    "index of genomes": _read_index,
     "unknown file": _refuse,
     "HDF5 file that virnuc did not write": _refuse_hdf5,
     "damaged HDF5 file": _refuse_hdf5,

@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.files import atomic_path, from_json, parse_object
+from virnuc_core.plain_text import cell_text
 
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -34,6 +35,8 @@ Int64 = npt.NDArray[np.int64]
 # From the broadest to the deepest. A group is a genus or what comes near to one.
 RANKS: Final = ("class", "family", "group")
 UNKNOWN: Final = "unlike anything known"
+# Share of contigs whose calls are not unsure for their novelty alone.
+COVERAGE: Final = 0.8
 
 _COLUMNS: Final = ("name", *RANKS)
 _METADATA: Final = "virnuc.index"
@@ -64,10 +67,10 @@ class Labels:
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> "Labels":
-        """Numbers the labels; raises ValueError for one with control characters, which would break tables."""
+        """Numbers the labels; raises ValueError for one that would do harm in a table, see `cell_text`."""
         values = tuple(sorted(set(labels)))
-        if odd := [value for value in values if not value.isprintable()]:
-            raise ValueError(f"the label {odd[0]!r:.60} has characters that cannot be printed")
+        if odd := [value for value in values if not _is_plain(value)]:
+            raise ValueError(f"the label {odd[0]!r:.60} cannot be printed in a table")
         number = {value: code for code, value in enumerate(values)}
         return cls(np.array([number[label] for label in labels], np.int32), values)
 
@@ -117,6 +120,7 @@ class GenomeIndex:
         head: digest of the classifier head that the embeddings come from.
         cuts: for each of `RANKS`, ascending, the similarity from which on the nearest genome is of the same; None for a rank
             that no similarity supports. See `fit_cuts`.
+        unsure_above: the novelty above which a call is unsure, None for no such limit. See `fit_unsure_above`.
     """
 
     codes: Int8
@@ -124,6 +128,7 @@ class GenomeIndex:
     lineages: tuple[Labels, ...]
     head: str
     cuts: tuple[float | None, ...] = (None,) * len(RANKS)
+    unsure_above: float | None = None
 
     @classmethod
     def build(
@@ -142,6 +147,17 @@ class GenomeIndex:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Its sizes and limits, for records of a training."""
+        cuts = dict(zip(RANKS, self.cuts, strict=True))
+        return {
+            "pieces": len(self),
+            "genomes": len(self.names.values),
+            "cuts": cuts,
+            "unsure_above": self.unsure_above,
+        }
 
     def lineage(self, row: int) -> dict[str, str]:
         """The labels of a vector by rank."""
@@ -175,7 +191,7 @@ class GenomeIndex:
             scores *= scales
             scores[:, len(self) :] = -np.inf
             rows[own], found = _top(scores, k)
-            similarity[own] = np.minimum(found * _inverse_norms(queries)[:, None], 1)
+            similarity[own] = np.clip(found * _inverse_norms(queries)[:, None], -1, 1)
         return Neighbours(rows, similarity)
 
     def supported_ranks(self, neighbours: Neighbours) -> Int8:
@@ -188,6 +204,23 @@ class GenomeIndex:
             if cut is not None:
                 depth[(neighbours.similarity[:, 0] >= cut) & labels.is_known[neighbours.rows[:, 0]]] = rank
         return depth
+
+    def describe(self, neighbours: Neighbours) -> tuple[list[str], list[str | None]]:
+        """Name of the nearest genome of each query, and its label of the deepest supported rank.
+
+        Where no rank is supported, the name is `UNKNOWN` and there is no label. An index without any fitted cut does not know
+        what is far: it gives all names, and no labels.
+        """
+        nearest, depth = neighbours.rows[:, 0].tolist(), self.supported_ranks(neighbours).tolist()
+        has_cuts = any(cut is not None for cut in self.cuts)
+        names = [
+            UNKNOWN if has_cuts and rank < 0 else self.names[row]
+            for row, rank in zip(nearest, depth, strict=True)
+        ]
+        labels = [
+            None if rank < 0 else self.lineages[rank][row] for row, rank in zip(nearest, depth, strict=True)
+        ]
+        return names, labels
 
     def _padded(self) -> tuple[Float32, Float32]:
         """The vectors and their inverse norms, with zeros up to a multiple of the tile."""
@@ -292,6 +325,29 @@ def fit_cuts(
     return replace(index, cuts=tuple(supported))
 
 
+def fit_unsure_above(novelty: Float32, coverage: float = COVERAGE) -> float | None:
+    """The novelty that a share of at most 1 - `coverage` of held-out contigs (n,) exceed, as near to it as possible.
+
+    None without any contig.
+    """
+    return float(np.quantile(novelty, coverage, method="inverted_cdf")) if len(novelty) else None
+
+
+def errors_by_novelty(novelty: Float32, is_wrong: Bool, coverage: float = COVERAGE) -> float:
+    """Share of wrong calls among the least novel of n contigs, a share of `coverage`, over the share among all of them.
+
+    Below 1, novel contigs are called wrongly more often than others. Equally novel contigs at the limit count in part, each
+    alike. NaN without a wrong call.
+    """
+    levels, level = np.unique(novelty, return_inverse=True)
+    counts = np.bincount(level, minlength=len(levels))
+    wrong = np.bincount(level, is_wrong, len(levels))
+    covered = coverage * len(novelty)
+    taken = np.clip(covered - (np.cumsum(counts) - counts), 0, counts)
+    total = wrong.sum()
+    return float((taken / counts * wrong).sum() / covered / (total / len(novelty))) if total else np.nan
+
+
 def _lowest_cut(similarity: Float32, is_same: Bool, precision: float) -> float | None:
     order = np.argsort(-similarity, kind="stable")
     count = np.arange(1, len(order) + 1)
@@ -329,12 +385,21 @@ def _farthest_first(vectors: Float32, most: int, tolerance: float) -> Int64:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Facts:
-    """What the metadata of a file hold; sha256 is that of the tensors."""
+    """What the metadata of a file hold; sha256 is that of the tensors and of the other fields."""
 
     format: int
     head: str
     cuts: tuple[float | None, ...]
     sha256: str
+    unsure_above: float | None = None
+
+    def require_valid(self) -> None:
+        """Raises ValueError for limits that no index has."""
+        cuts = [cut for cut in self.cuts if cut is not None]
+        if len(self.cuts) != len(RANKS) or cuts != sorted(cuts):
+            raise ValueError(f"its cuts are {self.cuts}")
+        if self.unsure_above is not None and not 0 <= self.unsure_above <= 2:
+            raise ValueError(f"its limit of novelty is {self.unsure_above}")
 
 
 def save_index(index: GenomeIndex, path: Path) -> None:
@@ -347,7 +412,14 @@ def save_index(index: GenomeIndex, path: Path) -> None:
             f"{name}.offsets": values.offsets,
             f"{name}.data": values.data,
         }
-    facts = _Facts(format=_FORMAT, head=index.head, cuts=index.cuts, sha256=_digest(tensors))
+    facts = _Facts(
+        format=_FORMAT,
+        head=index.head,
+        cuts=index.cuts,
+        unsure_above=index.unsure_above,
+        sha256="",
+    )
+    facts = replace(facts, sha256=_digest(facts, tensors))
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, {_METADATA: json.dumps(asdict(facts), sort_keys=True)})
 
@@ -383,7 +455,7 @@ def _read(path: Path) -> tuple[_Facts, dict[str, npt.NDArray[Any]]]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if facts.format != _FORMAT:
         raise ValueError(f"its format is {facts.format} and not {_FORMAT}")
-    if facts.sha256 != _digest(tensors):
+    if facts.sha256 != _digest(facts, tensors):
         raise ValueError("its checksum is wrong")
     return facts, tensors
 
@@ -395,10 +467,15 @@ def _checked_index(facts: _Facts, tensors: Mapping[str, npt.NDArray[Any]]) -> Ge
     if not len(vectors) or (np.abs(vectors.astype(np.int16)).max(1) != _LARGEST).any():
         raise ValueError("a vector is not scaled as it should be")
     labels = tuple(_checked_labels(name, tensors, len(vectors)) for name in _COLUMNS)
-    cuts = [cut for cut in facts.cuts if cut is not None]
-    if len(facts.cuts) != len(RANKS) or cuts != sorted(cuts):
-        raise ValueError(f"its cuts are {facts.cuts}")
-    return GenomeIndex(codes=vectors, names=labels[0], lineages=labels[1:], head=facts.head, cuts=facts.cuts)
+    facts.require_valid()
+    return GenomeIndex(
+        codes=vectors,
+        names=labels[0],
+        lineages=labels[1:],
+        head=facts.head,
+        cuts=facts.cuts,
+        unsure_above=facts.unsure_above,
+    )
 
 
 def _checked_labels(name: str, tensors: Mapping[str, npt.NDArray[Any]], count: int) -> Labels:
@@ -411,14 +488,19 @@ def _checked_labels(name: str, tensors: Mapping[str, npt.NDArray[Any]], count: i
     if codes.min() < 0 or codes.max() >= len(offsets) - 1:
         raise ValueError(f"its {name} labels are not all there")
     values = tuple(ByteColumn(data, offsets).to_strings())
-    if not all(value.isprintable() for value in values):
-        raise ValueError(f"its {name} labels have characters that cannot be printed")
+    if not all(map(_is_plain, values)):
+        raise ValueError(f"its {name} labels cannot be printed in a table")
     return Labels(codes, values)
 
 
-def _digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
-    """SHA-256 over names, shapes and content."""
-    digest = hashlib.sha256()
+def _is_plain(label: str) -> bool:
+    return label.isprintable() and cell_text(label) == label
+
+
+def _digest(facts: _Facts, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over the metadata, and names, shapes and content of the tensors."""
+    stated = asdict(replace(facts, sha256=""))
+    digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
         digest.update(tensors[name].tobytes())

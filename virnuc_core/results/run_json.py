@@ -16,6 +16,7 @@ from virnuc_core.inference.events import LaneReport, StageSeconds
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
@@ -73,6 +74,10 @@ class RunReport:
                 f"{others} of {len(self.plan.shards)} shards were computed with other emergency switches than the rest, "
                 "so the last digits may differ between them; `continued` in plan.json says which and how."
             )
+        if self.plan.head and self.plan.frames == "longest" and self.plan.head.index is None:
+            notes.append(
+                f"head {self.plan.head.name} has no index of training genomes, so novelty, nearest and lineage are empty."
+            )
         return (*notes, *self.plan.warnings)
 
     @property
@@ -90,11 +95,29 @@ class RunReport:
         return {model.family: float(f"{model.packing_efficiency:.4g}") for model in self.work.models}
 
     @property
+    def sample(self) -> SampleCalls | None:
+        """Viruses of the sample, and what to expect of its calls; None for open reading frames, and without any score."""
+        return self.counts.sample if self.counts else None
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """Numbers alone, empty for an embed run."""
+        counts = asdict(self.counts) if self.counts else {}
+        return {name: number for name, number in counts.items() if name != "sample"}
+
+    @property
     def figures(self) -> dict[str, float]:
         """All metrics of the run as a flat mapping, for comparison between runs."""
-        efficiency = self.packing_efficiency.items()
+        efficiency, sample = self.packing_efficiency.items(), {}
+        if self.sample:
+            sample = {
+                "share_viral_estimated": self.sample.share,
+                "expected_false_calls": self.sample.expected_false,
+                "expected_fdr": self.sample.expected_fdr,
+            }
         return {
-            **(asdict(self.counts) if self.counts else {}),
+            **self._counts,
+            **sample,
             **self.throughput,
             **{f"{family}_packing_efficiency": share for family, share in efficiency},
             **{f"{model.family}_fp32_batches": model.fp32_batches for model in self.work.models},
@@ -128,7 +151,8 @@ class RunReport:
             "plan_fingerprint": self.plan.fingerprint,
             "out": self.out,
             **plan,
-            "counts": asdict(self.counts) if self.counts else None,
+            "counts": self._counts or None,
+            "sample": asdict(self.sample) if self.sample else None,
             "work": asdict(self.work),
             "shards": {"total": len(self.plan.shards), "computed": self.num_computed},
             "stage_seconds": dict(self.seconds),
@@ -152,6 +176,8 @@ class RunReport:
                 f"{c.chunks} chunks: {c.viral_chunks} virus, {c.scored_chunks - c.viral_chunks} other, "
                 f"{c.chunks - c.scored_chunks} without a score",
             ]
+            if c.sample:
+                lines.append(c.sample.in_words(c.contigs_virus))
         num_kept = len(self.plan.shards) - self.num_computed
         speed = self.throughput
         lines.append(

@@ -1,19 +1,19 @@
 """Writes the tables of a run from its frame store and embeddings file, in blocks of whole contigs."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.errors import MismatchError
-from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.plain_text import cell_text
 from virnuc_core.results.calls import (
     DEFAULT_THRESHOLD,
@@ -22,13 +22,16 @@ from virnuc_core.results.calls import (
     VIRUS,
     ChunkCalls,
     ContigCalls,
+    ContigScores,
     call_chunks,
     call_contigs,
     call_scored_chunks,
     call_scored_contigs,
+    look_up_contigs,
 )
-from virnuc_core.results.contig_scores import chunk_evidence, score_contigs
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
+from virnuc_core.results.fdr import SampleCalls, call_sample
+from virnuc_core.results.nearest import GenomeIndex
 from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
@@ -42,6 +45,9 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import FrameRule
+
+if TYPE_CHECKING:
+    from virnuc_core.models.contig_head import ContigHead
 
 _PREDICTION_SCHEMA: Final = pa.schema(
     [
@@ -76,7 +82,16 @@ PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
-    "longest": _CONTIG_SCHEMA.append(pa.field("p_virus", pa.float64())).append(_CLASS),
+    "longest": pa.schema(
+        [
+            *_CONTIG_SCHEMA,
+            ("p_virus", pa.float64()),
+            _CLASS,
+            ("novelty", pa.float64()),
+            ("nearest", pa.string()),
+            ("lineage", pa.string()),
+        ]
+    ),
 }
 # The column that contigs are called from.
 CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
@@ -87,13 +102,15 @@ _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 16
 
 Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCounts:
-    """Counts of a run."""
+    """Counts of a run; `sample` is None for open reading frames, and without any score."""
 
     records: int
     rejected: int
@@ -105,6 +122,7 @@ class TableCounts:
     contigs_other: int
     contigs_unscored: int
     regions: int = 0
+    sample: SampleCalls | None = None
 
 
 def write_tables(
@@ -112,12 +130,15 @@ def write_tables(
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
     writer: ResultWriter | None = None,
-    head: ContigHead | None = None,
+    head: "ContigHead | None" = None,
+    fdr: float | None = None,
+    index: GenomeIndex | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
     `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
-    another run.
+    another run. With `fdr`, contigs are called at this false discovery rate at most instead: all of them are scored before, and
+    again for the tables, so that no more than their probabilities is kept. `index` is that of the head, None without one.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
@@ -131,9 +152,19 @@ def write_tables(
                 f"{folder.embeddings} has {len(embeddings)} rows and {store.folder} {store.num_frames}, "
                 "so they are of different runs. Start over with --force."
             )
-        tables = _Tables(folder, store, embeddings, head, threshold, writer, stack)
-        for begin, end in _blocks(store):
+        sample, contig_threshold = None, threshold
+        if fdr is not None:
+            assert head is not None
+            blocks = (score_block(head, store, embeddings, *block).p_contig for block in contig_blocks(store))
+            sample = call_sample(_joined(blocks), threshold, fdr)
+            found = sample.threshold if sample else None
+            contig_threshold = math.inf if found is None else found
+        rules = _Rules(threshold=threshold, contig_threshold=contig_threshold, index=index)
+        tables = _Tables(folder, store, embeddings, head, rules, writer, stack)
+        for begin, end in contig_blocks(store):
             tables.add(begin, end)
+        if head is not None and fdr is None:
+            sample = call_sample(_joined(tables.p_contig), threshold)
         write_rejected = stack.enter_context(writer.stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
             for line in rejected:
@@ -150,11 +181,17 @@ def write_tables(
         contigs_other=tables.counts[OTHER],
         contigs_unscored=tables.counts[UNSCORED],
         regions=tables.counts["regions"],
+        sample=sample,
     )
 
 
 def differing_tables(
-    folder: RunFolder, store: FrameStore, threshold: float, head: ContigHead | None = None
+    folder: RunFolder,
+    store: FrameStore,
+    threshold: float,
+    head: "ContigHead | None" = None,
+    fdr: float | None = None,
+    index: GenomeIndex | None = None,
 ) -> set[Path]:
     """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
 
@@ -163,11 +200,11 @@ def differing_tables(
         MismatchError: it has other rows than the store.
     """
     comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison, head)
+    write_tables(folder, store, threshold, comparison, head, fdr, index)
     return comparison.differing
 
 
-def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
+def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
     """Chunk ranges (begin, end) that end at contig boundaries."""
     begin = 0
     while begin < store.num_chunks:
@@ -177,23 +214,65 @@ def _blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def score_block(
+    head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
+) -> ContigScores:
+    """Scores chunks begin..end-1 and their contigs, which are whole."""
+    from virnuc_core.results.contig_scores import score_contigs  # imports torch
+
+    first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+    contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+    return score_contigs(
+        head,
+        lambda left, right: embeddings.rows(CODES, first + left, first + right),
+        store.frame_chunk[first:last] - begin,
+        contig,
+        int(contig[-1]) + 1,
+    )
+
+
+def _with_evidence(
+    head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
+) -> ChunkCalls:
+    """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
+    from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
+
+    evidence = np.full(len(contig), np.nan)
+    evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
+    return replace(chunks, evidence=evidence)
+
+
+def _joined(blocks: Iterable[Float64]) -> Float64:
+    return np.concatenate([np.empty(0), *blocks])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rules:
+    """How calls are made: least p_virus of a chunk and of a contig that is called virus, and the index of the head."""
+
+    threshold: float
+    contig_threshold: float
+    index: GenomeIndex | None
+
+
 class _Tables:
     def __init__(
         self,
         folder: RunFolder,
         store: FrameStore,
         embeddings: Embeddings,
-        head: ContigHead | None,
-        threshold: float,
+        head: "ContigHead | None",
+        rules: "_Rules",
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.p_contig: list[Float64] = []
         self._store = store
         self._embeddings = embeddings
         self._head = head
+        self._rules = rules
         self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
-        self._threshold = threshold
         enter = stack.enter_context
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
@@ -203,7 +282,7 @@ class _Tables:
         self._write_contigs = enter(writer.stream(folder.contigs))
         self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
         self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, writer, stack, threshold)
+        self._regions = RegionFiles(folder, writer, stack, rules.threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
         self._add_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
@@ -213,7 +292,7 @@ class _Tables:
 
     def add(self, begin: int, end: int) -> None:
         """Writes chunks begin..end-1, whole contigs, and their frames."""
-        store, threshold = self._store, self._threshold
+        store, threshold = self._store, self._rules.threshold
         first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
         scores = self._embeddings.rows(SCORES, first, last)
         self._write_frames(frame_lines(store.frame_ids(first, last), scores))
@@ -224,20 +303,12 @@ class _Tables:
         if self._head is None:
             contigs = call_contigs(chunks, contig, num_contigs, threshold)
         else:
-            found = score_contigs(
-                self._head,
-                lambda left, right: self._embeddings.rows(CODES, first + left, first + right),
-                row_chunk,
-                contig,
-                num_contigs,
-            )
+            found = score_block(self._head, store, self._embeddings, begin, end)
+            self.p_contig.append(found.p_contig)
             chunks = call_scored_chunks(chunks, found, threshold)
-            contigs = call_scored_contigs(chunks, contig, found, threshold)
-            evidence = np.full(end - begin, np.nan)
-            evidence[chunks.is_scored] = chunk_evidence(
-                self._head, found.codes, contig[chunks.is_scored], contigs.is_virus
-            )
-            chunks = replace(chunks, evidence=evidence)
+            contigs = call_scored_contigs(chunks, contig, found, self._rules.contig_threshold)
+            contigs = look_up_contigs(contigs, found, self._rules.index)
+            chunks = _with_evidence(self._head, chunks, contig, found, contigs.is_virus)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -252,12 +323,12 @@ class _Tables:
         store = self._store
         first = int(store.chunk_record[chunks.start])
         table = _contig_table(store, first, contig_calls, self._classes)
-        self._write_contigs(table_lines(table, self._threshold))
+        self._write_contigs(table_lines(table, self._rules.contig_threshold))
         self._append_contigs(table)
         self.counts.update(table["call"].to_pylist())
         names = table["contig"].to_pylist()
         for row in np.flatnonzero(contig_calls.is_virus).tolist():
-            p = six_decimals(contig_calls.p_call[row], self._threshold)
+            p = six_decimals(contig_calls.p_call[row], self._rules.contig_threshold)
             header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
             self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
@@ -266,7 +337,7 @@ class _Tables:
             end=store.chunk_end[chunks],
             p_virus=calls.p_region,
         )
-        regions = find_regions(scores, threshold=self._threshold)
+        regions = find_regions(scores, threshold=self._rules.threshold)
         lengths = table["length"].to_pylist()
         self._regions.extend(regions, names, lengths, lambda row: store.sequence(first + row))
         self.counts["regions"] += len(regions)
@@ -317,6 +388,7 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     if calls.classes is not None:
         columns.append(pa.array(calls.p_call, mask=~is_scored))
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+        columns += [pa.array(calls.novelty, from_pandas=True), calls.nearest, calls.lineage]
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

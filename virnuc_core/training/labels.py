@@ -95,6 +95,7 @@ class RecordTable:
         class_names: the viral class first.
         lengths: (R,), bp.
         groups: (R,): related records have the same number; all differ unless grouping was requested.
+        group_names: (R,): the groups that were given, "" where none was.
     """
 
     names: tuple[str, ...]
@@ -102,6 +103,7 @@ class RecordTable:
     class_names: tuple[str, ...]
     lengths: Int64
     groups: Int64
+    group_names: tuple[str, ...]
 
     @property
     def is_viral(self) -> npt.NDArray[np.bool_]:
@@ -200,6 +202,7 @@ def read_records(
         class_names=class_names,
         lengths=np.array(lengths, np.int64),
         groups=join_groups(grouped, sketches.groups()) if kinship else grouped,
+        group_names=tuple((groups or {}).get(name, "") for name in names),
     )
 
 

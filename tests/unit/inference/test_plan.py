@@ -84,6 +84,11 @@ def with_esm2(**changes: object) -> RunPlan:
     return replace(PLAN, models=(PLAN.models[0], model("esm2", **changes)))
 
 
+def with_index(digest: str) -> RunPlan:
+    assert PLAN.head is not None
+    return replace(PLAN, head=replace(PLAN.head, index=digest))
+
+
 LARGE = {"name": "3B", "weights_fingerprint": "9" * 64}
 OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
 
@@ -98,6 +103,7 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
         (replace(PLAN, virnuc_version="99.0.1"), r"virnuc_version was \d+\.\d+, now 99\.0", set()),
         (replace(PLAN, embeddings="none"), r"\(--embeddings\) was float32, now none", BOTH),
         (replace(PLAN, head=OTHER_HEAD), r"head \(--head\) was tiny-500 \(d{12}\), now mine \(0{12}\)", BOTH),
+        (with_index("e" * 64), r"index of genomes beside head tiny-500 was none, now e{12}\.", BOTH),
         (replace(PLAN, models=PLAN.models[:1]), r"esm2 model was tiny \(a{12}\), now none", {"dnabert_s"}),
         (with_esm2(**LARGE), r"esm2 model was tiny \(a{12}\), now 3B \(9{12}\)\.", {"dnabert_s"}),
         (with_esm2(repr_layer=2), r"esm2\.repr_layer \(--repr-layer\) was 4, now 2", {"dnabert_s"}),
@@ -164,8 +170,9 @@ HALF_EMBED = replace(EMBED, embeddings="float16")
         (PLAN, replace(with_esm2(token_budget=7, **DEEPER), shards=()), "now 3B", CONSEQUENCES),
         (PLAN, replace(with_esm2(token_budget=7, **IN_HALF), shards=()), "now fp16", CONSEQUENCES),
         (EMBED, HALF_EMBED, "--force", ("reprocess",)),
+        (with_index("e" * 64), replace(PLAN, head=OTHER_HEAD), "now mine", ("index",)),
     ],
-    ids=["other weights", "other precision", "of an embed run"],
+    ids=["other weights", "other precision", "of an embed run", "other head"],
 )
 def test_a_refusal_names_the_cause_and_ways_out_that_there_are(
     existing: RunPlan, other: RunPlan, said: str, unsaid: tuple[str, ...]

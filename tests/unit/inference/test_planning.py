@@ -231,7 +231,7 @@ def test_a_head_for_other_models_or_chunks_is_refused(plan: Planner, tmp_path: P
     assert plan(head=str(head)).head is not None
 
 
-def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold(
+def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold_or_rate(
     contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
     run = plan_run(tmp_path / "run", contigs, made_models.config(token_budget=2**31 - 1))
@@ -239,6 +239,10 @@ def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold(
     again = open_plan(config, run.store, "predict", ("cpu",), run.folder)
     assert again == read_plan(run.folder.plan) == replace(run.plan, threshold=0.9)
     assert again.fingerprint == run.plan.fingerprint
+    for fdr in (0.05, 0.2, None):
+        again = open_plan(made_models.config(fdr=fdr), run.store, "predict", ("cpu",), run.folder)
+        assert again == read_plan(run.folder.plan) == replace(run.plan, fdr=fdr)
+        assert again.fingerprint == run.plan.fingerprint
     others = make_esm2(tmp_path / "others", seed=9)
     copied = make_esm2(tmp_path / "esm2"), make_esm2(tmp_path / "copy")
     run = plan_run(tmp_path / "second", contigs, made_models.config(esm_model=str(copied[0])))

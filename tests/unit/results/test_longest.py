@@ -1,6 +1,7 @@
 """A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
 
 import gzip
+import io
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.made_models import WIDTH, MadeModels, MadeRun, make_contig_head, plan_run
+from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_contig_head, plan_run
 from tests.made_moves import begin_move, content, copy_of, from_nothing, write_results
 from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
@@ -21,11 +22,13 @@ from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.reuse import ReusedShards
-from virnuc_core.models.catalogue import frames_of
+from virnuc_core.models.catalogue import frames_of, require_head
 from virnuc_core.models.contig_head import ContigHead, save_contig_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.results import contig_scores, tables
+from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings, export_embeddings
+from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
 from virnuc_core.results.integrity import check_run, inspect_path
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.report.evidence import read_stretches
@@ -192,6 +195,126 @@ def test_the_tables_do_not_depend_on_threads_or_much_on_blocks(
         for name in ("contigs_parquet", "predictions_parquet", "regions_parquet"):
             found, expected = (pd.read_parquet(getattr(one.folder, name)) for one in (made, run))
             pd.testing.assert_frame_equal(found, expected, atol=1e-3)
+
+
+def contig_head(made_models: MadeModels, temperature: float | None = None) -> ContigHead:
+    """A low temperature makes probabilities of contigs extreme."""
+    head = load_head(made_models.longest_head)
+    assert isinstance(head, ContigHead)
+    if temperature is not None:
+        head.contig_temperature.copy_(torch.tensor([temperature, 0.0]))
+    return head
+
+
+@pytest.mark.parametrize("block", [1 << 16, 7])
+@pytest.mark.parametrize(("fdr", "is_strict"), [(0.0001, True), (0.05, True), (0.6, False), (0.999, False)])
+def test_contigs_are_called_at_a_promised_rate(
+    run: MadeRun,
+    made_models: MadeModels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fdr: float,
+    is_strict: bool,
+    block: int,
+) -> None:
+    monkeypatch.setattr(tables, "_BLOCK_CHUNKS", block)
+    made, head = copy_of(run, tmp_path / "run"), contig_head(made_models, 0.3)
+    usual_calls = write_tables(made.folder, made.store, head=head).contigs_virus
+    usual = {path: path.read_bytes() for path in made.folder.results if path.exists()}
+    counts = write_tables(made.folder, made.store, head=head, fdr=fdr)
+    contigs = pd.read_parquet(made.folder.contigs_parquet)
+    p_virus = contigs.p_virus.to_numpy(np.float64)
+    mixture = estimate_mixture(p_virus)
+    expected = call_at_fdr(p_virus, mixture, fdr)
+    assert (contigs.call == "virus").tolist() == expected.is_virus.tolist()
+    assert counts.contigs_virus == expected.is_virus.sum()
+    assert (counts.contigs_virus < usual_calls) == is_strict
+    assert (counts.contigs_virus > 0) == (fdr > 0.001)
+    sample = counts.sample
+    assert sample is not None
+    assert (sample.prior, sample.share, sample.share_low) == (0.5, mixture.share, mixture.share_low)
+    assert (sample.fdr, sample.threshold) == (fdr, expected.threshold)
+    assert (sample.expected_fdr, sample.expected_false) == (expected.expected_fdr, expected.expected_false)
+    table = read(made.folder.contigs)
+    for row in table[table.call != "unscored"].itertuples():
+        limit = np.inf if sample.threshold is None else sample.threshold
+        assert (float(row.p_virus) >= limit) == (row.call == "virus")
+    with gzip.open(made.folder.viral_contigs, "rt") as file:
+        viral = [line[1:].split()[0] for line in file if line.startswith(">")]
+    assert viral == table.contig[table.call == "virus"].tolist()
+    assert {path.name for path, before in usual.items() if path.read_bytes() != before} <= {
+        made.folder.contigs.name,
+        made.folder.contigs_parquet.name,
+        made.folder.viral_contigs.name,
+        made.folder.predictions.name,
+        made.folder.predictions_parquet.name,
+    }
+    chunks = pd.read_parquet(made.folder.predictions_parquet)
+    is_called = chunks.contig.isin(contigs.contig[contigs.call == "virus"]) & (chunks.status == "scored")
+    assert (chunks.evidence.notna() == is_called).all()
+    before = pd.read_parquet(io.BytesIO(usual[made.folder.predictions_parquet]))
+    pd.testing.assert_frame_equal(chunks.drop(columns="evidence"), before.drop(columns="evidence"))
+    assert differing_tables(made.folder, made.store, 0.5, head, fdr) == set()
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8])
+def test_false_calls_are_expected_of_a_threshold(
+    run: MadeRun, made_models: MadeModels, tmp_path: Path, threshold: float
+) -> None:
+    made = copy_of(run, tmp_path / "run")
+    counts = write_tables(made.folder, made.store, threshold, head=contig_head(made_models))
+    p_virus = pd.read_parquet(made.folder.contigs_parquet).p_virus.to_numpy(np.float64)
+    at_share = estimate_mixture(p_virus).p_virus[p_virus >= threshold]
+    assert counts.contigs_virus == len(at_share)
+    sample = counts.sample
+    assert sample is not None
+    assert (sample.fdr, sample.threshold) == (None, threshold)
+    assert sample.expected_false == pytest.approx((1 - at_share).sum())
+    assert sample.expected_fdr == pytest.approx((1 - at_share).mean())
+
+
+@pytest.mark.parametrize("fdr", [None, 0.1])
+@pytest.mark.parametrize(("sequences", "scored"), [([NO_OPEN_FRAME] * 2, 0), (["ACGGCA" * 40], 1)])
+def test_a_sample_of_one_contig_and_of_none_with_a_score(
+    made_models: MadeModels, tmp_path: Path, sequences: list[str], scored: int, fdr: float | None
+) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text("".join(f">c{i}\n{sequence}\n" for i, sequence in enumerate(sequences)))
+    config = made_models.config(head=str(made_models.longest_head), fdr=fdr)
+    made = plan_run(tmp_path / "run", fasta, config)
+    made.compute()
+    aggregate(made.folder, made.plan, made.store)
+    counts = write_tables(made.folder, made.store, head=contig_head(made_models), fdr=made.plan.fdr)
+    assert counts.contigs_unscored == len(sequences) - scored
+    assert (counts.sample is None) == (scored == 0)
+    if counts.sample:
+        assert counts.sample.fdr == fdr
+        assert 0 < counts.sample.share_low <= counts.sample.share < 1
+    else:
+        assert set(read(made.folder.contigs).call) == {"unscored"}
+
+
+def test_fsck_compares_with_the_promised_rate(run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
+    made = copy_of(run, tmp_path / "run")
+    write_tables(made.folder, made.store, head=contig_head(made_models), fdr=0.001)
+
+    def differing() -> list[str]:
+        found = check_run(made.folder, thorough=True)
+        return [one.path.name for one in found if "not what the shards give" in one.message]
+
+    assert "contigs.tsv" in differing()
+    write_plan(made.folder.plan, replace(run.plan, fdr=0.001))
+    assert differing() == []
+
+
+def test_a_head_for_open_frames_keeps_no_promise(
+    contigs: Path, made_models: MadeModels, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"--fdr 0\.05 needs .* head\.safetensors gives none"):
+        plan_run(tmp_path / "run", contigs, made_models.config(fdr=0.05))
+    with pytest.raises(UsageError, match="needs calibrated probabilities"):
+        require_head(made_models.config(fdr=0.05))
+    require_head(made_models.config(fdr=0.05, head=str(made_models.longest_head)))
 
 
 def test_fsck_compares_the_tables_if_the_head_is_there(

@@ -17,10 +17,13 @@ from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.results import nearest
 from virnuc_core.results.nearest import (
     RANKS,
+    UNKNOWN,
     GenomeIndex,
     Neighbours,
     choose_representatives,
+    errors_by_novelty,
     fit_cuts,
+    fit_unsure_above,
     load_index,
     quantise,
     save_index,
@@ -121,13 +124,13 @@ def test_no_queries() -> None:
 
 def test_a_file_gives_the_same_index(tmp_path: Path) -> None:
     members, labels = families(3, 4, 1.0)
-    index = replace(made_index(members, [*labels[:-1], ""]), cuts=(0.25, None, 0.75))
+    index = replace(made_index(members, [*labels[:-1], ""]), cuts=(0.25, None, 0.75), unsure_above=0.5)
     for name in ("a", "b"):
         save_index(index, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     loaded = load_index(tmp_path / "a", head="0123")
     assert (loaded.codes == index.codes).all()
-    assert (loaded.cuts, loaded.head) == (index.cuts, index.head)
+    assert (loaded.cuts, loaded.head, loaded.unsure_above) == (index.cuts, index.head, 0.5)
     assert [loaded.lineage(row) for row in range(len(loaded))] == [index.lineage(row) for row in range(40)]
     assert [loaded.names[row] for row in range(40)] == [*labels[:-1], ""]
     with pytest.raises(MismatchError, match="another classifier head"):
@@ -142,7 +145,8 @@ def test_labels_may_all_be_unknown(tmp_path: Path) -> None:
 
 def test_every_changed_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    save_index(made_index(families(4, 2, 1.0)[0][:3, :4]), path)
+    index = replace(made_index(families(4, 2, 1.0)[0][:3, :4]), cuts=(0.25, None, 0.75), unsure_above=0.5)
+    save_index(index, path)
     intact = path.read_bytes()
     for place in range(len(intact)):
         path.write_bytes(intact[:place] + bytes([intact[place] ^ 1]) + intact[place + 1 :])
@@ -151,7 +155,8 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
         except (CheckpointError, MismatchError):
             continue
         # A change that only concerns white space of the header.
-        assert (loaded.codes == quantise(families(4, 2, 1.0)[0][:3, :4])).all()
+        assert (loaded.codes == index.codes).all()
+        assert (loaded.cuts, loaded.unsure_above) == (index.cuts, index.unsure_above)
     for size in (0, 4, 8, 100, len(intact) - 1):
         path.write_bytes(intact[:size])
         with pytest.raises(CheckpointError):
@@ -183,7 +188,7 @@ def test_a_made_up_file_with_a_right_checksum(
     name: str, array: npt.NDArray[np.int8] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "index"
-    monkeypatch.setattr(nearest, "_digest", lambda tensors: "")
+    monkeypatch.setattr(nearest, "_digest", lambda facts, tensors: "")
     save_index(made_index(np.ones((3, 4), np.float32)), path)
     tensors = load_file(path)
     header = path.read_bytes()
@@ -202,12 +207,78 @@ def test_a_made_up_file_with_a_right_checksum(
         (np.zeros((1, 4), np.float32), ["a"]),
         (np.ones((1, 4), np.float32), ["a", "b"]),
         (np.ones((1, 4), np.float32), ["a\tb"]),
+        (np.ones((1, 4), np.float32), ["=1+1"]),
         (np.empty((0, 4), np.float32), []),
     ],
 )
 def test_what_no_index_is_built_from(embeddings: Float32, labels: list[str]) -> None:
     with pytest.raises(ValueError, match=r"zero|labels|printed"):
         GenomeIndex.build(embeddings, labels, dict.fromkeys(RANKS, labels), head="")
+
+
+def test_limits_that_no_index_has_are_refused(tmp_path: Path) -> None:
+    index = made_index(np.ones((3, 4), np.float32))
+    for wrong in (
+        {"cuts": (0.75, None, 0.25)},
+        {"cuts": (0.5,)},
+        {"unsure_above": 2.5},
+        {"unsure_above": -1.0},
+    ):
+        save_index(replace(index, **wrong), tmp_path / "index")
+        with pytest.raises(CheckpointError, match=r"its cuts are|its limit of novelty is"):
+            load_index(tmp_path / "index")
+
+
+def test_a_genome_is_named_as_far_as_its_lineage_is_supported() -> None:
+    lineages = {"class": ["virus"] * 3, "family": ["x", "", "z"], "group": ["g", "h", ""]}
+    index = GenomeIndex.build(np.eye(3, dtype=np.float32), ["a", "b", "c"], lineages, "")
+    found = Neighbours(
+        np.array([[0], [0], [0], [0], [1], [1], [2]]),
+        np.array([0.95, 0.85, 0.6, 0.4, 0.99, 0.85, 0.99], np.float32)[:, None],
+    )
+    names, labels = replace(index, cuts=(0.5, 0.8, 0.9)).describe(found)
+    assert names == ["a", "a", "a", UNKNOWN, "b", "b", "c"]
+    assert labels == ["g", "x", "virus", None, "h", "virus", "z"]
+    assert index.describe(found) == (["a"] * 4 + ["b", "b", "c"], [None] * 7)
+
+
+NOVELTY = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5]), min_size=1, max_size=30)
+
+
+@given(NOVELTY, st.floats(0.05, 1))
+def test_no_more_are_unsure_than_wanted(novelty: list[float], coverage: float) -> None:
+    values = np.array(novelty, np.float32)
+    limit = fit_unsure_above(values, coverage)
+    assert limit in values
+    tolerance = 1e-9 * len(values)
+    assert (values > limit).sum() <= (1 - coverage) * len(values) + tolerance
+    assert (values >= limit).sum() >= (1 - coverage) * len(values) - tolerance
+    assert fit_unsure_above(values[:0]) is None
+
+
+@given(NOVELTY, st.data())
+def test_errors_by_novelty(novelty: list[float], data: st.DataObject) -> None:
+    size = len(novelty)
+    is_wrong = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+    coverage = data.draw(st.sampled_from([0.1, 0.5, 0.8, 1.0]))
+    values = np.array(novelty, np.float32)
+    found = errors_by_novelty(values, is_wrong, coverage)
+    order = data.draw(st.permutations(range(size)))
+    assert errors_by_novelty(values[order], is_wrong[order], coverage) == pytest.approx(found, nan_ok=True)
+    if not is_wrong.any():
+        assert np.isnan(found)
+        return
+    # Each contig in tenths, so that whole numbers of them are covered; equally novel ones have the mean of their errors.
+    mean = np.array([is_wrong[values == value].mean() for value in values])
+    tenths = np.repeat(mean[np.argsort(values)], 10)[: round(coverage * size * 10)]
+    assert found == pytest.approx(tenths.mean() / is_wrong.mean())
+
+
+def test_errors_by_novelty_by_hand() -> None:
+    novelty = np.arange(10, dtype=np.float32)
+    is_wrong = np.isin(novelty, [3, 8, 9])
+    # One of eight, and three of ten.
+    assert errors_by_novelty(novelty, is_wrong) == pytest.approx((1 / 8) / (3 / 10))
 
 
 def test_cuts_keep_their_precision_on_other_queries() -> None:

@@ -5,6 +5,7 @@ import re
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.made_reports import EVIDENCE, MadeContig, island, many_contigs, write_run, write_stretches
 from virnuc_core.errors import DamagedFileError, InputError
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report import data, evidence
 from virnuc_core.results.report.data import (
     LEVELS,
@@ -92,16 +94,44 @@ def test_a_run_over_the_longest_stretches_shows_the_score_and_class_of_its_conti
     assert found["call_column"] == "p_virus"
     assert columns["p_virus"] == p_virus.to_pylist()
     assert "mean_p" not in columns
+    assert (found["sample"], found["run"]["sample"]) == ("", None)
     names = [*found["names"]["predicted"], None]
     assert [names[-1 if number is None else number] for number in columns["predicted"]] == table[
         "class"
     ].to_pylist()
+    genomes = [*columns["genomes"], None]
+    nearest = [genomes[-1 if number is None else number] for number in columns["nearest"]]
+    assert nearest == table["nearest"].to_pylist()
+    assert columns["novelty"] == table["novelty"].to_pylist()
+    assert columns["lineage"] == [lineage or "" for lineage in table["lineage"].to_pylist()]
     assert found["totals"]["p_sum"] == pytest.approx(sum(p for p in p_virus.to_pylist() if p is not None))
     assert sum(found["totals"]["histogram"][BINS // 2 :]) == 0
     (tmp_path / "open").mkdir()
     opened = gather(*write_run(tmp_path / "open", MADE))
     assert (opened["call_column"], opened["names"]["predicted"]) == ("mean_p", [])
-    assert "predicted" not in opened["contigs"]
+    assert not {"predicted", "nearest", "novelty"} & set(opened["contigs"])
+    no_probability = pa.array([2.5] * len(table))
+    table = table.set_column(table.schema.get_field_index("novelty"), "novelty", no_probability)
+    pq.write_table(table, folder.contigs_parquet)
+    with pytest.raises(DamagedFileError, match="novelty is out of range"):
+        gather(folder, document)
+
+
+def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:
+    sample = SampleCalls(
+        prior=0.5, share=0.125, share_low=0.1, fdr=0.05, threshold=None, expected_fdr=0.0, expected_false=0.0
+    )
+    for number, threshold in enumerate((0.93, None)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        made = replace(sample, threshold=threshold)
+        found = gather(*write_run(root, MADE, frames="longest", sample=made))
+        assert found["run"]["sample"] == asdict(made)
+        assert found["sample"].startswith("estimated share of viruses among the scored contigs: 12.50%")
+        assert ("called from p_virus 0.93 on" in found["sample"]) == (threshold is not None)
+        assert ("no contig can be called for a false discovery rate of at most 5%" in found["sample"]) == (
+            threshold is None
+        )
 
 
 def unpacked(text: str, dtype: str) -> list[float]:

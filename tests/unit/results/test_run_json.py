@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
 from virnuc_core.inference.events import LaneReport
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.settings import settings_given
@@ -78,6 +79,25 @@ def test_what_the_document_and_the_summary_say() -> None:
         "9 chunks: 6 virus, 2 other, 1 without a score",
     ):
         assert line in run.summary
+    assert "estimated share" not in run.summary
+    assert run.document["sample"] is None
+    assert "sample" not in {*run.document["counts"], *run.figures}
+    sample = SampleCalls(
+        prior=0.5,
+        share=0.125,
+        share_low=0.1,
+        fdr=0.05,
+        threshold=0.93,
+        expected_fdr=0.04,
+        expected_false=0.04,
+    )
+    run = replace(run, counts=replace(counts, sample=sample))
+    assert run.document["sample"] == asdict(sample)
+    assert run.document["counts"] == {k: v for k, v in asdict(counts).items() if k != "sample"}
+    line = "among the scored contigs: 12.50% (cautiously 10.00%); expected false calls: 0.04 of 1 (4.00%), called from p_virus 0.93 on"
+    assert line in run.summary
+    expected = {"share_viral_estimated": 0.125, "expected_false_calls": 0.04, "expected_fdr": 0.04}
+    assert expected.items() <= run.figures.items()
     row = lane_row(report())
     assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
     assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)

@@ -1,24 +1,28 @@
 """The training of the bundled models, in miniature and on random genomes."""
 
 import gzip
+import itertools
 import json
 import string
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from scripts.train_bundled import network, train
+from scripts.train_bundled import evaluation, network, train
 from scripts.train_bundled.data import View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.batching.tokenizers import DnabertTokenizer
-from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
+from virnuc_core.models.catalogue import BUNDLED_TOKENIZER, index_path
 from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.results.fdr import Guard
+from virnuc_core.results.nearest import load_index
 from virnuc_core.training import contigs
 
 SOURCES = ("viral", "bacteria", "plasmid", "archaea", "fungi", "plant")
@@ -56,6 +60,14 @@ def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> No
     assert found == ["prokaryotic virus", "bacterium", "plasmid", "archaeon", "eukaryote", "eukaryote"]
     assert genomes.classes[6] == ANY_VIRUS
     assert genomes.is_viral.tolist() == [number % 6 == 0 for number in range(30)]
+    assert genomes.organisms[:2] == ("X", "bus phage")
+    lineages = [[labels[row] for labels in genomes.lineages.values()] for row in (0, 1, 6)]
+    assert lineages == [
+        ["prokaryotic virus", "Microviridae", "X viruses"],
+        ["bacterium", "", "bus"],
+        ["", "", ""],
+    ]
+    assert genomes.take(np.array([1])).lineages["group"] == ("bus",)
     assert genomes.weights(0.6)[genomes.is_viral].sum() == pytest.approx(
         0.5 / (0.5 + 0.19 + 0.07 + 0.04 + 0.04 + 0.03)
     )
@@ -75,6 +87,29 @@ def test_every_chunk_has_rows_whatever_is_done_to_it(fasta: Path, table: Path) -
     assert np.bincount(with_errors.record).tolist() == [20] * 30
 
 
+def test_observed_rates_are_those_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scores that are probabilities, and of scores that say too much."""
+    monkeypatch.setattr(evaluation, "_SAMPLES", {500: 40})
+    rng = np.random.default_rng(0)
+    is_viral = rng.random(4000) < 0.5
+    margins = rng.normal(np.where(is_viral, 4.2, -4.2), 2.9)
+    trusting, by_default = Guard(temperature=1.0, outliers=0.0, margin=0.0, caution=0.0), Guard()
+    figures = {}
+    for slope in (1.0, 3.0):
+        p_virus = np.append(1 / (1 + np.exp(-slope * margins)), np.nan)
+        rows = evaluation.fdr_rates(p_virus, np.append(is_viral, True), [trusting, by_default])
+        assert {(row["promised"], row["share"]) for row in rows} == set(
+            itertools.product((0.05, 0.1), (0.005, 0.02, 0.1, 0.5))
+        )
+        figures[slope] = {
+            (row["guard"]["caution"], row["share"]): row for row in rows if row["promised"] == 0.1
+        }
+    for share in (0.005, 0.02, 0.1, 0.5):
+        assert figures[1.0][0.5, share]["fdr"] <= 0.1
+        assert figures[3.0][0.0, share]["fdr"] > 0.1
+    assert figures[1.0][0.5, 0.5]["recall"] > 0.7
+
+
 def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     fasta: Path,
     table: Path,
@@ -87,6 +122,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     monkeypatch.setattr(network, "DNABERT_SPEC", replace(network.DNABERT_SPEC, **small))
     monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
     monkeypatch.setattr(contigs, "CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
+    monkeypatch.setattr(evaluation, "_SAMPLES", {50: 2})
 
     def run(*further: str) -> str:
         files = (
@@ -110,11 +146,33 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert not (tmp_path / "out").exists()
     run()
     report = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert report["figures"]["val"]["chunks of 500 bp"]["count"] == 30 * 21
+    figures = report["figures"]["val"]
+    assert figures["chunks of 500 bp"]["count"] == 30 * 21
+    for name in ("chunks of 500 bp", "contigs of 5000 bp, chunks of 500"):
+        rates = figures[name]["false discovery rates"]
+        assert len(rates) == len(evaluation.GUARDS) * 2 * 4
+        assert (
+            rates[0].items()
+            >= {"promised": 0.05, "share": 0.005, "size": 50, "guard": asdict(Guard())}.items()
+        )
+    assert "false discovery rates" not in report["figures"]["held out"]["chunks of 500 bp"]
+    contigs_figures = figures["contigs of 5000 bp, chunks of 2000"]
+    assert 0 < contigs_figures["errors"] < 1
+    assert contigs_figures["errors of the 80% least novel, over all"] > 0
+    assert contigs_figures["class of the nearest"]["given"] <= 1
     for folder, family in (("esm2_tiny", "esm2"), ("dnabert_tiny", "dnabert_s")):
         model = load_model(open_checkpoint(str(tmp_path / "out" / folder), family), "cpu", "fp32")
         assert model.spec.embedding_dim == 32
     head = load_contig_head(tmp_path / "out" / "heads" / "tiny.safetensors")
     assert head.spec.classes == CLASSES
+    path = tmp_path / "out" / "heads" / "tiny.safetensors"
+    index = load_index(index_path(path), classifier_fingerprint(path))
+    trained_on = Genomes.load([fasta], table).split(0.2, 1)[0]
+    assert set(index.names.values) == set(trained_on.organisms)
+    expected = dict(zip(trained_on.organisms, trained_on.lineages["class"], strict=True))
+    assert {index.names[row]: index.lineage(row)["class"] for row in range(len(index))} == expected
+    assert report["index"]["pieces"] == len(index) <= 30 * 8
+    assert index.unsure_above is not None
+    assert (tmp_path / "out" / "heads" / "SHA256SUMS").read_text().count("tiny") == 2
     state = torch.load(tmp_path / "work" / "state.pt", weights_only=True)
     assert state["step"] == 4

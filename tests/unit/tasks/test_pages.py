@@ -20,6 +20,7 @@ from tasks.pages.plots import (
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN, model
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import PREDICTION_SCHEMAS, TableCounts
 from virnuc_core.run_folder import RunFolder
@@ -60,6 +61,9 @@ COUNTS = TableCounts(
     records=1800, rejected=3, chunks=5000, scored_chunks=4000, viral_chunks=900, frames=7000,
     contigs_virus=500, contigs_other=1200, contigs_unscored=100,
 )  # fmt: skip
+SAMPLE = SampleCalls(
+    prior=0.5, share=0.3, share_low=0.28, fdr=None, threshold=0.5, expected_fdr=0.025, expected_false=12.5
+)
 RUN = RunReport(
     plan=replace(PLAN, models=(model("esm2", name="my_model"),)),
     out="/results/sample",
@@ -79,6 +83,10 @@ MANY_INPUTS = tuple(InputFile(name=f"<{i}>|.fa", size=1_000_000, sha256="") for 
         (RUN, "| contigs | 500 | 1,200 | 100 | 1,800 |"),
         (RUN, "| chunks | 900 | 3,100 | 1,000 | 5,000 |"),
         (RUN, "3 records cannot be used"),
+        (
+            replace(RUN, counts=replace(COUNTS, sample=SAMPLE)),
+            "expected false calls: 12.50 of 500 (2.50%).\n",
+        ),
         (RUN, r"| ESM-2 my\_model | 8 | fp32, packed engine, sdpa attention | 50.0% | `aaaaaaaaaaaa` |"),
         (RUN, "2 of 2 shards computed in 1 lane: **2 sequences/s**, 200 residues/s, 13 s in all."),
         (RUN, "- results: `/results/sample`"),

@@ -70,6 +70,7 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(
         class_names=("viral", "bacteria", "plasmid"),
         lengths=np.full(len(numbers), 60),
         groups=numbers // 2,
+        group_names=("",) * len(numbers),
     )
     in_part, records = numbers % 5 != 0, record_of_frames(store)
     rng = np.random.default_rng(0)
@@ -87,6 +88,7 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(
         assert set(records[everything.rows[first[begin] : first[end]]].tolist()) == {record}
     assert everything.classes.tolist() == table.classes[record_of_run].tolist()
     assert everything.groups.tolist() == table.groups[record_of_run].tolist()
+    assert everything.records.tolist() == record_of_run.tolist()
     assert everything.weights[everything.classes == 0].sum() == pytest.approx(0.5)
     few = [sample_runs(table, store, in_part, 0.6, 20, rng) for _ in range(200)]
     assert np.mean([len(one.rows) for one in few]) == pytest.approx(20, rel=0.15)
@@ -106,6 +108,7 @@ def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
         class_names=("viral", "other"),
         lengths=np.full(len(numbers), 60),
         groups=numbers // 3,
+        group_names=("",) * len(numbers),
     )
     records = record_of_frames(run.store)
     is_usable = np.isin(numbers, records)

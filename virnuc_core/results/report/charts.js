@@ -22,13 +22,13 @@ function stackedBar(title, parts, whole) {
 }
 
 // A histogram of probabilities: equal parts of 0 to 1, coloured by the side of the threshold on which they lie.
-function histogram(title, counts, unit) {
+function histogram(title, counts, unit, threshold = THRESHOLD) {
   const width = 520, height = 190, left = 44, bottom = 34, top = 12, right = 6;
   const highest = Math.max(1, ...counts);
   const step = (width - left - right) / counts.length;
   const y = (value) => height - bottom - (value / highest) * (height - bottom - top);
   const total = counts.reduce((sum, value) => sum + value, 0);
-  const first = Math.ceil(THRESHOLD * counts.length - 1e-9);
+  const first = Math.ceil(threshold * counts.length - 1e-9);
   const edge = first / counts.length;
   const below = counts.slice(0, first).reduce((sum, value) => sum + value, 0);
   const image = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label":
@@ -53,7 +53,7 @@ function histogram(title, counts, unit) {
       s("text", { class: "tick", x, y: height - bottom + 16, "text-anchor": "middle", text: String(p) }));
   });
   const middle = left + (width - left - right) / 2;
-  const border = left + (width - left - right) * THRESHOLD;
+  const border = left + (width - left - right) * threshold;
   image.append(
     s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
     s("line", { class: "threshold", x1: border, x2: border, y1: top - 6, y2: height - bottom }),

@@ -14,6 +14,9 @@ const UNSCORED = CALLS.indexOf("unscored");
 const NO_TIER = TIERS.indexOf("NA");
 // From this p_virus on, chunks and contigs are called virus.
 const THRESHOLD = data.run.threshold;
+// For contigs, there may be a false discovery rate instead; no call may keep it.
+const SAMPLE = data.run.sample;
+const CONTIG_THRESHOLD = SAMPLE ? SAMPLE.threshold ?? 1 : THRESHOLD;
 // What contigs are called from: mean_p, or p_virus of the whole contig.
 const CALL_COLUMN = data.call_column;
 const IS_MEAN = CALL_COLUMN === "mean_p";
@@ -21,6 +24,7 @@ const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
 const hasClasses = Boolean(contigs.class);
 const hasPredicted = Boolean(contigs.predicted);
+const hasNearest = Boolean(contigs.nearest);
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

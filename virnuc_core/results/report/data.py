@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
+from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.report.evidence import EVIDENCE_COLUMNS, read_evidence
 from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals
@@ -35,7 +36,8 @@ MIN_TRACK_CHUNKS: Final = 4
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
-_UNBOUNDED: Final = ("score", "evidence")  # columns of log-odds
+# Of numbers that are no probabilities.
+_BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
 
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
@@ -172,6 +174,7 @@ class RunFacts(_Part):
     versions: dict[str, str]
     plan_fingerprint: str
     threshold: float
+    sample: SampleCalls | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -232,6 +235,7 @@ def gather(
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
+        "sample": f"{facts.sample.in_words(facts.counts.contigs_virus)}." if facts.sample else "",
         "run": facts.document(limits),
         "call_column": CALL_COLUMN[facts.frames],
         "totals": totals.document,
@@ -304,7 +308,7 @@ def _iter_batches(
                 for field in batch.schema:
                     if pa.types.is_floating(field.type):
                         numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = (-np.inf, np.inf) if field.name in _UNBOUNDED else (0, 1)
+                        low, high = _BOUNDS.get(field.name, (0, 1))
                         if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
                             raise ValueError(f"{field.name} is out of range")
                 yield batch
@@ -468,9 +472,23 @@ def _contig_columns(
     if predicted:
         numbers = {name: number for number, name in enumerate(predicted)}
         columns["predicted"] = [numbers.get(contig["class"]) for contig in contigs]
+    if any(contig.get("nearest") is not None for contig in contigs):
+        columns |= _nearest_columns(contigs, name_letters)
     if labels is not None:
         columns["class"] = [classes.index(labels.get(contig["contig"], UNLABELLED)) for contig in contigs]
     return columns
+
+
+def _nearest_columns(contigs: Sequence[Row], name_letters: int) -> Row:
+    """Nearest genomes as index into their names `genomes`, None without a score."""
+    names = sorted({contig["nearest"] for contig in contigs if contig["nearest"] is not None})
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "genomes": [_cut(name, name_letters) for name in names],
+        "nearest": [numbers.get(contig["nearest"]) for contig in contigs],
+        "novelty": [contig["novelty"] for contig in contigs],
+        "lineage": [_cut(contig["lineage"] or "", name_letters) for contig in contigs],
+    }
 
 
 def _region_columns(regions: Sequence[tuple[int, Row]]) -> Row:

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from virnuc_core.errors import DamagedFileError
-from virnuc_core.results.calls import VIRUS
-from virnuc_core.results.contig_scores import OCCLUSIONS
+from virnuc_core.results.calls import OCCLUSIONS, VIRUS
 from virnuc_core.results.embeddings import IDS, SCORES, SIZES, STARTS, Embeddings
 from virnuc_core.sequences.frames import FRAME_NAMES
 

@@ -58,6 +58,7 @@ function found() {
       tile(bases(totals.region_bases), `in regions, of ${bases(totals.bases)}`),
       tile(count(totals.island_contigs), "contigs viral only in part"),
       tile(percent(counts.chunks - open, counts.chunks), "of chunks without a score")),
+    data.sample ? text(data.sample, { id: "sample" }) : null,
     h("div", { class: "pair" },
       stackedBar("Contigs", [part("virus", counts.contigs_virus, "virus"), part("other", counts.contigs_other, "other"),
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
@@ -73,11 +74,12 @@ function confidence() {
   section("confidence", "Confidence",
     h("div", { class: "pair" },
       histogram("Chunks with a score", data.chunk_histogram, "chunks"),
-      histogram(IS_MEAN ? "Contigs, by the mean over their chunks" : "Contigs, by p_virus", totals.histogram, "contigs")),
+      histogram(IS_MEAN ? "Contigs, by the mean over their chunks" : "Contigs, by p_virus", totals.histogram, "contigs", CONTIG_THRESHOLD)),
     known.length ? stackedBar("Contigs called viral, by tier", TIERS.slice(0, NO_TIER).map((tier) =>
       ({ name: tier, value: tiers[tier] || 0, kind: `tier-${tier}` })), IS_MEAN ? "from the number of scored chunks and their agreement" : "from p_virus and the number of scored chunks") : null,
     text("p_virus is the score of the classifier, from 0 (other) to 1 (virus). A chunk is called viral from " + THRESHOLD + " on, a contig when "
-      + (IS_MEAN ? "the mean over its scored chunks is" : "its own p_virus, for which the classifier reads its chunks in their order, is") + ". Peaks at both ends mean confident scores, a peak around 0.5 uninformative ones. A score is not the probability that a chunk "
+      + (IS_MEAN ? "the mean over its scored chunks is" : "its own p_virus, for which the classifier reads its chunks in their order, is")
+      + (CONTIG_THRESHOLD === THRESHOLD ? "" : ` at least ${probability(CONTIG_THRESHOLD)}`) + ". Peaks at both ends mean confident scores, a peak around 0.5 uninformative ones. A score is not the probability that a chunk "
       + "is viral: how close it comes depends on the calibration of the head and on how common viruses are in the sample. The rarer they are, the more "
       + "of the calls are false positives."),
     run.notes.filter(isOnCalibration).map((words) => remark("note", "Calibration", words)));
@@ -138,7 +140,8 @@ function contigCard(row) {
     h("h3", {}, foreign(contigs.name[row])),
     h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · ${IS_MEAN ? "mean " : ""}p_virus ${probability(contigs[CALL_COLUMN][row])} · `,
       callMark(contigs.call[row]), hasPredicted && predictedClass(row) ? [" · ", predictedClass(row)] : null, hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
-      regionBases[row] ? ` · ${percent(regionBases[row], contigs.length[row])} in regions` : null));
+      regionBases[row] ? ` · ${percent(regionBases[row], contigs.length[row])} in regions` : null),
+    nearestGenome(row));
   if (hasEvidence(row)) { // at once: its height is not known before
     card.append(trackFigure(row));
     return card;

@@ -145,11 +145,17 @@ function contigRow(row) {
 
 const predictedClass = (row) => (contigs.predicted[row] === null ? null : foreignWords(PREDICTED[contigs.predicted[row]]));
 
+function nearestGenome(row) {
+  if (!hasNearest || contigs.nearest[row] === null) return null;
+  return h("p", { class: "dim" }, "Nearest genome: ", foreignWords(contigs.genomes[contigs.nearest[row]]),
+    contigs.lineage[row] ? [" (", foreignWords(contigs.lineage[row]), ")"] : null, ` · novelty ${probability(contigs.novelty[row])}`);
+}
+
 function scoreBar(p) {
   if (p === null) return null;
-  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= THRESHOLD ? "fill-virus" : "fill-other" }));
-  bar.firstElementChild.style.left = `${100 * Math.min(p, THRESHOLD)}%`;
-  bar.firstElementChild.style.width = `${Math.max(2, 100 * Math.abs(p - THRESHOLD))}%`;
+  const bar = h("span", { class: "score", "aria-hidden": "true" }, h("span", { class: p >= CONTIG_THRESHOLD ? "fill-virus" : "fill-other" }));
+  bar.firstElementChild.style.left = `${100 * Math.min(p, CONTIG_THRESHOLD)}%`;
+  bar.firstElementChild.style.width = `${Math.max(2, 100 * Math.abs(p - CONTIG_THRESHOLD))}%`;
   return bar;
 }
 
@@ -174,7 +180,7 @@ function toggleRow(row, name) {
     view.open.delete(row);
   } else {
     const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length },
-      h("div", { class: "detail-box" }, trackFigure(row) || h("p", { class: "dim", text: whyNoTrack(row) }))));
+      h("div", { class: "detail-box" }, trackFigure(row) || h("p", { class: "dim", text: whyNoTrack(row) }), nearestGenome(row))));
     view.open.set(row, detail);
     element.after(detail);
   }
