@@ -238,6 +238,8 @@ def test_the_longest_stretches_are_named(show: Any) -> None:
     assert "embeddings.h5 was not beside the tables" in page.inner_text("#why")
     row(page, "mixed").click()
     assert page.locator(".detail .track").count() == 1
+    nearest = "Nearest genome: genome 1 (Microviridae) · novelty 0.250"
+    assert nearest in page.locator(".detail").inner_text()
 
 
 def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
@@ -292,10 +294,13 @@ def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
 
 def test_the_page_says_when_it_holds_the_evidence_of_some_contigs_only(show: Any) -> None:
     made = [MadeContig(name=f"virus_{i}", p_virus=(0.9,) * 6) for i in range(5)]
-    page = show(made, frames="longest", stretches=True, limits=Limits(evidence=13))
+    few = MadeContig(name="few", p_virus=(0.1,))
+    page = show([*made, few], frames="longest", stretches=True, limits=Limits(evidence=13))
     assert "it holds the evidence of 2 of 5 called contigs" in page.inner_text("#why")
     assert page.locator("#why .card").count() == 2
     assert page.locator("#why a[href='predictions.tsv']").count() == 1
+    row(page, "few").click()
+    assert "4 chunks or more and those called viral; this one has 1." in page.locator(".detail").inner_text()
 
 
 def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:

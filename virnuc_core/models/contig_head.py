@@ -218,7 +218,8 @@ class ContigHead(nn.Module):
         """Logits (M, K) of the contig of each of M blocks of chunks, read without the block: the chunks after it move up.
 
         They are what `contigs` gives for the other chunks. Computed anew are only the hidden states that depend on the block, up
-        to `_REACH` chunks on either side, and the sums over a contig. Takes memory as `contigs` does.
+        to `_REACH` chunks on either side, and the sums over a contig. Apart from its arguments and the result this takes memory
+        for `_SEGMENT_CHUNKS` chunks, and some kB for each block.
 
         Args:
             codes: (C, Z), C > 0.

@@ -135,21 +135,28 @@ def chunk_evidence(head: ContigHead, codes: Float32, contig: Int64, is_virus: Bo
     """
     evidence = np.full(len(contig), np.nan)
     chosen = np.flatnonzero(is_virus[contig])
-    _, number, counts = np.unique(contig[chosen], return_inverse=True, return_counts=True)
-    if not len(chosen):
-        return evidence
-    own, num_chunks = (torch.from_numpy(values) for values in (codes[chosen], counts))
+    # Whole contigs, by their last chunks.
+    group = np.searchsorted(contig[chosen], contig[chosen], side="right") // _BLOCK_CHUNKS
     with fixed_threads():
-        whole = head.contig_margin(
-            head.contigs(own, torch.from_numpy(number), len(counts)).logits, num_chunks
-        )
-        evidence[chosen] = whole.double().numpy()[number]
-        several = np.flatnonzero(counts[number] > 1)
-        if len(several):
-            block, owner = _occluded_blocks(number[several], counts)
-            logits = head.logits_without(own[several], *map(torch.from_numpy, (number[several], block)))
-            change = whole[owner] - head.contig_margin(logits, num_chunks[owner])
-            evidence[chosen[several]] = (change.double().numpy() / np.bincount(block))[block]
+        for own in np.split(chosen, np.flatnonzero(np.diff(group)) + 1):
+            if len(own):
+                evidence[own] = _evidence(head, codes[own], contig[own])
+    return evidence
+
+
+def _evidence(head: ContigHead, codes: Float32, contig: Int64) -> Float64:
+    """See `chunk_evidence`; all contigs are called virus, at least one."""
+    _, number, counts = np.unique(contig, return_inverse=True, return_counts=True)
+    own, num_chunks = torch.from_numpy(codes), torch.from_numpy(counts)
+    logits = head.contigs(own, torch.from_numpy(number), len(counts)).logits
+    whole = head.contig_margin(logits, num_chunks)
+    evidence = whole.double().numpy()[number]
+    several = np.flatnonzero(counts[number] > 1)
+    if len(several):
+        block, owner = _occluded_blocks(number[several], counts)
+        logits = head.logits_without(own[several], *map(torch.from_numpy, (number[several], block)))
+        change = whole[owner] - head.contig_margin(logits, num_chunks[owner])
+        evidence[several] = (change.double().numpy() / np.bincount(block))[block]
     return evidence
 
 

@@ -63,7 +63,7 @@ def test_long_contigs_lose_blocks_of_about_the_same_size(most: int, monkeypatch:
             np.testing.assert_allclose(found[begin:end], lost / (end - begin), atol=1e-3)
 
 
-def test_evidence_of_a_contig_does_not_depend_on_its_neighbours() -> None:
+def test_evidence_of_a_contig_does_not_depend_on_its_neighbours_or_on_blocks() -> None:
     lengths = [5, 33, 2, 18]
     codes, contig = made_codes(sum(lengths)), np.repeat(np.arange(4), lengths)
     together = chunk_evidence(HEAD, codes, contig, np.ones(4, np.bool_))
@@ -72,6 +72,11 @@ def test_evidence_of_a_contig_does_not_depend_on_its_neighbours() -> None:
         alone = chunk_evidence(HEAD, codes, contig, np.arange(4) == number)
         np.testing.assert_allclose(alone[own], together[own], atol=1e-3)
         assert np.isnan(alone[~own]).all()
+    for block in (1, 6, 39):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(contig_scores, "_BLOCK_CHUNKS", block)
+            found = chunk_evidence(HEAD, codes, contig, np.ones(4, np.bool_))
+        np.testing.assert_allclose(found, together, atol=1e-3)
     assert np.isnan(chunk_evidence(HEAD, codes, contig, np.zeros(4, np.bool_))).all()
     assert len(chunk_evidence(HEAD, codes[:0], contig[:0], np.zeros(3, np.bool_))) == 0
 
