@@ -25,7 +25,7 @@ import torch
 from benchmarks.reliability.faults import shim_environment
 from benchmarks.reports import print_and_write
 from virnuc_core.errors import VirnucError
-from virnuc_core.inference.launcher import CPU_LIBRARIES
+from virnuc_core.inference import CPU_LIBRARIES
 
 Ending = Literal[
     "completed", "refused", "killed", "traceback", "crash", "hang", "harmful message", "executed"

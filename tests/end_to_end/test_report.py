@@ -11,8 +11,9 @@ pytest.importorskip("playwright.sync_api")
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.made_reports import MadeContig, island, many_contigs, write_run
+from tests.made_reports import MadeContig, island, many_contigs, write_run, write_stretches
 from virnuc_core.results.fdr import SampleCalls
+from virnuc_core.results.report.data import Limits
 from virnuc_core.results.report.page import write_report_page
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -50,11 +51,15 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
         *,
         labels: dict[str, str] | None = None,
         notes: Sequence[str] = (),
+        stretches: bool = False,
+        limits: Limits | None = None,
         **made: Any,
     ) -> Page:
         folder, document = write_run(tmp_path, contigs, **made)
+        if stretches:
+            write_stretches(folder, contigs)
         document["notes"] = [*document["notes"], *notes]
-        write_report_page(folder, document, labels)
+        write_report_page(folder, document, labels, limits)
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
         page.set_default_timeout(20_000)
         page.on("console", lambda message: complaints.append(message.text))
@@ -230,10 +235,72 @@ def test_the_longest_stretches_are_named(show: Any) -> None:
     assert "1 of 8 chunks (13\u2009%) has no stop-free stretch of 10 codons" in page.inner_text("#unscored")
     assert page.locator("td.c-predicted").all_inner_texts() == ["prokaryotic virus", "bacterium"]
     assert [text.strip() for text in page.locator("td.c-p_virus").all_inner_texts()] == ["0.550", "0.160"]
+    assert "embeddings.h5 was not beside the tables" in page.inner_text("#why")
     row(page, "mixed").click()
-    assert "this one has 3" in page.locator(".detail").inner_text()
+    assert page.locator(".detail .track").count() == 1
     nearest = "Nearest genome: genome 1 (Microviridae) · novelty 0.250"
     assert nearest in page.locator(".detail").inner_text()
+
+
+def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
+    rows = ((("F1", 0, 300, 0.95), ("R2", 1, 90, 0.4)), (("F3", 2, 498, 0.7),), (), (("R3", 2, 150, 0.1),))
+    classes = ("prokaryotic virus", "eukaryotic virus", None, "bacterium")
+    mixed = MadeContig(
+        name="mixed", p_virus=(0.9, 0.75, None, 0.25), stretches=rows, chunk_classes=classes, length=1990
+    )
+    long = MadeContig(name="long", p_virus=tuple(0.9 if i % 3 else 0.3 for i in range(300)))
+    page = show(
+        [mixed, long, MadeContig(name="one", p_virus=(0.9,)), MadeContig(name="other", p_virus=(0.1,) * 5)],
+        frames="longest",
+        stretches=True,
+    )
+    assert page.locator("#why .card").count() == 3
+    assert "taking this chunk out lowers them by 2" in page.inner_text("#why")
+    classes_table = page.locator("#found table").inner_text()
+    assert "prokaryotic virus\t3\t152 kb" in classes_table
+    assert "bacterium\t1\t2,500 bp" in classes_table
+
+    row(page, "mixed").click()
+    track = page.locator(".detail .track")
+    assert "2 of 3 chunks speak for a virus, 1 against; most for it: chunk 1, 1.6." in track.inner_text()
+    assert track.locator("svg [class^=class-virus]").count() == 2
+    assert track.locator("svg [class*=sure-]").count() == 4
+    track.locator(".plot").focus()
+    for said in (
+        "Taking this chunk out lowers the contig's log-odds of a virus by 1.6. Class of the chunk: prokaryotic virus. "
+        "Scored from 1 – 300 bp (F1, p_virus 0.95) and 410 – 499 bp (R2, p_virus 0.40).",
+        "Taking this chunk out lowers the contig's log-odds of a virus by 1.0. Class of the chunk: eukaryotic virus. "
+        "Scored from 500 – 997 bp (F3, p_virus 0.70).",
+        "It has no score, so it has no part in the call.",
+        "Taking this chunk out raises the contig's log-odds of a virus by 1.0. Class of the chunk: bacterium. "
+        "Scored from 1,839 – 1,988 bp (R3, p_virus 0.10).",
+    ):
+        page.keyboard.press("ArrowRight")
+        assert track.locator(".reading").inner_text() == said
+    row(page, "mixed").click()
+    row(page, "long").click()
+    assert "left out in 128 blocks" in track.inner_text()
+    track.locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    # Chunks 1 to 3 of 300 are the first of 128 blocks: -0.8 + 1.6 + 1.6.
+    assert "Taking 3 chunks out together (1 to 3)" in track.locator(".reading").inner_text()
+    row(page, "long").click()
+    row(page, "one").click()
+    assert "one chunk with a score" in track.inner_text()
+    row(page, "one").click()
+    row(page, "other").click()
+    assert track.locator(".reading").count() == 0
+
+
+def test_the_page_says_when_it_holds_the_evidence_of_some_contigs_only(show: Any) -> None:
+    made = [MadeContig(name=f"virus_{i}", p_virus=(0.9,) * 6) for i in range(5)]
+    few = MadeContig(name="few", p_virus=(0.1,))
+    page = show([*made, few], frames="longest", stretches=True, limits=Limits(evidence=13))
+    assert "it holds the evidence of 2 of 5 called contigs" in page.inner_text("#why")
+    assert page.locator("#why .card").count() == 2
+    assert page.locator("#why a[href='predictions.tsv']").count() == 1
+    row(page, "few").click()
+    assert "4 chunks or more and those called viral; this one has 1." in page.locator(".detail").inner_text()
 
 
 def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:

@@ -36,21 +36,6 @@ from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
 
-# Settings of CPU libraries, read at the first matrix product.
-CPU_LIBRARIES: Final = {
-    # Otherwise MKL's rounding depends on memory alignment and thread count, and a run resumed with fewer cores would not
-    # be byte-identical.
-    "MKL_CBWR": "AUTO",
-    # By default oneDNN caches primitives for 1,024 shapes: nearly 1 GB for batches of different sizes. Layers of one
-    # batch share theirs.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # Torch's own cache of these for fused products otherwise grows by 1.6 MB per shard.
-    "LRU_CACHE_CAPACITY": "64",
-}
-# In every process, so that lanes in the main process are byte-identical, too.
-for _name, _value in CPU_LIBRARIES.items():
-    os.environ.setdefault(_name, _value)
-
 _LANE_PROCESS: Final = "virnuc-lane"  # prefix of process names
 _FINISHED: Final = "finished"
 _SECONDS_TO_END: Final = 5.0

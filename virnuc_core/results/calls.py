@@ -17,6 +17,8 @@ DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
+# Most blocks of chunks that are left out of a contig, one at a time, for their evidence.
+OCCLUSIONS: Final = 128
 Tier = Literal["confident", "likely", "unsure"]
 
 # Minimum number of scored chunks, minimum distance of mean_p from 0.5 on the side of the call, and
@@ -43,6 +45,7 @@ class ChunkCalls:
         best_frame: number of the most confident frame, `NO_FRAME` where not scored.
         p_region: what regions are found from, NaN where not scored.
         classes: number of the class, -1 where not scored; None for open reading frames.
+        evidence: see `virnuc_core.results.contig_scores.chunk_evidence`, NaN without any; None for open reading frames.
     """
 
     is_scored: Bool
@@ -51,6 +54,7 @@ class ChunkCalls:
     best_frame: npt.NDArray[np.uint8]
     p_region: Float64
     classes: Int64 | None = None
+    evidence: Float64 | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +100,7 @@ class ContigScores:
         p_contig: (R,).
         chunk_classes: (C, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
         contig_classes: (R, 2), likewise.
+        codes: fp32 (S, Z) of the S chunks with a row.
         embedding: fp32 (R, 64) of length 1, NaN without a row.
     """
 
@@ -104,6 +109,7 @@ class ContigScores:
     p_contig: Float64
     chunk_classes: Int64
     contig_classes: Int64
+    codes: npt.NDArray[np.float32]
     embedding: npt.NDArray[np.float32]
 
 

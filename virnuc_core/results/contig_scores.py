@@ -19,12 +19,14 @@ from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import fixed_threads
-from virnuc_core.results.calls import ContigScores
+from virnuc_core.results.calls import OCCLUSIONS, ContigScores
 from virnuc_core.results.nearest import GenomeIndex, load_index
 from virnuc_core.specs import CODE_WIDTH
 
 _BLOCK_CHUNKS: Final = 1 << 13
 
+Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 
@@ -112,8 +114,59 @@ def score_contigs(
         p_contig=np.where(counts > 0, p_contig, np.nan),
         chunk_classes=_spread(_best_classes(head, logits), chunk_numbers, size, -1),
         contig_classes=np.where(counts[:, None] > 0, _best_classes(head, contig_logits), -1),
+        codes=codes.numpy(),
         embedding=np.where(counts[:, None] > 0, embedding.numpy(), np.float32(np.nan)),
     )
+
+
+@torch.inference_mode()
+def chunk_evidence(head: ContigHead, codes: Float32, contig: Int64, is_virus: Bool) -> Float64:
+    """How much each chunk adds to the calibrated log-odds of a virus of its contig, (S,): what they lose when it is left out.
+
+    The contig is then read as if the chunk had no row, but on the scale of all its chunks, since calibration by number of chunks
+    is no evidence. Of more than `OCCLUSIONS` chunks, blocks are left out, and the chunks of a block share equally. A single
+    chunk has all log-odds of its contig.
+
+    Args:
+        head: in evaluation mode.
+        codes: (S, Z) of the chunks with a row.
+        contig: (S,) of these chunks, ascending.
+        is_virus: (R,) contigs that are called virus; the chunks of others get NaN.
+    """
+    evidence = np.full(len(contig), np.nan)
+    chosen = np.flatnonzero(is_virus[contig])
+    # Whole contigs, by their last chunks.
+    group = np.searchsorted(contig[chosen], contig[chosen], side="right") // _BLOCK_CHUNKS
+    with fixed_threads():
+        for own in np.split(chosen, np.flatnonzero(np.diff(group)) + 1):
+            if len(own):
+                evidence[own] = _evidence(head, codes[own], contig[own])
+    return evidence
+
+
+def _evidence(head: ContigHead, codes: Float32, contig: Int64) -> Float64:
+    """See `chunk_evidence`; all contigs are called virus, at least one."""
+    _, number, counts = np.unique(contig, return_inverse=True, return_counts=True)
+    own, num_chunks = torch.from_numpy(codes), torch.from_numpy(counts)
+    logits = head.contigs(own, torch.from_numpy(number), len(counts)).logits
+    whole = head.contig_margin(logits, num_chunks)
+    evidence = whole.double().numpy()[number]
+    several = np.flatnonzero(counts[number] > 1)
+    if len(several):
+        block, owner = _occluded_blocks(number[several], counts)
+        logits = head.logits_without(own[several], *map(torch.from_numpy, (number[several], block)))
+        change = whole[owner] - head.contig_margin(logits, num_chunks[owner])
+        evidence[several] = (change.double().numpy() / np.bincount(block))[block]
+    return evidence
+
+
+def _occluded_blocks(contig: Int64, counts: Int64) -> tuple[Int64, Int64]:
+    """Block of each chunk, (S,), and contig of each block; `contig` (S,) is ascending, of so many chunks each (R,)."""
+    place = np.arange(len(contig)) - np.searchsorted(contig, contig)
+    within = place * np.minimum(counts, OCCLUSIONS)[contig] // counts[contig]
+    is_first = np.diff(within, prepend=-1) != 0
+    is_first |= np.diff(contig, prepend=-1) != 0
+    return np.cumsum(is_first) - 1, contig[is_first]
 
 
 def _blocks(starts: Int64, num_rows: int) -> Iterator[tuple[int, int, int, int]]:

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +78,7 @@ _CONTIG_SCHEMA: Final = pa.schema(
 _CLASS: Final = pa.field("class", pa.string())
 PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _PREDICTION_SCHEMA,
-    "longest": _PREDICTION_SCHEMA.append(_CLASS),
+    "longest": _PREDICTION_SCHEMA.append(_CLASS).append(pa.field("evidence", pa.float64())),
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
@@ -103,6 +103,7 @@ _BLOCK_CHUNKS: Final = 1 << 16
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 
 _log = logging.getLogger(__name__)
 
@@ -230,6 +231,17 @@ def score_block(
     )
 
 
+def _with_evidence(
+    head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
+) -> ChunkCalls:
+    """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
+    from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
+
+    evidence = np.full(len(contig), np.nan)
+    evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
+    return replace(chunks, evidence=evidence)
+
+
 def _joined(blocks: Iterable[Float64]) -> Float64:
     return np.concatenate([np.empty(0), *blocks])
 
@@ -296,6 +308,7 @@ class _Tables:
             chunks = call_scored_chunks(chunks, found, threshold)
             contigs = call_scored_contigs(chunks, contig, found, self._rules.contig_threshold)
             contigs = look_up_contigs(contigs, found, self._rules.index)
+            chunks = _with_evidence(self._head, chunks, contig, found, contigs.is_virus)
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
@@ -351,6 +364,8 @@ def _prediction_table(
     ]
     if calls.classes is not None:
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
+    if calls.evidence is not None:
+        columns.append(pa.array(calls.evidence, mask=np.isnan(calls.evidence)))
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

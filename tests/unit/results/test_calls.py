@@ -118,6 +118,7 @@ def scores_of(p_chunk: list[float], p_contig: float) -> ContigScores:
         p_contig=np.array([p_contig]),
         chunk_classes=classes,
         contig_classes=np.array([[2, 1]]) if len(p) else np.array([[-1, -1]]),
+        codes=np.zeros((int((~np.isnan(p)).sum()), 64), np.float32),
         embedding=np.zeros((1, 64), np.float32),
     )
 

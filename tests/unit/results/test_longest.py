@@ -1,7 +1,11 @@
 """A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
 
 import gzip
+import io
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_co
 from tests.made_moves import begin_move, content, copy_of, from_nothing, write_results
 from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
+from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.reuse import ReusedShards
@@ -26,6 +31,7 @@ from virnuc_core.results.embeddings import Embeddings, export_embeddings
 from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
 from virnuc_core.results.integrity import check_run, inspect_path
 from virnuc_core.results.regions import ChunkScores, find_regions
+from virnuc_core.results.report.evidence import read_stretches
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.results.tables import differing_tables, write_tables
 from virnuc_core.sequences.frame_store import FrameStore
@@ -113,6 +119,15 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
         [other, viral] = found.logits[0].tensor_split([virus])[::-1]
         is_viral = contig.p_virus >= 0.5
         assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
+        evidence = chunks.evidence[own]
+        assert evidence.isna().all() != is_viral
+        if is_viral and len(own) > 1:
+            number = torch.tensor([len(own)])
+            for chunk in range(len(own)):
+                rest = torch.cat((pooled[:chunk], pooled[chunk + 1 :]))
+                without = head.contigs(rest, torch.zeros(len(rest), dtype=torch.int64), 1).logits
+                lost = head.contig_margin(found.logits, number) - head.contig_margin(without, number)
+                assert evidence.iloc[chunk] == pytest.approx(lost.item(), abs=2e-3)
         p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
     assert set(contigs.call) == {"virus", "other", "unscored"}
     assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
@@ -129,6 +144,26 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
         headers = [line[1:].split() for line in file if line.startswith(">")]
     viral = contigs[contigs.call == "virus"]
     assert headers == [[c.contig, f"p_virus={c.p_virus:.6f}", f"tier={c.tier}"] for c in viral.itertuples()]
+
+
+def test_the_report_draws_the_stretches_of_called_contigs(run: MadeRun) -> None:
+    chunks = pd.read_parquet(run.folder.predictions_parquet)
+    contigs = pd.read_parquet(run.folder.contigs_parquet)
+    is_own = chunks.contig.isin(contigs.contig[contigs.call == "virus"]).to_numpy()
+    own = np.flatnonzero(is_own & (chunks.status == "scored"))
+    numbers = np.cumsum(chunks.status == "scored").to_numpy()[own] - 1
+    ids = [run.store.chunk_ids(chunk, chunk + 1)[0] for chunk in own.tolist()]
+    found = read_stretches(run.folder.embeddings, numbers, ids)
+    rows = np.flatnonzero(np.isin(run.store.frame_chunk, own))
+    assert run.store.dna is not None
+    assert np.repeat(own, found.counts).tolist() == run.store.frame_chunk[rows].tolist()
+    assert found.frames.tolist() == run.store.frame_number[rows].tolist()
+    assert found.starts.tolist() == run.store.frame_start[rows].tolist()
+    assert found.bases.tolist() == run.store.dna.lengths[rows].tolist()
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        assert file.scores is not None
+        assert found.p_virus.tolist() == file.scores[rows, 1].tolist()
+    assert len(read_stretches(run.folder.embeddings, np.empty(0, np.int64), []).frames) == 0
 
 
 def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:
@@ -207,12 +242,18 @@ def test_contigs_are_called_at_a_promised_rate(
     with gzip.open(made.folder.viral_contigs, "rt") as file:
         viral = [line[1:].split()[0] for line in file if line.startswith(">")]
     assert viral == table.contig[table.call == "virus"].tolist()
-    changed = {path.name for path, before in usual.items() if path.read_bytes() != before}
-    assert changed <= {
+    assert {path.name for path, before in usual.items() if path.read_bytes() != before} <= {
         made.folder.contigs.name,
         made.folder.contigs_parquet.name,
         made.folder.viral_contigs.name,
+        made.folder.predictions.name,
+        made.folder.predictions_parquet.name,
     }
+    chunks = pd.read_parquet(made.folder.predictions_parquet)
+    is_called = chunks.contig.isin(contigs.contig[contigs.call == "virus"]) & (chunks.status == "scored")
+    assert (chunks.evidence.notna() == is_called).all()
+    before = pd.read_parquet(io.BytesIO(usual[made.folder.predictions_parquet]))
+    pd.testing.assert_frame_equal(chunks.drop(columns="evidence"), before.drop(columns="evidence"))
     assert differing_tables(made.folder, made.store, 0.5, head, fdr) == set()
 
 
@@ -299,6 +340,18 @@ def test_fsck_compares_the_tables_if_the_head_is_there(
     assert [
         text.startswith("the tables cannot be compared with the shards: head longest") for text in problems()
     ] == [True]
+
+
+def test_a_new_process_gives_the_same_tables(run: MadeRun) -> None:
+    script = f"""
+from virnuc_core.results.integrity import check_run
+from virnuc_core.run_folder import RunFolder
+found = check_run(RunFolder(__import__("pathlib").Path({str(run.folder.root)!r})), thorough=True)
+print([one.message for one in found if "not what the shards give" in one.message])
+"""
+    # These settle how products are rounded, and the importing process may have them by chance.
+    environment = {name: value for name, value in os.environ.items() if name not in CPU_LIBRARIES}
+    assert subprocess.check_output([sys.executable, "-c", script], env=environment, text=True) == "[]\n"
 
 
 def test_stored_starts_are_where_the_dna_begins(

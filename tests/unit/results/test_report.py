@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.made_reports import MadeContig, island, many_contigs, write_run
+from tests.made_reports import EVIDENCE, MadeContig, island, many_contigs, write_run, write_stretches
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report import data
+from virnuc_core.results.report import data, evidence
 from virnuc_core.results.report.data import (
-    BINS,
     LEVELS,
     MAX_CLASSES,
     NO_SCORE,
@@ -31,7 +30,9 @@ from virnuc_core.results.report.data import (
     quantise,
     read_labels,
 )
+from virnuc_core.results.report.evidence import NO_CLASS
 from virnuc_core.results.report.page import script_json, write_report_page
+from virnuc_core.results.report.totals import BINS
 
 VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")
 MADE = [*many_contigs(30), island("island"), MadeContig(name="short", p_virus=(0.7, 0.9)), VIRAL]
@@ -131,6 +132,69 @@ def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:
         assert ("no contig can be called for a false discovery rate of at most 5%" in found["sample"]) == (
             threshold is None
         )
+
+
+def unpacked(text: str, dtype: str) -> list[float]:
+    numbers: list[float] = np.frombuffer(b64decode(text), dtype).tolist()
+    return numbers
+
+
+def test_called_contigs_have_evidence_class_and_stretches_of_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(evidence, "_BLOCK_ROWS", 3)
+    classes = (("prokaryotic virus", "eukaryotic virus", None, "plasmid"), ("bacterium", "eukaryotic virus"))
+    rows = ((("F3", 2, 90, 0.75), ("R1", 4, 300, 0.2)), (("F1", 0, 33, 0.9),), (), (("R2", 1, 60, 0.1),))
+    mixed = MadeContig(
+        name="mixed", p_virus=(0.9, 0.8, None, 0.3), chunk_classes=classes[0], stretches=rows, predicted="new"
+    )
+    short = MadeContig(
+        name="short", p_virus=(0.4, 0.9), chunk_classes=classes[1], predicted="eukaryotic virus"
+    )
+    made = [*many_contigs(5), mixed, island("island"), MadeContig(name="other", p_virus=(0.2,) * 4), short]
+    folder, document = write_run(tmp_path, made, frames="longest")
+    write_stretches(folder, made)
+    found = gather(folder, document)
+    why, names = found["evidence"], found["names"]["predicted"]
+    called = [contig for contig in made if contig.call == "virus"]
+    assert [found["contigs"]["name"][row] for row in why["rows"]] == [one.name for one in called]
+    assert {row for row, one in enumerate(made) if one.call == "virus"} <= set(found["tracks"]["rows"])
+    p_virus = [p for contig in called for p in contig.p_virus]
+    expected = [np.nan if p is None else EVIDENCE * (p - 0.5) for p in p_virus]
+    np.testing.assert_allclose(unpacked(why["values"], "<f4"), expected, rtol=1e-6)
+    shown = [None if number == NO_CLASS else names[number] for number in unpacked(why["classes"], "u1")]
+    table = pq.read_table(folder.predictions_parquet).to_pylist()
+    assert shown == [row["class"] for row in table if row["contig"] in {one.name for one in called}]
+    viral = {names[number] for number in found["predicted"]["viral"]}
+    assert viral == {"prokaryotic virus", "eukaryotic virus", "new"}
+    sums = {names[one["class"]]: (one["contigs"], one["bases"]) for one in found["predicted"]["totals"]}
+    assert (sums["new"], sums["eukaryotic virus"]) == ((1, 2000), (1, 1000))
+    assert sum(number for number, _ in sums.values()) == sum(one.call != "unscored" for one in made)
+
+    own = why["stretches"]
+    counts = unpacked(own["counts"], "u1")
+    begin = sum(len(one.p_virus) for one in called[: called.index(mixed)])
+    assert counts[begin : begin + 4] == [2, 1, 0, 1]
+    first = sum(counts[:begin])
+    frames, starts, bases, p_virus = (
+        unpacked(own[name], dtype)[first : first + 4]
+        for name, dtype in (("frames", "u1"), ("starts", "<u4"), ("bases", "<u4"), ("p_virus", "<f4"))
+    )
+    assert (frames, starts, bases) == ([2, 3, 0, 4], [2, 4, 0, 1], [90, 300, 33, 60])
+    assert p_virus == pytest.approx([0.75, 0.2, 0.9, 0.1])
+
+    limits = Limits(evidence=6)
+    assert [
+        found["contigs"]["name"][row] for row in gather(folder, document, None, limits)["evidence"]["rows"]
+    ] == [one.name for one in sorted(called, key=lambda one: -sum(p >= 0.5 for p in one.scored))[:1]]
+    write_stretches(folder, [*many_contigs(5), mixed, made[6], short, made[7]])
+    with pytest.raises(DamagedFileError, match=rf"{folder.embeddings} has other rows than the tables"):
+        gather(folder, document)
+    folder.embeddings.unlink()
+    assert gather(folder, document)["evidence"]["stretches"] is None
+    (tmp_path / "open").mkdir()
+    assert not {"evidence", "predicted"} & set(gather(*write_run(tmp_path / "open", made)))
 
 
 def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: Path) -> None:

@@ -104,10 +104,11 @@ data.tracks.rows.reduce((begin, row) => {
   trackBegin.set(row, begin);
   return begin + contigs.chunks[row];
 }, 0);
+const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 let levels = null;
 function levelsOf(row) {
   if (!trackBegin.has(row)) return null;
-  if (!levels) levels = Uint8Array.from(atob(data.tracks.levels), (letter) => letter.charCodeAt(0));
+  if (!levels) levels = bytesOf(data.tracks.levels);
   return levels.subarray(trackBegin.get(row), trackBegin.get(row) + contigs.chunks[row]);
 }
 const levelScore = (level) => Math.min(1, (level + 0.5) / SCORE_LEVELS);

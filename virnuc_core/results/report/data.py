@@ -4,7 +4,7 @@ import heapq
 import json
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
@@ -22,24 +22,22 @@ from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
+from virnuc_core.results.report.evidence import EVIDENCE_COLUMNS, read_evidence
+from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
 
-BINS: Final = 50  # of histograms
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
 MIN_TRACK_CHUNKS: Final = 4
-# A region covering less of its contig is an island in it, such as a prophage.
-_ISLAND_SHARE: Final = 0.8
-_UNSURE: Final = "unsure"
 # The document refers to calls and tiers by index.
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
-_TIERS: Final = ("confident", "likely", _UNSURE, NOT_AVAILABLE)
+_TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
 _BATCH_ROWS: Final = 1 << 13
 # Of numbers that are no probabilities.
-_BOUNDS: Final = {"score": (-np.inf, np.inf), "novelty": (0, 2)}
+_BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
 
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
@@ -55,6 +53,7 @@ class Limits:
 
     contigs: int = 100_000
     chunks: int = 4_000_000
+    evidence: int = 100_000
     regions: int = 100_000
     rejected: int = 200
     reasons: int = 20
@@ -226,16 +225,13 @@ def gather(
         limits.contigs, _count(_iter_contigs(folder, facts.frames), labels, totals, classes), _importance
     )
     _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
-    tracks = _choose_tracks(shown, limits.chunks)
-    histogram, levels = _read_scores(folder.predictions_parquet, PREDICTION_SCHEMAS[facts.frames], tracks)
-    scored = int(histogram.sum())
-    _require_count(
-        folder, folder.predictions_parquet, "chunks with a score", scored, facts.counts.scored_chunks
-    )
+    drawn = _choose_tracks(shown, facts.frames, limits.chunks)
+    tracks = sorted(drawn, key=itemgetter("place"))
+    histogram, levels = _read_scores(folder, facts, tracks)
     rows = {place: row for row, place in enumerate(sorted(contig["place"] for contig in shown))}
     regions = ((rows[contig["place"]], region) for contig in shown for region in contig["regions"])
     class_names = sorted(classes)
-    predicted = sorted({contig["class"] for contig in shown if contig.get("class") is not None})
+    predicted, explanation = _explain(folder, facts, drawn, rows, totals, limits.evidence)
     unknown = len(labels) - sum(totals.labelled for totals in classes.values()) if labels else 0
     return {
         "headline": _headline(facts.counts, totals.values["hosts"]),
@@ -261,8 +257,9 @@ def gather(
         },
         "classes": [{"class": label, **classes[label].document} for label in class_names],
         "unknown_labels": unknown,
-        "island_share": _ISLAND_SHARE,
+        "island_share": ISLAND_SHARE,
         "rejected": _read_rejected(folder.rejected, limits),
+        **explanation,
     }
 
 
@@ -345,53 +342,6 @@ def _iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[Row]:
         )
 
 
-class Totals:
-    """Sums over contigs.
-
-    Attributes:
-        values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
-            but with a region of a tier above unsure).
-        labelled: contigs with a label.
-    """
-
-    def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
-        self.labelled = 0
-        self._calls: Counter[str] = Counter()
-        self._tiers: Counter[str] = Counter()
-        self._histogram = [0] * BINS
-        self._p_sum = 0.0
-
-    def add(self, contig: Row) -> None:
-        """Counts a contig."""
-        is_virus, p_call, regions = contig["call"] == VIRUS, contig["p_call"], contig["regions"]
-        self._calls[contig["call"]] += 1
-        if is_virus:
-            self._tiers[contig["tier"]] += 1
-        if p_call is not None:
-            self._histogram[min(int(p_call * BINS + 1e-9), BINS - 1)] += 1
-            self._p_sum += p_call
-        self.values["contigs"] += 1
-        self.values["bases"] += contig["length"]
-        if regions:
-            self.values["regions"] += len(regions)
-            self.values["region_bases"] += contig["viral_bases"]
-            self.values["island_contigs"] += contig["viral_bases"] < _ISLAND_SHARE * contig["length"]
-            self.values["hosts"] += not is_virus and any(region["tier"] != _UNSURE for region in regions)
-
-    @property
-    def document(self) -> Row:
-        """As JSON values; tiers are of contigs called virus, histogram and sum are of p_call."""
-        names = ("contigs", "bases", "regions", "region_bases", "island_contigs", "hosts")
-        return {
-            **{name: self.values[name] for name in names},
-            "calls": dict(self._calls),
-            "tiers": dict(self._tiers),
-            "histogram": self._histogram,
-            "p_sum": self._p_sum,
-        }
-
-
 def _count(
     contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
 ) -> Iterator[Row]:
@@ -411,27 +361,66 @@ def _importance(contig: Row) -> tuple[bool, int, int, int]:
     return (is_viral, contig["viral_chunks"], contig["length"], -contig["place"])
 
 
-def _choose_tracks(contigs: Iterable[Row], max_chunks: int) -> list[Row]:
-    """Contigs with a track, in input order: those with enough chunks, in order of importance, up to `max_chunks` in all."""
+def _choose(contigs: Iterable[Row], max_chunks: int, is_wanted: Callable[[Row], bool]) -> list[Row]:
+    """The wanted contigs that have a score, in the given order, of up to `max_chunks` in all."""
     chosen: list[Row] = []
     for contig in contigs:
-        if (
-            contig["chunks"] >= MIN_TRACK_CHUNKS
-            and contig["scored_chunks"]
-            and contig["chunks"] <= max_chunks
-        ):
+        if contig["scored_chunks"] and contig["chunks"] <= max_chunks and is_wanted(contig):
             chosen.append(contig)
             max_chunks -= contig["chunks"]
-    return sorted(chosen, key=itemgetter("place"))
+    return chosen
 
 
-def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[npt.NDArray[np.int64], bytes]:
+def _choose_tracks(contigs: Iterable[Row], frames: FrameRule, max_chunks: int) -> list[Row]:
+    """Contigs with a track, in the given order: those with enough chunks or with evidence."""
+    return _choose(
+        contigs,
+        max_chunks,
+        lambda contig: (
+            contig["chunks"] >= MIN_TRACK_CHUNKS or (frames == "longest" and contig["call"] == VIRUS)
+        ),
+    )
+
+
+def _explain(
+    folder: RunFolder,
+    facts: RunFacts,
+    contigs: Iterable[Row],
+    rows: Mapping[int, int],
+    totals: Totals,
+    max_chunks: int,
+) -> tuple[list[str], Row]:
+    """Names of the predicted classes, and what only the report of a run over the longest stretches has.
+
+    `contigs` are those with a track in order of importance; `rows` are the rows of all by their place.
+    """
+    if facts.frames == "open":
+        return [], {}
+    called = _choose(contigs, max_chunks, lambda contig: contig["call"] == VIRUS)
+    batches = _iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS["longest"], EVIDENCE_COLUMNS)
+    evidence = read_evidence(batches, [contig["place"] for contig in called])
+    names = sorted({*(name for name, _ in totals.predicted), *filter(None, evidence.classes)})
+    viral = {name for name, is_virus in totals.predicted if is_virus} | evidence.viral_classes
+    sums = [{"class": names.index(name), **counts} for (name, _), counts in totals.predicted.items()]
+    return names, {
+        "evidence": {
+            "rows": sorted(rows[contig["place"]] for contig in called),
+            **evidence.document(names, folder.embeddings),
+        },
+        "predicted": {"viral": [names.index(name) for name in sorted(viral)], "totals": sums},
+    }
+
+
+def _read_scores(
+    folder: RunFolder, facts: RunFacts, tracks: Sequence[Row]
+) -> tuple[npt.NDArray[np.int64], bytes]:
     """Histogram of all chunk scores, int64 (BINS,), and the `quantise`d scores of the contigs with a track."""
+    path = folder.predictions_parquet
     counts = np.zeros(BINS, np.int64)
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in _iter_batches(path, schema, ("chunk", "p_virus")):
+    for batch in _iter_batches(path, PREDICTION_SCHEMAS[facts.frames], ("chunk", "p_virus")):
         p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
         counts += histogram(p_virus)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
@@ -440,6 +429,7 @@ def _read_scores(path: Path, schema: pa.Schema, tracks: Sequence[Row]) -> tuple[
     levels = b"".join(parts)
     if len(levels) != (expected := sum(contig["chunks"] for contig in tracks)):
         raise _damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
+    _require_count(folder, path, "chunks with a score", int(counts.sum()), facts.counts.scored_chunks)
     return counts, levels
 
 

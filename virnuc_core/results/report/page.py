@@ -13,7 +13,7 @@ from virnuc_core.files import write_text
 from virnuc_core.results.report.data import Limits, gather
 from virnuc_core.run_folder import RunFolder
 
-_SCRIPTS: Final = ("data.js", "charts.js", "track.js", "table.js", "page.js")
+_SCRIPTS: Final = ("data.js", "charts.js", "track.js", "evidence.js", "table.js", "page.js")
 _MARK: Final = re.compile(r"\{\{(\w+)\}\}")
 # Could end the script element or be taken for markup; in JSON these occur only in strings.
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}

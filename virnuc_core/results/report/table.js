@@ -168,7 +168,7 @@ function regionCell(row) {
 function whyNoTrack(row) {
   if (!contigs.scored[row]) return "No chunk of this contig has a score, so there is nothing to draw.";
   if (contigs.chunks[row] < data.tracks.min_chunks) {
-    return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
+    return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more${evidence ? " and those called viral" : ""}; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
   }
   return "To keep this file small it holds no scores of this contig; they are in predictions.tsv.";
 }

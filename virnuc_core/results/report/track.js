@@ -2,7 +2,7 @@
 // mean over neighbours, called regions shaded, and ticks below where a chunk has no score.
 
 const TRACK = { left: 34, right: 8, lane: 12, top: 20, plot: 104, rug: 9, axis: 22 };
-TRACK.height = TRACK.top + TRACK.plot + TRACK.rug + TRACK.axis;
+TRACK.base = TRACK.top + TRACK.plot + TRACK.rug;
 const SMOOTHED_CHUNKS = 11;
 const LEAST_SMOOTHED = 2 * SMOOTHED_CHUNKS; // a shorter contig is hardly more than one window
 const MIN_BAR_PIXELS = 2.5;
@@ -23,8 +23,11 @@ function trackFigure(row) {
   if (!scores) return null;
   const name = contigs.name[row], length = contigs.length[row];
   const track = { row, scores, places: chunkPlaces(row), from: 0, to: length, cursor: -1 };
+  track.why = evidenceOf(row, scores, track.places);
+  track.base = TRACK.base + (track.why ? WHY.height : 0);
   const readout = h("output", { class: "readout", "aria-live": "polite" });
-  const canvas = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label":
+  const reading = track.why && h("output", { class: "reading", "aria-live": "polite" });
+  const canvas = h("div", { class: track.why ? "plot has-why" : "plot", tabindex: "0", role: "group", "aria-label":
     `Scores along ${name}. Left and right arrow keys read chunk by chunk, plus and minus zoom, 0 shows the whole contig.` });
   const show = (from, to) => {
     const least = Math.min(length, 4 * data.run.chunk_length);
@@ -45,6 +48,7 @@ function trackFigure(row) {
   const tell = () => {
     whole.disabled = track.from === 0 && track.to === length;
     readout.textContent = track.cursor < 0 ? span(track) : chunkText(track);
+    if (reading) reading.textContent = track.cursor < 0 ? "" : evidenceText(track, track.cursor);
   };
   const button = (text, label, action) => h("button", { type: "button", class: "quiet", text, "aria-label": label, onclick: action });
   const whole = button("Whole contig", "Show the whole contig", () => show(0, length));
@@ -57,7 +61,7 @@ function trackFigure(row) {
   };
   listenToTrack(track, canvas, { show, zoom, draw });
   new ResizeObserver(() => canvas.clientWidth !== track.drawn && draw()).observe(canvas);
-  return h("figure", { class: "track" }, tools, canvas, regionButtons(row, show));
+  return h("figure", { class: "track" }, tools, canvas, reading, track.why && evidenceSummary(track.why), regionButtons(row, show));
 }
 
 // What a mouse and a keyboard do on a track.
@@ -137,13 +141,14 @@ function regionButtons(row, show) {
 
 function drawTrack(track, width) {
   track.drawn = width;
-  const { left, right, top, plot, rug, height } = TRACK;
+  const { left, right, top, plot, rug } = TRACK;
+  const height = track.base + TRACK.axis;
   track.x = (at) => left + ((at - track.from) / (track.to - track.from)) * (width - left - right);
   const y = (p) => top + (1 - p) * plot;
   const name = contigs.name[track.row];
   const found = regionsOf(track.row);
   const image = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label":
-    `p_virus along ${name}, ${span(track)}; ${plural(found.length, "viral region", "viral regions")}` });
+    `p_virus${track.why ? " and evidence" : ""} along ${name}, ${span(track)}; ${plural(found.length, "viral region", "viral regions")}` });
   found.forEach((i) => image.append(...regionShapes(track, i, width)));
   [0, THRESHOLD, 1].forEach((p) => image.append(
     s("line", { class: p === THRESHOLD ? "axis" : "grid", x1: left, x2: width - right, y1: y(p), y2: y(p) }),
@@ -155,9 +160,10 @@ function drawTrack(track, width) {
     s("path", { class: "mean", d: meanPath(track, y, width) }),
     s("path", { class: "rug", d: columns.filter((column) => !column.scored)
       .map((column) => `M${column.x.toFixed(1)} ${top + plot + 3}h${Math.max(0.5, column.width - 0.4).toFixed(1)}v${rug - 5}h${-Math.max(0.5, column.width - 0.4).toFixed(1)}z`).join("") }),
+    ...(track.why ? evidenceShapes(track, width, columns, TRACK.base) : []),
     ...positionAxis(track, width),
     s("rect", { class: "drag", y: top, height: plot, width: 0 }),
-    s("line", { class: "cursor", y1: top - 4, y2: top + plot + rug, x1: 0, x2: 0 }));
+    s("line", { class: "cursor", y1: top - 4, y2: track.base, x1: 0, x2: 0 }));
   return image;
 }
 
@@ -181,7 +187,7 @@ function trackColumns(track, width) {
   const columns = [];
   for (let begin = first; begin <= last; begin += together) {
     const end = Math.min(begin + together - 1, last);
-    const column = { scored: 0, sum: 0, viral: 0 };
+    const column = { begin, end, scored: 0, sum: 0 };
     for (let i = begin; i <= end; i += 1) {
       if (track.scores[i] === NO_SCORE) continue;
       column.scored += 1;
@@ -231,7 +237,7 @@ function meanPath(track, y, width) {
 }
 
 function positionAxis(track, width) {
-  const base = TRACK.top + TRACK.plot + TRACK.rug;
+  const base = track.base;
   const range = track.to - track.from;
   const rough = range / Math.max(2, (width - TRACK.left) / 110);
   const power = 10 ** Math.floor(Math.log10(rough));
