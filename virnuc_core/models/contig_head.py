@@ -205,7 +205,8 @@ class ContigHead(nn.Module):
         for begin in range(0, len(codes), _SEGMENT_CHUNKS):
             end = min(begin + _SEGMENT_CHUNKS, len(codes))
             hidden = self._hidden(codes, contig, begin, end)
-            values, weight = self._weigh(hidden)
+            weight = self.attention(hidden).float().clamp(-20, 20).exp()
+            values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
             pooled = pooled.index_add(0, contig[begin:end], values)
             context.append(self.context(hidden))
             weights.append(weight)
@@ -220,85 +221,6 @@ class ContigHead(nn.Module):
             embedding=functional.normalize(self.embedding(pooled).float(), dim=1),
             attention=(weight / total[contig]).mean(1),
         )
-
-    def logits_without(self, codes: Tensor, contig: Tensor, block: Tensor) -> Tensor:
-        """Logits (M, K) of the contig of each of M blocks of chunks, read without the block: the chunks after it move up.
-
-        They are what `contigs` gives for the other chunks. Computed anew are only the hidden states that depend on the block, up
-        to `_REACH` chunks on either side, and the sums over a contig. Apart from its arguments and the result this takes memory
-        for `_SEGMENT_CHUNKS` chunks, and some kB for each block.
-
-        Args:
-            codes: (C, Z), C > 0.
-            contig: int64 (C,), ascending.
-            block: int64 (C,), ascending from 0 without gaps; a block lies in one contig, and is not all of it.
-        """
-        heads = self.spec.pooling_heads
-        size = torch.bincount(block)
-        end = size.cumsum(0)
-        begin = end - size
-        owners, number = contig[begin].unique_consecutive(return_inverse=True)
-        first = torch.searchsorted(contig, owners)[number]
-        stop = torch.searchsorted(contig, owners, right=True)[number]
-        sums = self._sum_far(codes, contig, begin, end, first, stop)
-        sums += self._sum_near(codes, begin, end, first, stop)
-        values, weight = sums.tensor_split([self.spec.context_width], dim=1)
-        pooled = (values.unflatten(1, (heads, -1)) / weight.clamp(min=1e-9).unsqueeze(2)).flatten(1)
-        block_sum = codes.new_zeros(len(size), codes.shape[1]).index_add_(0, block, codes).double()
-        contig_sum = block_sum.new_zeros(len(owners), codes.shape[1]).index_add_(0, number, block_sum)
-        counts = (stop - first - size).unsqueeze(1)
-        mean = (contig_sum[number] - block_sum) / counts
-        logits: Tensor = self.contig(torch.cat((pooled, mean, counts.log()), dim=1).to(codes.dtype))
-        return logits
-
-    def _sum_far(
-        self, codes: Tensor, contig: Tensor, begin: Tensor, end: Tensor, first: Tensor, stop: Tensor
-    ) -> Tensor:
-        """Sums (M, W + H) of what the chunks first..stop-1 add that are more than `_REACH` from the block begin..end-1."""
-        left, right = begin - _REACH, end + _REACH
-        sums = torch.zeros(len(begin), self.spec.context_width + self.spec.pooling_heads, dtype=torch.float64)
-        far = ((left > first) | (right < stop)).nonzero().squeeze(1)
-        bounds, counts = torch.stack((first, stop))[:, far].unique_consecutive(return_counts=True, dim=1)
-        for (start, last), blocks in zip(bounds.T.tolist(), far.split(counts.tolist()), strict=True):
-            for segment in range(start, last, _SEGMENT_CHUNKS):
-                place = torch.arange(segment, min(segment + _SEGMENT_CHUNKS, last))
-                added = self._added(self._hidden(codes, contig, segment, segment + len(place)))
-                is_far = (place < left[blocks].unsqueeze(1)) | (place >= right[blocks].unsqueeze(1))
-                sums[blocks] += is_far.double() @ added
-        return sums
-
-    def _sum_near(self, codes: Tensor, begin: Tensor, end: Tensor, first: Tensor, stop: Tensor) -> Tensor:
-        """Likewise of the other chunks, which are read without the block."""
-        left = torch.maximum(first, begin - 2 * _REACH)
-        lengths = torch.stack((begin - left, torch.minimum(stop, end + 2 * _REACH) - end), dim=1)
-        starts = torch.stack((left, end), dim=1)
-        _, batches = ((lengths.sum(1).cumsum(0) - 1) // _SEGMENT_CHUNKS).unique_consecutive(
-            return_counts=True
-        )
-        sums = []
-        for batch in torch.arange(len(begin)).split(batches.tolist()):
-            length = lengths[batch].flatten()
-            place = (starts[batch].flatten() - length.cumsum(0) + length).repeat_interleave(length)
-            place += torch.arange(len(place))
-            number = torch.arange(len(batch)).repeat_interleave(lengths[batch].sum(1))
-            hidden = self.enter(codes[place])
-            for layer in self.blocks:
-                hidden = layer(hidden, number)
-            is_near = (place >= begin[batch][number] - _REACH) & (place < end[batch][number] + _REACH)
-            added = self._added(hidden[is_near])
-            sums.append(added.new_zeros(len(batch), added.shape[1]).index_add_(0, number[is_near], added))
-        return torch.cat(sums)
-
-    def _added(self, hidden: Tensor) -> Tensor:
-        """What each chunk adds to the sums of its contig, fp64 (n, W + H): `_weigh` side by side."""
-        values, weight = self._weigh(hidden)
-        return torch.cat((values.flatten(1), weight), dim=1).double()
-
-    def _weigh(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (n, H, W / H) of the chunks for pooling, times their weights, and weights (n, H), both fp32."""
-        weight = self.attention(hidden).float().clamp(-20, 20).exp()
-        values = self.values(hidden).float().unflatten(1, (self.spec.pooling_heads, -1))
-        return values * weight.unsqueeze(2), weight
 
     def _hidden(self, codes: Tensor, contig: Tensor, begin: int, end: int) -> Tensor:
         """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from virnuc_core.columns import concatenated_ranges
 from virnuc_core.errors import CheckpointError, MismatchError
 from virnuc_core.files import file_digest
 from virnuc_core.inference.plan import RunPlan
@@ -153,20 +154,34 @@ def _evidence(head: ContigHead, codes: Float32, contig: Int64) -> Float64:
     evidence = whole.double().numpy()[number]
     several = np.flatnonzero(counts[number] > 1)
     if len(several):
-        block, owner = _occluded_blocks(number[several], counts)
-        logits = head.logits_without(own[several], *map(torch.from_numpy, (number[several], block)))
+        block, begin, end = _occluded_blocks(number, counts, several)
+        owner = number[begin]
+        stop = np.cumsum(counts)[owner]
+        logits = _logits_without(head, own, np.stack((stop - counts[owner], begin, end, stop), axis=1))
         change = whole[owner] - head.contig_margin(logits, num_chunks[owner])
-        evidence[several] = (change.double().numpy() / np.bincount(block))[block]
+        evidence[several] = (change.double().numpy() / (end - begin))[block]
     return evidence
 
 
-def _occluded_blocks(contig: Int64, counts: Int64) -> tuple[Int64, Int64]:
-    """Block of each chunk, (S,), and contig of each block; `contig` (S,) is ascending, of so many chunks each (R,)."""
-    place = np.arange(len(contig)) - np.searchsorted(contig, contig)
-    within = place * np.minimum(counts, OCCLUSIONS)[contig] // counts[contig]
-    is_first = np.diff(within, prepend=-1) != 0
-    is_first |= np.diff(contig, prepend=-1) != 0
-    return np.cumsum(is_first) - 1, contig[is_first]
+def _occluded_blocks(contig: Int64, counts: Int64, chosen: Int64) -> tuple[Int64, Int64, Int64]:
+    """Block of each chosen chunk (n,), first chunk and end of each block; `contig` (S,) is ascending, of so many chunks (R,)."""
+    place = chosen - np.searchsorted(contig, contig[chosen])
+    within = place * np.minimum(counts, OCCLUSIONS)[contig[chosen]] // counts[contig[chosen]]
+    is_first = (np.diff(within, prepend=-1) != 0) | (place == 0)
+    block, begin = np.cumsum(is_first) - 1, chosen[is_first]
+    return block, begin, begin + np.bincount(block)
+
+
+def _logits_without(head: ContigHead, codes: Tensor, bounds: Int64) -> Tensor:
+    """Logits (M, K) of the chunks first..begin-1 and end..stop-1 of a contig; `bounds` are first, begin, end, stop (M, 4)."""
+    starts, lengths = bounds[:, [0, 2]], bounds[:, [1, 3]] - bounds[:, [0, 2]]
+    batch = (np.cumsum(lengths.sum(1)) - 1) // _BLOCK_CHUNKS
+    logits = []
+    for own in np.split(np.arange(len(bounds)), np.flatnonzero(np.diff(batch)) + 1):
+        chunks, _ = concatenated_ranges(starts[own].ravel(), lengths[own].ravel())
+        number = np.repeat(np.arange(len(own)), lengths[own].sum(1))
+        logits.append(head.contigs(codes[chunks], torch.from_numpy(number), len(own)).logits)
+    return torch.cat(logits)
 
 
 def _blocks(starts: Int64, num_rows: int) -> Iterator[tuple[int, int, int, int]]:

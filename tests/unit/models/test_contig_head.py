@@ -72,34 +72,6 @@ def test_contigs_are_read_alone_and_in_segments_of_any_size(lengths: list[int], 
     torch.testing.assert_close(found.embedding.norm(dim=1), torch.ones(len(lengths)))
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(2, 90), st.integers(1, 30)), min_size=1, max_size=4),
-    st.sampled_from([1, 70, 1 << 12]),
-    st.integers(0, 3),
-)
-def test_a_contig_without_a_block_is_read_as_its_other_chunks(
-    made: list[tuple[int, int]], segment: int, first_contig: int
-) -> None:
-    lengths = [length for length, _ in made]
-    codes = made_codes(sum(lengths))
-    contig = 2 * torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)) + first_contig
-    # Blocks of the given size, the last of a contig often smaller.
-    parts = [min(size, length - 1) for length, size in made]
-    keys = (
-        torch.cat([torch.arange(n) // size for (n, _), size in zip(made, parts, strict=True)]) + 100 * contig
-    )
-    block = keys.unique_consecutive(return_inverse=True)[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contig_head, "_SEGMENT_CHUNKS", segment)
-        found = HEAD.logits_without(codes, contig, block)
-    assert len(found) == block[-1] + 1
-    for number, logits in enumerate(found):
-        kept = codes[(contig == contig[block == number][0]) & (block != number)]
-        expected = HEAD.contigs(kept, torch.zeros(len(kept), dtype=torch.int64), 1).logits[0]
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
-
-
 def test_a_contig_without_chunks_changes_nothing() -> None:
     codes = made_codes(12)
     without = HEAD.contigs(codes, torch.tensor([0] * 5 + [1] * 7), 2)
