@@ -94,7 +94,8 @@ class EngineSettings(Settings):
         default=None, description="Layer of the ESM-2 representation, 0 to the number of layers [last]"
     )
     precision: Precision = Field(
-        default="auto", description="Arithmetic of the models [auto: fp16 on a GPU, fp32 on the CPU]"
+        default="auto",
+        description="Arithmetic of the models [auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches]",
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
     token_budget: Count | None = Field(

@@ -1,6 +1,7 @@
 """Resolves devices, precision and batch size of a run, without silent fallback; host-device copies."""
 
 import logging
+import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.memory import empty_pinned
-from virnuc_core.specs import ModelSpec, Precision, ResolvedPrecision
+from virnuc_core.specs import FrameRule, ModelSpec, Precision, ResolvedPrecision
 
 # On the CPU a batch should fit in the caches (1,000 to 4,000 tokens are within 2 %, 8,000 lose 10 %); on a GPU it must
 # saturate the device, for which a wide model needs fewer tokens.
@@ -64,24 +65,26 @@ def resolve_devices(choice: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in indices)
 
 
-def resolve_precision(choice: Precision, device: str) -> ResolvedPrecision:
-    """Precision of the forward pass on one device; "auto" is fp32 on the CPU and fp16 on a GPU.
+def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open") -> ResolvedPrecision:
+    """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
-    The CPU supports bf16 only with AVX512_BF16 or AMX, without which it is slower than fp32, and neither fp16 nor fp8. On
-    a GPU, fp8 needs Ada, Hopper or newer.
+    On the CPU "auto" is bf16 for the longest stretches where `cpu_has_bf16`, and else fp32: VirNucPro's frames are scored
+    as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, fp8 needs Ada, Hopper or newer.
 
     Raises:
         DeviceError: the device does not support the precision at a useful speed.
     """
     if choice == "auto":
-        return "fp32" if device == "cpu" else "fp16"
+        if device != "cpu":
+            return "fp16"
+        return "bf16" if frames == "longest" and cpu_has_bf16() else "fp32"
     if device == "cpu" and choice in ("fp16", "fp8"):
         raise DeviceError(
             f"the CPU does not compute in {choice}: use --precision fp32, or bf16 where it has it"
         )
     if device == "cpu" and choice == "bf16" and not cpu_has_bf16():
         raise DeviceError(
-            "this CPU has no bf16 instructions (AVX512_BF16 or AMX), so bf16 would be slower than fp32: "
+            "this CPU has no bf16 instructions (AVX512_BF16, AMX, or those of Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
         )
     if device != "cpu" and choice == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -112,7 +115,12 @@ def _require_fp8(device: str) -> None:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 matrices in hardware."""
+    """Whether the CPU multiplies bf16 matrices in hardware, and torch uses it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    # oneDNN's own check holds on any x86 with AVX512, where it emulates bf16.
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

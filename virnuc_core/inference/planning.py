@@ -220,7 +220,7 @@ def make_plan(
         MismatchError: the head was trained for other models, another chunk length or other frames.
         DeviceError: the device does not support the precision.
     """
-    models = plan_models(config, devices, existing)
+    models = plan_models(config, devices, existing, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = _plan_head(config, models, existing, store.meta.frames) if kind == "predict" else None
@@ -257,9 +257,9 @@ def make_plan(
 
 
 def plan_models(
-    config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None
+    config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None, frames: FrameRule = "open"
 ) -> tuple[PlannedModel, ...]:
-    """The requested models, DNA before protein, with compile mode unresolved ("none").
+    """The requested models, DNA before protein, for these frames of chunks; compile mode unresolved ("none").
 
     Raises:
         UsageError: no model is requested, or settings contradict each other.
@@ -286,7 +286,8 @@ def plan_models(
     for switch in switches_of(config):
         _log.warning("%s is set: it wins over what is asked for", switch)
     return tuple(
-        _plan_model(config, family, name, devices, _model_of(existing, family)) for family, name in asked
+        _plan_model(config, family, name, devices, _model_of(existing, family), frames)
+        for family, name in asked
     )
 
 
@@ -304,11 +305,16 @@ def _engine_of(config: RunConfig, family: Family) -> Engine:
 
 
 def _plan_model(
-    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], before: PlannedModel | None
+    config: RunConfig,
+    family: Family,
+    asked: str,
+    devices: tuple[str, ...],
+    before: PlannedModel | None,
+    frames: FrameRule,
 ) -> PlannedModel:
     checkpoint = open_checkpoint(asked, family)
     spec = checkpoint.spec
-    precision = _plan_precision(config, family, asked, devices)
+    precision = _plan_precision(config, family, asked, devices, frames)
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
@@ -338,7 +344,7 @@ def _plan_model(
 
 
 def _plan_precision(
-    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...]
+    config: RunConfig, family: Family, asked: str, devices: tuple[str, ...], frames: FrameRule
 ) -> ResolvedPrecision:
     choice, flag = config.precision, "--precision"
     if family == "dnabert_s" and config.dnabert_precision is not None:
@@ -356,7 +362,9 @@ def _plan_precision(
         choice = "fp32"
     if not _IN_FP32.isdisjoint(switches_of(config)):
         choice = "fp32"
-    [precision] = {resolve_precision(choice, device) for device in devices}
+    [precision] = {resolve_precision(choice, device, frames) for device in devices}
+    if choice == "auto":
+        _log.info("precision of %s: %s (found automatically)", asked, precision)
     return precision
 
 

@@ -41,6 +41,12 @@ def test_what_is_no_choice_of_devices(choice: tuple[str, ...]) -> None:
         resolve_devices(choice)
 
 
+def test_automatic_precision_for_the_longest_stretches() -> None:
+    assert resolve_precision("auto", "cpu", "longest") == ("bf16" if cpu_has_bf16() else "fp32")
+    assert resolve_precision("auto", "cuda:0", "longest") == "fp16"
+    assert resolve_precision("fp32", "cpu", "longest") == "fp32"
+
+
 @pytest.mark.parametrize(
     ("choice", "where", "expected"),
     [

@@ -27,11 +27,14 @@ each_scheme = pytest.mark.parametrize(
 )
 
 
-def layout_of(lengths: list[int], backend: AttentionBackend, scheme: dict[str, int]) -> PackedLayout:
+def layout_of(
+    lengths: list[int],
+    backend: AttentionBackend,
+    scheme: dict[str, int],
+    dtype: torch.dtype = torch.float32,
+) -> PackedLayout:
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return PackedLayout.build(
-        cu_seqlens, backend=backend, device=torch.device("cpu"), dtype=torch.float32, **scheme
-    )
+    return PackedLayout.build(cu_seqlens, backend=backend, device=torch.device("cpu"), dtype=dtype, **scheme)
 
 
 def random_qkv(lengths: list[int]) -> torch.Tensor:
@@ -69,6 +72,27 @@ def test_every_backend_equals_the_reference(
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
     if backend == "padded":
         assert len(rectangles_of(lengths, backend).rectangles) == 1
+
+
+@each_scheme
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize(("padded_share", "max_scores"), [(1.0, 2**22), (1.25, 500), (100.0, 2**22)])
+def test_matrix_products_in_bf16_equal_the_reference(
+    lengths: list[int],
+    scheme: dict[str, int],
+    padded_share: float,
+    max_scores: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
+    monkeypatch.setattr(attention_plain, "_MAX_SCORES", max_scores)
+    qkv = random_qkv(lengths).bfloat16()
+    found, expected = (
+        packed_attention(qkv, layout_of(lengths, backend, scheme, torch.bfloat16))
+        for backend in ("sdpa", "reference")
+    )
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 def test_reference_is_softmax_attention_with_alibi() -> None:

@@ -6,9 +6,13 @@ import torch
 
 from tests.made_models import make_spec
 from virnuc_core.errors import UsageError
-from virnuc_core.models.checkpoint import build_model
+from virnuc_core.models.catalogue import BUNDLED_HEADS
+from virnuc_core.models.checkpoint import build_model, load_model
+from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.encoder import mean_pool
-from virnuc_core.specs import Family
+from virnuc_core.models.heads import load_head
+from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.specs import Family, ResolvedPrecision
 
 CU_SEQLENS = np.array([0, 6, 13], np.int32)
 IDS = torch.tensor([0, 5, 6, 7, 8, 2, 0, 9, 10, 11, 12, 13, 2], dtype=torch.int32)
@@ -45,6 +49,31 @@ def test_it_trains(family: Family) -> None:
         losses.append(loss.item())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert losses[-1] < 0.1 * losses[0]
+
+
+def random_sequences(vocab_size: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Sequences of 3 to 172 tokens."""
+    lengths = np.random.default_rng(0).integers(3, 173, size=30)
+    ids = np.random.default_rng(1).integers(5, vocab_size, size=lengths.sum()).astype(np.int32)
+    return torch.from_numpy(ids), np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+@torch.inference_mode()
+def test_vectors_and_scores_in_bf16_are_those_in_fp32() -> None:
+    """Of the bundled models, on the CPU."""
+    vectors: dict[ResolvedPrecision, list[torch.Tensor]] = {"fp32": [], "bf16": []}
+    for precision, found in vectors.items():
+        sizes: dict[Family, int] = {"dnabert_s": 4096, "esm2": 24}
+        for family, vocab_size in sizes.items():
+            model = load_model(open_checkpoint("tiny", family), "cpu", precision)
+            ids, cu_seqlens = random_sequences(vocab_size)
+            found.append(model.embed(ids, model.build_layout(cu_seqlens, "sdpa")))
+    for exact, close in zip(*vectors.values(), strict=True):
+        assert 0.9995 < torch.cosine_similarity(exact, close).min() < 1
+    head = load_head(BUNDLED_HEADS["tiny-500"])
+    assert isinstance(head, MLPClassifier)
+    exact_p, close_p = (head(torch.cat(found, dim=1)).softmax(1)[:, 1] for found in vectors.values())
+    torch.testing.assert_close(close_p, exact_p, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("specials", [True, False])
