@@ -57,7 +57,10 @@ class TrainingReport:
     def summary(self) -> str:
         """A few lines for the terminal."""
         lines = [f"test records, {line}" for line in scores_in_words(self.head.levels)]
-        return "\n".join([*lines, f"head: {self.head.path}", f"its card: {card_of(self.head.path)}"])
+        lines += [f"head: {self.head.path}", f"its card: {card_of(self.head.path)}"]
+        if (index := index_path(self.head.path)).exists():
+            lines.append(f"index of its training records, to be kept beside it: {index}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -138,12 +138,12 @@ def _nearest_figures(
     """Errors by novelty, and the lineage of the nearest genome: how often it is given at all, and then right."""
     neighbours = index.search(embeddings)
     depth, nearest = index.supported_ranks(neighbours), neighbours.rows[:, 0]
+    limit = np.inf if index.unsure_above is None else index.unsure_above
+    ratio = errors_by_novelty(neighbours.novelty, is_wrong)
     figures: dict[str, object] = {
         "errors": round(float(is_wrong.mean()), 4),
-        f"errors of the {COVERAGE:.0%} least novel, over all": round(
-            errors_by_novelty(neighbours.novelty, is_wrong), 3
-        ),
-        "unsure for novelty": round(float((neighbours.novelty > (index.unsure_above or np.inf)).mean()), 3),
+        f"errors of the {COVERAGE:.0%} least novel, over all": None if np.isnan(ratio) else round(ratio, 3),
+        "unsure for novelty": round(float((neighbours.novelty > limit).mean()), 3),
         UNKNOWN: round(float((depth < 0).mean()), 3),
     }
     for number, (rank, labels) in enumerate(contigs.lineages.items()):
