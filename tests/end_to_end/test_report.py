@@ -279,11 +279,10 @@ def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
         assert track.locator(".reading").inner_text() == said
     row(page, "mixed").click()
     row(page, "long").click()
-    assert "left out in 128 blocks" in track.inner_text()
+    assert "left out in 32 blocks" in track.inner_text()
     track.locator(".plot").focus()
     page.keyboard.press("ArrowRight")
-    # Chunks 1 to 3 of 300 are the first of 128 blocks: -0.8 + 1.6 + 1.6.
-    assert "Taking 3 chunks out together (1 to 3)" in track.locator(".reading").inner_text()
+    assert "Taking 10 chunks out together (1 to 10)" in track.locator(".reading").inner_text()
     row(page, "long").click()
     row(page, "one").click()
     assert "one chunk with a score" in track.inner_text()

@@ -18,7 +18,7 @@ VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
 # Most blocks of chunks that are left out of a contig, one at a time, for their evidence.
-OCCLUSIONS: Final = 128
+OCCLUSIONS: Final = 32
 Tier = Literal["confident", "likely", "unsure"]
 
 # Minimum number of scored chunks, minimum distance of mean_p from 0.5 on the side of the call, and
