@@ -91,11 +91,11 @@ def test_chunks_of_a_virus_speak_for_it_and_others_against() -> None:
         head.contig[0].bias[0] = 50.0  # where GELU is the identity
         head.contig[-1].weight[:, 0] = torch.tensor([1.0, 1.0, -1.0, -1.0])
         head.contig[-1].bias[:] = torch.tensor([-50.0, -50.0, 50.0, 50.0])
-    codes = made_codes(60)
-    codes[:, 0] = np.where((np.arange(60) >= 20) & (np.arange(60) < 50), 3.0, -1.0)
-    evidence = chunk_evidence(head, codes, np.zeros(60, np.int64), np.array([True]))
-    assert (evidence[20:50] > 0).all()
-    assert (evidence[:20] < 0).all()
-    assert (evidence[50:] < 0).all()
+    codes = made_codes(30)
+    codes[:, 0] = np.where((np.arange(30) >= 10) & (np.arange(30) < 25), 3.0, -1.0)
+    evidence = chunk_evidence(head, codes, np.zeros(30, np.int64), np.array([True]))
+    assert (evidence[10:25] > 0).all()
+    assert (evidence[:10] < 0).all()
+    assert (evidence[25:] < 0).all()
     # What a chunk is above the mean of the others, shared by all: nothing is left over.
     assert evidence.sum() == pytest.approx(0, abs=1e-3)
