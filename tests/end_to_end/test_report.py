@@ -308,7 +308,7 @@ def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(sh
     )
     made = [MadeContig(name=f"p_{p}", p_virus=(p, p)) for p in (0.95, 0.7, 0.2)]
     page = show(made, frames="longest", sample=sample)
-    assert "expected false calls: 0.01 of 2" in page.inner_text("#sample")
+    assert "false calls to expect: 0.01 of 2" in page.inner_text("#sample")
     figure = page.locator("#confidence figure.histogram").nth(1)
     assert "2 other · 1 virus" in figure.inner_text()
     assert "at least 0.900. Peaks" in page.inner_text("#confidence")

@@ -131,13 +131,18 @@ class SampleCalls:
 
     def in_words(self, calls: int) -> str:
         """One line about contigs, of which so many are called."""
-        share = f"estimated share of viruses among the scored contigs: {self.share:.2%} (cautiously {self.share_low:.2%})"
-        promise = "" if self.fdr is None else f" for a false discovery rate of at most {100 * self.fdr:.3g}%"
+        share = f"Viruses among the scored contigs: about {_percent(self.share)} (cautiously {_percent(self.share_low)})"
+        promise = "" if self.fdr is None else f" for a false discovery rate of at most {_percent(self.fdr)}"
         if self.threshold is None:
             return f"{share}; no contig can be called{promise}"
         begin = f", called from p_virus {self.threshold:.4g} on{promise}" if promise else ""
-        expected = f"{self.expected_false:,.2f} of {calls:,} ({self.expected_fdr:.2%})"
-        return f"{share}; expected false calls: {expected}{begin}"
+        false = f"{self.expected_false:,.0f}" if self.expected_false >= 10 else f"{self.expected_false:.2g}"
+        expected = f"{false} of {calls:,} ({_percent(self.expected_fdr)})"
+        return f"{share}; false calls to expect: {expected}{begin}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

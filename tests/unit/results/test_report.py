@@ -127,9 +127,9 @@ def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:
         made = replace(sample, threshold=threshold)
         found = gather(*write_run(root, MADE, frames="longest", sample=made))
         assert found["run"]["sample"] == asdict(made)
-        assert found["sample"].startswith("estimated share of viruses among the scored contigs: 12.50%")
+        assert found["sample"].startswith("Viruses among the scored contigs: about 12.5 %")
         assert ("called from p_virus 0.93 on" in found["sample"]) == (threshold is not None)
-        assert ("no contig can be called for a false discovery rate of at most 5%" in found["sample"]) == (
+        assert ("no contig can be called for a false discovery rate of at most 5 %" in found["sample"]) == (
             threshold is None
         )
 

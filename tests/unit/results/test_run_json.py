@@ -79,7 +79,7 @@ def test_what_the_document_and_the_summary_say() -> None:
         "9 chunks: 6 virus, 2 other, 1 without a score",
     ):
         assert line in run.summary
-    assert "estimated share" not in run.summary
+    assert "Viruses among" not in run.summary
     assert run.document["sample"] is None
     assert "sample" not in {*run.document["counts"], *run.figures}
     sample = SampleCalls(
@@ -94,7 +94,7 @@ def test_what_the_document_and_the_summary_say() -> None:
     run = replace(run, counts=replace(counts, sample=sample))
     assert run.document["sample"] == asdict(sample)
     assert run.document["counts"] == {k: v for k, v in asdict(counts).items() if k != "sample"}
-    line = "among the scored contigs: 12.50% (cautiously 10.00%); expected false calls: 0.04 of 1 (4.00%), called from p_virus 0.93 on"
+    line = "scored contigs: about 12.5 % (cautiously 10 %); false calls to expect: 0.04 of 1 (4 %), called from p_virus 0.93 on"
     assert line in run.summary
     expected = {"share_viral_estimated": 0.125, "expected_false_calls": 0.04, "expected_fdr": 0.04}
     assert expected.items() <= run.figures.items()
