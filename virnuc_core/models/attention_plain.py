@@ -190,7 +190,8 @@ def _product_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None
     scores = torch.baddbmm(q.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
     if attn_mask is not None:
         scores = (scores.unflatten(0, q.shape[:2]) + attn_mask).flatten(0, 1)
-    return (scores.softmax(-1) @ values).unflatten(0, q.shape[:2])
+    output: Tensor = (scores.softmax(-1) @ values).unflatten(0, q.shape[:2])
+    return output
 
 
 def _query_blocks(

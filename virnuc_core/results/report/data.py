@@ -24,7 +24,7 @@ from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
+from virnuc_core.specs import FRAMES_IN_WORDS, ChunkRule, FrameRule, chunk_steps
 
 BINS: Final = 50  # of histograms
 LEVELS: Final = 254  # quantisation of track scores
@@ -157,7 +157,7 @@ class RunFacts(_Part):
     out: str
     finished: str = ""
     inputs: list[_Input]
-    chunk_length: int
+    chunk_length: ChunkRule
     frames: FrameRule
     models: list[_Model]
     head: _Head
@@ -192,6 +192,7 @@ class RunFacts(_Part):
         values = self.model_dump()
         return {
             **values,
+            "chunk_steps": chunk_steps(self.chunk_length),
             "frames_in_words": FRAMES_IN_WORDS[self.frames],
             "inputs": values["inputs"][: limits.files],
             "num_inputs": len(self.inputs),
