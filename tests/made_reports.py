@@ -18,7 +18,7 @@ from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, Table
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
-from virnuc_core.specs import FrameRule
+from virnuc_core.specs import ChunkRule, FrameRule
 
 CHUNK_LENGTH = 500
 CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored": None}
@@ -78,6 +78,7 @@ def write_run(
     rejected: Iterable[tuple[str, ...]] = (),
     links: dict[str, str] | None = None,
     frames: FrameRule = "open",
+    chunk_length: ChunkRule = CHUNK_LENGTH,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
@@ -88,7 +89,7 @@ def write_run(
             folder.predictions,
             folder.predictions_parquet,
             PREDICTION_SCHEMAS[frames],
-            _chunk_rows(contigs, frames),
+            _chunk_rows(contigs, frames, chunk_length),
         ),
         (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),
     ):
@@ -98,7 +99,7 @@ def write_run(
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
     run = RunReport(
-        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
+        plan=replace(PLAN, chunk_length=chunk_length, frames=frames),
         out=str(root),
         counts=_counts(contigs, len(rejected)),
         work=counters(20),
@@ -136,9 +137,11 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         yield row if frames == "open" else (*row, mean_p, CLASS_OF_CALL[contig.call])
 
 
-def _chunk_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:
+def _chunk_rows(
+    contigs: Sequence[MadeContig], frames: FrameRule, chunk_length: ChunkRule
+) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
-        chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
+        chunks = chunk_table(np.array([contig.bases]), chunk_length)
         for i, p in enumerate(contig.p_virus):
             where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
             call = "unscored" if p is None else "virus" if p >= 0.5 else "other"

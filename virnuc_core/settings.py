@@ -293,11 +293,10 @@ PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
 
 
 def value_kind(field: FieldInfo) -> Any:
-    """The class or Literal of a setting's value, without None and bounds; str if it may be of several."""
+    """The class or Literal of a setting's value, without None and bounds, or a union of an int and a Literal."""
     arms = [arm for arm in get_args(field.annotation) if arm is not NoneType]
     kind = arms[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    return str if get_origin(kind) in (Union, UnionType) else kind
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def metavar_of(field: FieldInfo) -> str | None:
