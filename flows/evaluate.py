@@ -14,7 +14,7 @@ from tasks.publishing import link_run, prefect_tags
 from tasks.stages import resumable_task
 from tasks.tracking import Value, tracked_run
 from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import head_of
+from virnuc_core.models.catalogue import chunk_rule_of, head_of, is_registered
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
@@ -68,7 +68,7 @@ def evaluate(
         **settings.params,
         "kind": "evaluate",
         "head": Path(head_of(config)).name,
-        "chunk_length": config.chunk_length,
+        "chunk_length": config.chunk_length if is_registered(config.head) else chunk_rule_of(config),
         "files": ",".join(Path(path).name for path in files.paths),
         "mode": mode,
     }

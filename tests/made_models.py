@@ -16,7 +16,7 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.catalogue import frames_of
+from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.contig_head import ContigHead, HeadSpec, save_contig_head
@@ -103,7 +103,9 @@ def plan_run(
     root.mkdir(exist_ok=True)
     alphabet = "protein" if config.dnabert_model is None else "dna"
     frames = frames_of(config) if kind == "predict" else "open"
-    store = build_frame_store([fasta], folder.frames, config.chunk_length, alphabet, frames=frames)
+    rule = chunk_rule_of(config) if kind == "predict" else config.chunk_length
+    assert rule != "auto"
+    store = build_frame_store([fasta], folder.frames, rule, alphabet, frames=frames)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHARD_SECONDS, device.partition(":")[0], shard_seconds)
         plan = open_plan(config, store, kind, (device,), folder)

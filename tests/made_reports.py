@@ -21,7 +21,7 @@ from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, Table
 from virnuc_core.results.writers import header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
-from virnuc_core.specs import FrameRule
+from virnuc_core.specs import ChunkRule, FrameRule
 
 CHUNK_LENGTH = 500
 EVIDENCE = 4.0
@@ -91,6 +91,7 @@ def write_run(
     links: dict[str, str] | None = None,
     frames: FrameRule = "open",
     sample: SampleCalls | None = None,
+    chunk_length: ChunkRule = CHUNK_LENGTH,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the tables; gives the folder and the content of its run.json."""
     folder = RunFolder(root)
@@ -101,7 +102,7 @@ def write_run(
             folder.predictions,
             folder.predictions_parquet,
             PREDICTION_SCHEMAS[frames],
-            _chunk_rows(contigs, frames),
+            _chunk_rows(contigs, frames, chunk_length),
         ),
         (folder.regions, folder.regions_parquet, REGION_SCHEMA, _region_rows(contigs)),
     ):
@@ -111,7 +112,7 @@ def write_run(
     lines = ["record\tid\tfile\tlength\treason", *map("\t".join, rejected)]
     folder.rejected.write_text("".join(f"{line}\n" for line in lines))
     run = RunReport(
-        plan=replace(PLAN, chunk_length=CHUNK_LENGTH, frames=frames),
+        plan=replace(PLAN, chunk_length=chunk_length, frames=frames),
         out=str(root),
         counts=replace(_counts(contigs, len(rejected)), sample=sample),
         work=counters(20),
@@ -174,9 +175,11 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         yield row if frames == "open" else (*row, mean_p, predicted, *relative)
 
 
-def _chunk_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[tuple[object, ...]]:
+def _chunk_rows(
+    contigs: Sequence[MadeContig], frames: FrameRule, chunk_length: ChunkRule
+) -> Iterator[tuple[object, ...]]:
     for contig in contigs:
-        chunks = chunk_table(np.array([contig.bases]), CHUNK_LENGTH)
+        chunks = chunk_table(np.array([contig.bases]), chunk_length)
         for i, p in enumerate(contig.p_virus):
             where = (contig.name, i + 1, int(chunks.start[i]) + 1, int(chunks.end[i]))
             call = "unscored" if p is None else "virus" if p >= 0.5 else "other"

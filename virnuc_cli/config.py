@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
@@ -28,11 +28,32 @@ ENVIRONMENT: Final = "environment"
 # Prefect's server address, which virnuc itself does not read.
 ENVIRONMENT_NAMES: Final = (*(variable.name for variable in VARIABLES), "PREFECT_API_URL")
 _MOST_BYTES: Final = 1 << 20
+
+
+class NumberOrWord(click.ParamType[Any]):
+    """A whole number, or one of some words."""
+
+    name = "integer or word"
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """The number as an int; fails for any other text."""
+        if value in self._words or isinstance(value, int):
+            return cast(int | str, value)
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number and not {' or '.join(self._words)}.", param, ctx)
+
+
 # What an option accepts, if not text.
 _TOML_TYPES: Final[Mapping[type[click.ParamType[Any]], tuple[str, tuple[type, ...]]]] = {
     click.types.BoolParamType: ("true or false", (bool,)),
     click.types.IntParamType: ("a whole number", (int,)),
     click.types.FloatParamType: ("a number", (int, float)),
+    NumberOrWord: ('a whole number, or "auto"', (int, str)),
 }
 
 CommandPath = tuple[str, ...]

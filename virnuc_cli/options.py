@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
 import click
 
@@ -113,6 +114,7 @@ def setting_options(kind: "type[Settings]") -> list[click.Option]:
 
 
 def _option(name: str, field: "FieldInfo") -> click.Option:
+    from virnuc_cli.config import NumberOrWord
     from virnuc_core.settings import help_text, metavar_of, value_kind
 
     flag, text, value = f"--{name.replace('_', '-')}", help_text(field), value_kind(field)
@@ -121,9 +123,14 @@ def _option(name: str, field: "FieldInfo") -> click.Option:
     is_tuple, default = get_origin(value) is tuple, field.default
     if is_tuple and default:
         default = ",".join(default)
+    param_type: Any = str if is_tuple else value
+    if get_origin(value) is Literal:
+        param_type = click.Choice(get_args(value))
+    elif get_origin(value) in (Union, UnionType):
+        param_type = NumberOrWord(get_args(get_args(value)[1]))
     return click.Option(
         [flag],
-        type=click.Choice(get_args(value)) if get_origin(value) is Literal else str if is_tuple else value,
+        type=param_type,
         required=field.is_required(),
         default=None if field.is_required() or default == () else default,
         metavar=metavar_of(field),

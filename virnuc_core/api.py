@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,11 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason
 from virnuc_core.settings import (
     EngineSettings,
-    RunConfig,
+    PredictSettings,
     ScoringSettings,
     Settings,
     embed_config,
+    predict_config,
     read_settings,
 )
 from virnuc_core.specs import Alphabet
@@ -144,7 +145,7 @@ def predict(
     source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]],
     *,
     out: str | Path | None = None,
-    chunk_length: int = 500,
+    chunk_length: int | Literal["auto"] | None = None,
     esm_model: str = "tiny",
     dnabert_model: str = "tiny",
     head: str | None = None,
@@ -157,7 +158,8 @@ def predict(
         source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
         out: run folder, with all files of the command; an interrupted run there is resumed. None uses a temporary folder. To
             a URL such as `s3://BUCKET/NAME` the results are copied.
-        chunk_length: in bp.
+        chunk_length: in bp; "auto" is what the head is for, by record length for the longest stretches. None is "auto" with
+            a head, else 500.
         esm_model: ESM-2 model: catalogue name, hub name or path.
         dnabert_model: DNABERT-S model: catalogue name, hub name or path.
         head: classifier head trained on these models; None selects the bundled head, for the bundled models only.
@@ -171,7 +173,7 @@ def predict(
     """
     names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
     settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
-    config = RunConfig(**settings.given)
+    config = predict_config(PredictSettings(**settings.given))
     require_head(config)  # before the inputs are read, which is slow
     keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
     with keeping as root, _files(source) as inputs:

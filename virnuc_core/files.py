@@ -163,7 +163,8 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in get_args(hint):
             return None
-        (hint,) = (option for option in get_args(hint) if option is not NoneType)
+        options = [option for option in get_args(hint) if option is not NoneType]
+        hint = next((option for option in options if type(value) is option), options[0])
         return _checked(hint, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_checked(get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))

@@ -14,7 +14,7 @@ from virnuc_core.inference.launcher import compute_missing, require_main_process
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import index_inputs, open_plan
 from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
-from virnuc_core.models.catalogue import frames_of
+from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
@@ -205,7 +205,8 @@ def index(run: Run) -> None:
     if day := cleaned_on(run.folder.report):
         _log.warning("`virnuc clean` removed the shards of this run on %s: all of it is computed again", day)
     alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
-    index_inputs(run.folder, run.inputs, config.chunk_length, alphabet, frames_of(config), config.min_length)
+    rule = chunk_rule_of(config)
+    index_inputs(run.folder, run.inputs, rule, alphabet, frames_of(config), config.min_length)
 
 
 def divide(run: Training) -> None:
@@ -348,7 +349,7 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
         raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
     same_engine = not {"engine", "dnabert_engine"} & set(given)
     kept: dict[str, Any] = {
-        "chunk_length": plan.chunk_length,
+        "chunk_length": "auto" if isinstance(plan.chunk_length, str) else plan.chunk_length,
         "min_length": plan.min_length,
         "threshold": plan.threshold,
         "fdr": plan.fdr,

@@ -47,6 +47,8 @@ def _split_devices(value: object) -> object:
 
 # At least one codon; the upper bound catches typing errors.
 ChunkLength = Annotated[int, Field(ge=3, le=10_000_000), Metavar("K")]
+# "auto" is resolved by `virnuc_core.models.catalogue.chunk_rule_of`.
+AutoChunkLength = Annotated[Annotated[int, Field(ge=3, le=10_000_000)] | Literal["auto"], Metavar("auto|K")]
 Count = Annotated[int, Field(gt=0), Metavar("N")]
 CountFromZero = Annotated[int, Field(ge=0), Metavar("N")]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
@@ -133,7 +135,11 @@ class TwoModelSettings(EngineSettings):
 class ScoringSettings(TwoModelSettings):
     """Settings of runs that score chunks; None leaves the choice open."""
 
-    chunk_length: ChunkLength | None = Field(default=None, description=f"{_CHUNK_LENGTH} [by the preset]")
+    chunk_length: AutoChunkLength | None = Field(
+        default=None,
+        description=f"{_CHUNK_LENGTH}; auto: what the head is for, by record length for longest frames "
+        "[auto with a head, else by the preset]",
+    )
     min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
     threshold: Probability = Field(
         default=_THRESHOLD, description="Call chunks and contigs virus from this probability on"
@@ -171,7 +177,7 @@ class PredictSettings(ScoringSettings):
 class RunConfig(ScoringSettings):
     """A run as passed to the planner, presets applied; "auto" and None are resolved when planning."""
 
-    chunk_length: ChunkLength | None = Field(
+    chunk_length: AutoChunkLength | None = Field(
         default=500, description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
     )
     esm_model: str | None = Field(default="tiny", description="ESM-2; None embeds DNA only")
@@ -311,7 +317,7 @@ PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
 
 
 def value_kind(field: FieldInfo) -> Any:
-    """The class or Literal of a setting's value, without None and bounds."""
+    """The class or Literal of a setting's value, without None and bounds, or a union of an int and a Literal."""
     arms = [arm for arm in get_args(field.annotation) if arm is not NoneType]
     kind = arms[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -355,9 +361,10 @@ def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings
 
 
 def predict_config(settings: PredictSettings) -> RunConfig:
-    """The run of `predict`: given settings override the preset."""
+    """The run of `predict`: given settings override the preset; with a head, it chooses the chunk length of `tiny`."""
     given = {name: value for name, value in settings.given.items() if name != "preset"}
-    return RunConfig(**{**PRESETS[settings.preset], **given})
+    by_head = {"chunk_length": "auto"} if "head" in given and settings.preset == "tiny" else {}
+    return RunConfig(**{**PRESETS[settings.preset], **by_head, **given})
 
 
 def embed_config(family: Family, model: str, settings: EngineSettings) -> RunConfig:

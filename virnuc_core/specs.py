@@ -21,7 +21,39 @@ FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
     "open": "open reading frames",
     "longest": "longest stop-free stretches",
 }
+# Chunk length in bp, or as in `CHUNKS_BY_RECORD`; see `chunk_steps`.
+ChunkRule = int | str
+# What --chunk-length auto means for the longest stretches: each record is cut by its own length, into chunks of 500 bp below
+# 2,000 bp, of 1,000 bp below 5,000 bp, and of 2,000 bp from there on.
+CHUNKS_BY_RECORD: Final = "auto:500<2000,1000<5000,2000"
 CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
+
+
+def chunk_steps(rule: ChunkRule) -> tuple[tuple[int, int | None], ...]:
+    """Chunk lengths in bp with the record length that each is used below, ascending; None ends the list.
+
+    Raises:
+        ValueError: the rule is malformed.
+    """
+    if isinstance(rule, int):
+        return ((rule, None),)
+    name, _, table = rule.partition(":")
+    cells = [step.partition("<") for step in table.split(",")]
+    steps = [(int(size), int(below) if below else None) for size, _, below in cells]
+    bounds = [below for _, below in steps[:-1] if below is not None]
+    is_sorted = bounds == sorted(set(bounds)) and len(bounds) == len(steps) - 1 and steps[-1][1] is None
+    if name != "auto" or not is_sorted or min(size for size, _ in steps) < 1:
+        raise ValueError(f"{rule!r:.60} gives no chunk lengths")
+    return tuple(steps)
+
+
+def chunks_in_words(rule: ChunkRule | None) -> str:
+    """The chunk length as texts state it; None is for whole sequences."""
+    if rule is None:
+        return "whole sequences"
+    steps = chunk_steps(rule)
+    sizes = [f"{size} bp" + (f" in records below {below} bp" if below else "") for size, below in steps]
+    return ", ".join(sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

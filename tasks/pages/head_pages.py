@@ -10,7 +10,7 @@ from tasks.pages.markdown import cell, code, model_name, number, size, table
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.pipeline import Training
 from virnuc_core.sequences.frames import LEAST_RESIDUES
-from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
+from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule, chunks_in_words
 from virnuc_core.training.metrics import Confusion, Metrics
 from virnuc_core.training.split import PARTS
 
@@ -107,7 +107,7 @@ def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: b
     lines = [
         f"# Evaluation of {cell(plan.head.name if plan.head else '')}",
         "",
-        f"Models: {models}. Chunks of {plan.chunk_length} bp, their {FRAMES_IN_WORDS[plan.frames]}. "
+        f"Models: {models}. Chunks of {chunks_in_words(plan.chunk_length)}, their {FRAMES_IN_WORDS[plan.frames]}. "
         f"Input: {', '.join(cell(file.name) for file in plan.inputs)}.",
         "",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",

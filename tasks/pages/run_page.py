@@ -9,7 +9,7 @@ from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS
+from virnuc_core.specs import FRAMES_IN_WORDS, chunks_in_words
 
 _NAMED_INPUTS: Final = 3
 
@@ -26,7 +26,10 @@ def run_page(report: RunReport, links: Mapping[str, str]) -> str:
     lines = [f"# {verdict(report)}", "", f"Input: {_inputs(report)}", ""]
     if report.counts:
         plan = report.plan
-        lines += [f"Chunks of {plan.chunk_length} bp, their {FRAMES_IN_WORDS[plan.frames]}.", ""]
+        lines += [
+            f"Chunks of {chunks_in_words(plan.chunk_length)}, their {FRAMES_IN_WORDS[plan.frames]}.",
+            "",
+        ]
         lines += [*_counts(report.counts), ""]
     lines += [
         *table(

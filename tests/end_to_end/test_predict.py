@@ -12,6 +12,7 @@ from tests.end_to_end.conftest import CommandLine, random_dna, rows, virnuc_proc
 from tests.made_models import WIDTH, MadeModels
 from virnuc_core.env_config import reload
 from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.specs import CHUNKS_BY_RECORD
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "small_shards")
 
@@ -38,6 +39,28 @@ def test_every_result_is_there_and_every_record_accounted_for(finished: Path) ->
         num_frames = len(file["frame_ids"])
         assert file["dna"].shape == file["protein"].shape == (num_frames, WIDTH)
     assert len(rows(finished / "prediction_results.txt")) == num_frames + 1
+
+
+def test_a_head_of_no_single_length_cuts_records_by_their_own(
+    virnuc: CommandLine, models: MadeModels, tmp_path: Path
+) -> None:
+    lengths = (150, 1998, 2001, 4998, 5001, 30_000)
+    fasta, out = tmp_path / "contigs.fa", tmp_path / "run"
+    fasta.write_text("".join(f">r{length}\n{random_dna(length, length)}\n" for length in lengths))
+    command = ("predict", fasta, "--out", out, *models.flags, "--head", models.longest_head)
+    document = virnuc.done(*command, "--json").document
+    assert document["chunk_length"] == CHUNKS_BY_RECORD
+    table = rows(out / "predictions.tsv")
+    contig, start, end = (table[0].index(name) for name in ("contig", "start", "end"))
+    sizes = {row[contig]: int(row[end]) - int(row[start]) + 1 for row in table[:0:-1]}
+    assert [sizes[f"r{length}"] for length in lengths] == [150, 500, 1000, 1000, 2000, 2000]
+    assert virnuc.done(*command, "--json").document["shards"]["computed"] == 0
+    assert "500 bp in records below 2000 bp" in virnuc.done("inspect", out).out
+    virnuc.refused(4, "now 700", *command, "--chunk-length", "700")
+    table_of_scores = tmp_path / "scores.txt"
+    virnuc.done("score", out / "embeddings.h5", "--head", models.longest_head, "--out", table_of_scores)
+    assert table_of_scores.read_bytes() == (out / "prediction_results.txt").read_bytes()
+    virnuc.done(*command[:2], "--out", tmp_path / "fixed", *command[4:], "--chunk-length", "700")
 
 
 def test_continues_without_computing_again_and_starts_over_with_force(

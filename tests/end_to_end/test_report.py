@@ -15,6 +15,7 @@ from tests.made_reports import MadeContig, island, many_contigs, write_run, writ
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.data import Limits
 from virnuc_core.results.report.page import write_report_page
+from virnuc_core.specs import CHUNKS_BY_RECORD
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu")
@@ -313,6 +314,26 @@ def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(sh
     assert "2 other · 1 virus" in figure.inner_text()
     assert "at least 0.900. Peaks" in page.inner_text("#confidence")
     assert page.locator("td.c-p_virus .score .fill-virus").count() == 1
+
+
+def test_chunks_of_records_cut_by_their_own_length_are_where_the_table_has_them(show: Any) -> None:
+    made = [
+        MadeContig(name=f"of_{length}", p_virus=(0.9,) * chunks, length=length)
+        for length, chunks in ((1999, 4), (4999, 5), (7000, 4), (9000, 5))
+    ]
+    page = show(made, frames="longest", chunk_length=CHUNKS_BY_RECORD)
+    assert "500 bp below 2,000 bp, 1,000 bp below 5,000 bp, 2,000 bp" in page.inner_text("#facts")
+    table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
+    lines = [line.split("\t") for line in table.splitlines()[1:]]
+    for contig in made:
+        row(page, contig.name).click()
+        track = page.locator(".detail .track")
+        track.locator(".plot").focus()
+        for _, number, start, end, *_ in (line for line in lines if line[0] == contig.name):
+            page.keyboard.press("ArrowRight")
+            place = f"chunk {number}, {int(start):,} – {int(end):,} bp: "
+            assert track.locator(".readout").inner_text().startswith(place)
+        row(page, contig.name).click()
 
 
 def test_of_ten_thousand_contigs_the_first_rows_are_shown_and_keys_go_through_them(show: Any) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.slow_frames import slow_chunks, slow_frames, slow_stretches
 from virnuc_core.columns import ByteColumn
 from virnuc_core.sequences.frames import FRAME_NAMES, FrameTable, chunk_table, longest_stretches, open_frames
+from virnuc_core.specs import CHUNKS_BY_RECORD
 
 CHUNK_LENGTHS = st.sampled_from([300, 500]) | st.integers(1, 60)
 CLEAN = st.text("ACGT", min_size=1, max_size=200)
@@ -28,6 +29,22 @@ def test_chunks_follow_the_rule(lengths: list[int], k: int) -> None:
     ]
     found = zip(table.record, table.index, table.start, table.end, strict=True)
     assert [tuple(map(int, row)) for row in found] == expected
+
+
+LENGTHS_AROUND_STEPS = st.sampled_from([1999, 2000, 2001, 4999, 5000, 5001]) | st.integers(1, 12_000)
+
+
+@given(st.lists(LENGTHS_AROUND_STEPS, min_size=1, max_size=20))
+@example([1, 1999, 2000, 4999, 5000, 30_000])
+def test_records_are_cut_by_their_own_length(lengths: list[int]) -> None:
+    table = chunk_table(np.array(lengths, np.int64), CHUNKS_BY_RECORD)
+    rows = list(zip(table.record, table.index, table.start, table.end, strict=True))
+    for record, length in enumerate(lengths):
+        size = 500 if length < 2000 else 1000 if length < 5000 else 2000
+        own = [(int(start), int(end)) for number, _, start, end in rows if number == record]
+        assert own == slow_chunks(length, size)
+        assert {base for start, end in own for base in range(start, end)} == set(range(length))
+    assert table.record.tolist() == sorted(table.record.tolist())
 
 
 def require_rows(

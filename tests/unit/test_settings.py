@@ -40,6 +40,13 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert (config.chunk_length, config.esm_model, config.dnabert_model) == (300, "650M", "DNABERT-S")
     assert config.head == "a.pth"
     assert predict_config(PredictSettings()) == RunConfig()
+    for values, chunk_length in (
+        ({"chunk_length": "auto"}, "auto"),
+        ({"head": "a.pth"}, "auto"),
+        ({"head": "a.pth", "chunk_length": "700"}, 700),
+        ({"head": "a.pth", "preset": "virnucpro-300"}, 300),
+    ):
+        assert predict_config(read_settings(PredictSettings, values)).chunk_length == chunk_length
     for chunk_length in (300, 500):
         config = predict_config(read_settings(PredictSettings, {"preset": f"virnucpro-{chunk_length}"}))
         chosen = (config.chunk_length, config.esm_model, config.dnabert_model)

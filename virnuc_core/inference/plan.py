@@ -20,6 +20,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import (
     FRAMES_IN_WORDS,
     AttentionBackend,
+    ChunkRule,
     EmbeddingsDtype,
     Engine,
     Family,
@@ -131,7 +132,7 @@ class RunPlan:
         kind: "predict" (chunks, frames and calls), "embed" (one vector per sequence), or "train" (vectors of frames).
         inputs: files, for information only.
         input_digest: digest of the frame store's content.
-        chunk_length: in bp; None for whole sequences, for which `frames` has no meaning.
+        chunk_length: in bp, or a table by record length; None for whole sequences, for which `frames` has no meaning.
         models: DNA model first, then protein model; at least one.
         head: None if nothing is scored.
         shards: contiguous, in row order.
@@ -148,7 +149,7 @@ class RunPlan:
     kind: Kind
     inputs: tuple[InputFile, ...]
     input_digest: str
-    chunk_length: int | None
+    chunk_length: ChunkRule | None
     frames: FrameRule
     models: tuple[PlannedModel, ...]
     head: PlannedHead | None

@@ -42,6 +42,7 @@ from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     Alphabet,
     AttentionBackend,
+    ChunkRule,
     Engine,
     Family,
     FrameRule,
@@ -68,7 +69,7 @@ _log = logging.getLogger(__name__)
 def index_inputs(
     folder: RunFolder,
     inputs: list[str],
-    chunk_length: int | None,
+    chunk_length: ChunkRule | None,
     alphabet: Alphabet,
     frames: FrameRule = "open",
     min_length: int = 0,
@@ -223,7 +224,7 @@ def make_plan(
     models = plan_models(config, devices, existing, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = _plan_head(config, models, existing, store.meta.frames) if kind == "predict" else None
+    head = _plan_head(config, models, existing, store.meta) if kind == "predict" else None
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
@@ -235,7 +236,7 @@ def make_plan(
         kind=kind,
         inputs=store.meta.inputs,
         input_digest=store.meta.content_sha256,
-        chunk_length=config.chunk_length,
+        chunk_length=store.meta.chunk_length,
         frames=store.meta.frames,
         models=models,
         head=head,
@@ -399,11 +400,11 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
 
 
 def _plan_head(
-    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None, frames: FrameRule
+    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None, store: StoreMeta
 ) -> PlannedHead:
     """The head, checked against the chunks, their frames and the embedding widths of the models."""
     name = head_of(config)
-    path = resolve_head(name, config.chunk_length, frames)
+    path = resolve_head(name, store.chunk_length, store.frames)
     before = existing.head if existing else None
     widths = [model.spec.embedding_dim for model in models]
     if not takes_widths(head := load_head(path), *widths):
@@ -417,8 +418,8 @@ def _plan_head(
     if before is not None and before.location == str(path):
         short_name = before.name
     index = index_path(path)
-    digest = file_digest(index) if frames == "longest" and index.is_file() else None
-    if frames == "longest" and digest is None:
+    digest = file_digest(index) if store.frames == "longest" and index.is_file() else None
+    if store.frames == "longest" and digest is None:
         _log.info("plan: head %s has no index of genomes (%s)", short_name, index.name)
     return PlannedHead(
         name=short_name, fingerprint=classifier_fingerprint(path), location=str(path), index=digest

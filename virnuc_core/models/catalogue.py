@@ -1,5 +1,6 @@
 """Models and heads with a short name: published ones, pinned to a commit, and bundled ones."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -11,7 +12,15 @@ from safetensors import SafetensorError, safe_open
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
 from virnuc_core.files import parse_object
 from virnuc_core.settings import RunConfig
-from virnuc_core.specs import FRAMES_IN_WORDS, Family, FrameRule, ModelSpec
+from virnuc_core.specs import (
+    CHUNKS_BY_RECORD,
+    FRAMES_IN_WORDS,
+    ChunkRule,
+    Family,
+    FrameRule,
+    ModelSpec,
+    chunks_in_words,
+)
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
@@ -19,6 +28,8 @@ INDEX_SUFFIX: Final = ".index.safetensors"
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,7 @@ CATALOGUE: Final = (
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
+_USUAL_LENGTH: Final = 500  # chunk length in bp of a head for open reading frames that states none
 _HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
 BUNDLED_HEADS: Final = {
     f"tiny-{length}": _BUNDLED / "heads" / f"tiny_{length}.safetensors" for length in _HEAD_LENGTHS
@@ -208,6 +220,21 @@ def frames_of(config: RunConfig) -> FrameRule:
     return frames
 
 
+def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
+    """How a run cuts records; None embeds whole sequences. Raises as `require_head`.
+
+    The head resolves "auto": to the length that it states, else to `CHUNKS_BY_RECORD` for the longest stretches and to
+    500 bp for open reading frames.
+    """
+    if config.chunk_length != "auto":
+        return config.chunk_length
+    purpose = read_purpose(resolve_head(head_of(config)))
+    by_record = CHUNKS_BY_RECORD if (config.frames or purpose.frames) == "longest" else _USUAL_LENGTH
+    rule = purpose.chunk_length or by_record
+    _log.info("chunk length: %s (by the head)", chunks_in_words(rule))
+    return rule
+
+
 def require_head(config: RunConfig) -> None:
     """Fails early if the head of a run that makes calls is missing or is for chunks of another length.
 
@@ -216,14 +243,16 @@ def require_head(config: RunConfig) -> None:
         MismatchError: it was trained for chunks of another length.
         UsageError: none is given, and none is bundled for these models; or it is not for `--fdr`.
     """
-    resolve_head(head_of(config), config.chunk_length)
+    resolve_head(head_of(config), None if config.chunk_length == "auto" else config.chunk_length)
     frames_of(config)
 
 
-def resolve_head(name_or_path: str, chunk_length: int | None = None, frames: FrameRule | None = None) -> Path:
+def resolve_head(
+    name_or_path: str, chunk_length: ChunkRule | None = None, frames: FrameRule | None = None
+) -> Path:
     """The file of a head: a name in `BUNDLED_HEADS`, or a path.
 
-    `chunk_length`, in bp, and `frames` are those of the chunks to score; None skips the check.
+    `chunk_length` and `frames` are those of the chunks to score; None skips the check.
 
     Raises:
         CheckpointError: there is no such head.
@@ -243,8 +272,9 @@ def resolve_head(name_or_path: str, chunk_length: int | None = None, frames: Fra
     purpose = read_purpose(path)
     if chunk_length is not None and purpose.chunk_length not in (None, chunk_length):
         raise MismatchError(
-            f"head {name_or_path} was trained for chunks of {purpose.chunk_length} bp, and these have {chunk_length} bp. "
-            f"Use --chunk-length {purpose.chunk_length}, or a head that was trained for {chunk_length} bp."
+            f"head {name_or_path} was trained for chunks of {purpose.chunk_length} bp, and these have "
+            f"{chunks_in_words(chunk_length)}. Use --chunk-length {purpose.chunk_length}, or a head that was trained for "
+            f"{chunks_in_words(chunk_length)}."
         )
     if frames not in (None, purpose.frames):
         raise MismatchError(

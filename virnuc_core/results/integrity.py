@@ -30,7 +30,7 @@ from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
-from virnuc_core.specs import FRAMES_IN_WORDS
+from virnuc_core.specs import FRAMES_IN_WORDS, chunks_in_words
 
 Kind = (
     Literal["run folder", "frame store", "checkpoint", "head", "index of genomes", "unknown file"] | Hdf5Kind
@@ -391,7 +391,7 @@ def _plan_facts(plan: RunPlan) -> Iterator[Fact]:
     yield "kind", plan.kind
     yield "plan fingerprint", plan.fingerprint
     yield "inputs", ", ".join(file.name for file in plan.inputs)
-    yield "chunk length", f"{plan.chunk_length} bp" if plan.chunk_length else "whole sequences"
+    yield "chunk length", chunks_in_words(plan.chunk_length)
     if plan.chunk_length:
         yield "frames", FRAMES_IN_WORDS[plan.frames]
     for model in plan.models:
@@ -414,7 +414,7 @@ def _read_store(path: Path) -> Iterator[Fact]:
     yield "records", f"{meta.num_records} used, {meta.num_rejected} rejected"
     yield "chunks", str(meta.num_chunks)
     yield "frames", str(meta.num_frames)
-    yield "chunk length", f"{meta.chunk_length} bp" if meta.chunk_length else "whole sequences"
+    yield "chunk length", chunks_in_words(meta.chunk_length)
     if meta.chunk_length:
         yield "rule", FRAMES_IN_WORDS[meta.frames]
     _require_unaltered(store)

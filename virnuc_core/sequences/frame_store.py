@@ -30,7 +30,7 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
-from virnuc_core.specs import Alphabet, FrameRule, InputFile
+from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_steps
 
 Int64 = npt.NDArray[np.int64]
 
@@ -45,14 +45,14 @@ class StoreMeta:
     """Contents and origin of a frame store.
 
     Attributes:
-        chunk_length: in bp; None for whole sequences, for which `frames` has no meaning.
+        chunk_length: in bp, or a table by record length; None for whole sequences, for which `frames` has no meaning.
         num_records: used records.
         num_frames: rows to embed: frames or whole sequences.
         num_renamed: records renamed because an earlier one has the same name.
         content_sha256: hex digest of all columns.
     """
 
-    chunk_length: int | None
+    chunk_length: ChunkRule | None
     alphabet: Alphabet
     frames: FrameRule
     inputs: tuple[InputFile, ...]
@@ -90,6 +90,8 @@ class StoreMeta:
         path = folder / _META_NAME
         try:
             meta = from_json(cls, parse_object(path.read_bytes()))
+            if meta.chunk_length is not None:
+                chunk_steps(meta.chunk_length)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
             raise DamagedFileError(
                 f"{folder} is not a whole frame store: {path.name} cannot be used ({error!r}). "

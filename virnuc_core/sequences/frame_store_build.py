@@ -27,7 +27,7 @@ from virnuc_core.sequences.frame_store import (
 )
 from virnuc_core.sequences.frames import chunk_table, longest_stretches, open_frames
 from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
-from virnuc_core.specs import Alphabet, FrameRule
+from virnuc_core.specs import Alphabet, ChunkRule, FrameRule
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _BLOCK_ROWS: Final = 1 << 16
 def build_frame_store(
     inputs: Sequence[str | Path],
     folder: str | Path,
-    chunk_length: int | None,
+    chunk_length: ChunkRule | None,
     alphabet: Alphabet = "dna",
     *,
     frames: FrameRule = "open",
@@ -58,7 +58,8 @@ def build_frame_store(
         InputError: an input cannot be read, changes meanwhile, or has no usable record.
         UsageError: the chunk length is below 1 or given for proteins, or `folder` is not a frame store.
     """
-    if chunk_length is not None and (alphabet != "dna" or chunk_length < 1):
+    is_too_short = isinstance(chunk_length, int) and chunk_length < 1
+    if chunk_length is not None and (alphabet != "dna" or is_too_short):
         raise UsageError(
             f"A chunk length of {chunk_length} cannot be used with {alphabet} records. "
             "Give a positive chunk length for DNA, and none for proteins."
@@ -128,7 +129,12 @@ class _ColumnWriter:
 
 class _Builder:
     def __init__(
-        self, folder: Path, chunk_length: int | None, alphabet: Alphabet, frames: FrameRule, min_length: int
+        self,
+        folder: Path,
+        chunk_length: ChunkRule | None,
+        alphabet: Alphabet,
+        frames: FrameRule,
+        min_length: int,
     ) -> None:
         self._folder = folder
         self._chunk_length = chunk_length
@@ -236,7 +242,7 @@ class _Builder:
         columns.append_strings(self._alphabet, sequences)
         self._num_frames += count
 
-    def _add_frames(self, columns: _ColumnWriter, sequences: ByteColumn, chunk_length: int) -> None:
+    def _add_frames(self, columns: _ColumnWriter, sequences: ByteColumn, chunk_length: ChunkRule) -> None:
         find_frames = open_frames if self._frames == "open" else longest_stretches
         columns.append_strings("sequence", sequences)
         table = chunk_table(sequences.lengths, chunk_length)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.errors import UsageError
+from virnuc_core.specs import ChunkRule, chunk_steps
 
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
@@ -49,11 +50,12 @@ class ChunkTable:
         return len(self.record)
 
 
-def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
-    """Cuts records, int64 (R,) lengths in bases of at least 1, into overlapping chunks.
+def chunk_table(lengths: Int64, chunk_length: ChunkRule) -> ChunkTable:
+    """Cuts records, int64 (R,) lengths in bases of at least 1, into overlapping chunks of K bp.
 
-    A record of L bases gives n = ceil(L / chunk_length) chunks that cover all of it; the surplus n * chunk_length - L is
-    distributed as overlaps between neighbours. The last chunk is often shorter.
+    K is `chunk_length`, or where that is a table what it gives for the length of the record. A record of L bases gives
+    n = ceil(L / K) chunks that cover all of it; the surplus n * K - L is distributed as overlaps between neighbours. The
+    last chunk is often shorter.
 
     Raises:
         UsageError: `chunk_length` is below 1.
@@ -61,17 +63,20 @@ def chunk_table(lengths: Int64, chunk_length: int) -> ChunkTable:
     Source: VirNucPro, `split_fasta_chunk`: overlaps are base + 1 for the first `longer` chunks and base for the others,
     so that chunk i is shifted back by i * base + min(i, longer).
     """
-    if chunk_length < 1:
+    if isinstance(chunk_length, int) and chunk_length < 1:
         raise UsageError(f"The chunk length is {chunk_length} bp; it must be at least 1.")
-    counts = -(-lengths // chunk_length)
-    surplus = counts * chunk_length - lengths
+    steps = chunk_steps(chunk_length)
+    step_of_record = np.searchsorted([below for _, below in steps if below is not None], lengths, "right")
+    size = np.array([size for size, _ in steps], np.int64)[step_of_record]
+    counts = -(-lengths // size)
+    surplus = counts * size - lengths
     base = surplus // np.maximum(counts, 1)
     longer = surplus - base * (counts - 1)
 
     record = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
     index = np.arange(len(record), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = index * (chunk_length - base[record]) - np.minimum(index, longer[record])
-    end = np.minimum(start + chunk_length, lengths[record])
+    start = index * (size - base)[record] - np.minimum(index, longer[record])
+    end = np.minimum(start + size[record], lengths[record])
     return ChunkTable(record, index, start, end)
 
 

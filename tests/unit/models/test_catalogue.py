@@ -13,6 +13,7 @@ from virnuc_core.models.catalogue import (
     BUNDLED_HEADS,
     CATALOGUE,
     HubCommit,
+    chunk_rule_of,
     find_entries,
     frames_of,
     head_of,
@@ -23,6 +24,7 @@ from virnuc_core.models.catalogue import (
 )
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.settings import RunConfig
+from virnuc_core.specs import CHUNKS_BY_RECORD, chunk_steps
 
 
 def test_names_are_unique_and_published_models_pinned_to_a_commit() -> None:
@@ -112,6 +114,54 @@ def test_a_head_that_states_its_frames_is_for_no_others(tmp_path: Path) -> None:
             resolve_head(str(head), frames=other)
     assert frames_of(RunConfig()) == "open"
     assert frames_of(RunConfig(head=str(head), frames="longest")) == "longest"
+
+
+@pytest.mark.parametrize(
+    ("facts", "chosen", "expected"),
+    [
+        ({"frames": "longest"}, "auto", CHUNKS_BY_RECORD),
+        ({"frames": "longest"}, 700, 700),
+        ({"frames": "longest", "chunk_length": 300}, "auto", 300),
+        ({"chunk_length": 300}, "auto", 300),
+        ({}, "auto", 500),
+        ({}, None, None),
+    ],
+)
+def test_the_head_chooses_the_chunk_length(
+    tmp_path: Path, facts: dict[str, object], chosen: int | str | None, expected: int | str | None
+) -> None:
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(8), head, facts)
+    config = RunConfig(chunk_length=chosen, head=str(head))
+    require_head(config)
+    assert chunk_rule_of(config) == expected
+
+
+def test_records_cut_by_their_length_are_not_for_a_head_of_one_length(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
+    with pytest.raises(MismatchError, match=r"these have 500 bp in records below 2000 bp, .*, 2000 bp\. Use"):
+        resolve_head(str(head), CHUNKS_BY_RECORD)
+    with pytest.raises(UsageError, match="no head is bundled for the tiny models at a chunk length of auto"):
+        chunk_rule_of(RunConfig(chunk_length="auto"))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "auto:",
+        "auto:500<2000",
+        "auto:500<2000,1000<2000,2000",
+        "auto:500,1000",
+        "500",
+        "auto:0",
+        "auto:a",
+    ],
+)
+def test_a_malformed_chunk_rule_is_refused(rule: str) -> None:
+    with pytest.raises(ValueError, match=r"gives no chunk lengths|invalid literal"):
+        chunk_steps(rule)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.results.tables import differing_tables, write_tables
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
+from virnuc_core.specs import CHUNKS_BY_RECORD
 
 
 @pytest.fixture(scope="module")
@@ -421,6 +422,42 @@ def test_vectors_are_scored_by_a_head_for_them_only(
     ):
         with pytest.raises(MismatchError, match=message):
             score_embeddings(made.folder.embeddings, str(head), out)
+
+
+def test_records_of_every_length_are_cut_by_their_own(made_models: MadeModels, tmp_path: Path) -> None:
+    """Records of 150 bp to 30 kb: calls do not depend on the shards, on an interruption or on the other records."""
+    lengths = [150, 700, 1999, 2000, 4999, 5000, 9001, 30_000]
+    letters = np.random.default_rng(0)
+    dna = ["".join(letters.choice(list("ACGT"), length)) for length in lengths]
+    fasta = tmp_path / "contigs.fa"
+    fasta.write_text("".join(f">r{length}\n{record}\n" for length, record in zip(lengths, dna, strict=True)))
+    config = made_models.config(head=str(made_models.longest_head), chunk_length="auto")
+    whole = plan_run(tmp_path / "whole", fasta, config, shard_seconds=60)
+    parts = plan_run(tmp_path / "parts", fasta, config, shard_seconds=0.02)
+    for made in (whole, parts):
+        assert made.plan.chunk_length == made.plan.fingerprint_fields["chunk_length"] == CHUNKS_BY_RECORD
+        assert read_plan(made.folder.plan) == made.plan
+    assert len(whole.plan.shards) < len(parts.plan.shards)
+    whole.compute()
+    parts.compute([0])
+    with pytest.raises(MismatchError, match=r"chunk_length \(--chunk-length\) was auto:500<2000.*, now 500"):
+        index_inputs(parts.folder, [str(fasta)], 500, "dna", "longest")
+    assert index_inputs(parts.folder, [str(fasta)], CHUNKS_BY_RECORD, "dna", "longest") == parts.store.meta
+    parts.compute(range(1, len(parts.plan.shards)))
+    for made in (whole, parts):
+        write_results(made)
+    first, second = (read(made.folder.predictions) for made in (whole, parts))
+    sizes = (first.end - first.start + 1).groupby(first.contig, sort=False).max()
+    assert sizes.tolist() == [150, 500, 500, 1000, 1000, 2000, 2000, 2000]
+    np.testing.assert_allclose(first.p_virus, second.p_virus, atol=0.02)
+    fresh = from_nothing(parts, tmp_path / "fresh")
+    write_results(fresh)
+    assert content(fresh.folder) == content(parts.folder)
+    starts = set(zip(first.contig, first.start, strict=True))
+    regions = read(parts.folder.regions)
+    assert set(zip(regions.contig, regions.start, strict=True)) <= starts
+    config = made_models.config(head=str(made_models.longest_head), chunk_length="auto", threshold=0.6)
+    assert begin_move(copy_of(parts, tmp_path / "moved"), config).plan.chunk_length == CHUNKS_BY_RECORD
 
 
 def test_a_run_is_not_resumed_or_moved_with_a_head_for_other_frames(

@@ -14,7 +14,7 @@ from virnuc_core.sequences import frame_store_build
 from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.specs import Alphabet, FrameRule
+from virnuc_core.specs import CHUNKS_BY_RECORD, Alphabet, ChunkRule, FrameRule
 
 SEQUENCES = {"long": "GCC" * 300, "none": "TTAATTAACTAGCTAG" * 5, "short": "GCCGCCA"}
 PEAK_MEMORY = """
@@ -31,7 +31,7 @@ META_OF_OTHER_FORM = [b"", b"{}", b'{"inputs": [{}]}', b'{"inputs": 3}', *hostil
 def build(
     tmp_path: Path,
     text: str,
-    chunk_length: int | None = 500,
+    chunk_length: ChunkRule | None = 500,
     alphabet: Alphabet = "dna",
     frames: FrameRule = "open",
 ) -> FrameStore:
@@ -231,6 +231,16 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="in the way"):
         build(tmp_path, ">a\nACGT\n")
     assert (tmp_path / "frames" / "thesis.tex").exists()
+
+
+def test_a_store_says_how_records_were_cut(tmp_path: Path) -> None:
+    store = build(tmp_path, fasta({"a": "GCA" * 400, "b": "GCA" * 1200, "c": "GCA" * 2000}), CHUNKS_BY_RECORD)
+    assert store.meta.chunk_length == CHUNKS_BY_RECORD
+    assert store.chunk_record.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+    meta = store.folder / "meta.json"
+    meta.write_text(meta.read_text().replace(CHUNKS_BY_RECORD, "auto:500<2000"))
+    with pytest.raises(DamagedFileError, match="not a whole frame store"):
+        FrameStore.open(store.folder)
 
 
 @pytest.mark.parametrize(("chunk_length", "alphabet"), [(0, "dna"), (-5, "dna"), (500, "protein")])

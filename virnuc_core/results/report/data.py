@@ -27,7 +27,7 @@ from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, FrameRule
+from virnuc_core.specs import FRAMES_IN_WORDS, ChunkRule, FrameRule, chunk_steps
 
 LEVELS: Final = 254  # quantisation of track scores
 NO_SCORE: Final = 255
@@ -159,7 +159,7 @@ class RunFacts(_Part):
     out: str
     finished: str = ""
     inputs: list[_Input]
-    chunk_length: int
+    chunk_length: ChunkRule
     frames: FrameRule
     models: list[_Model]
     head: _Head
@@ -195,6 +195,7 @@ class RunFacts(_Part):
         values = self.model_dump()
         return {
             **values,
+            "chunk_steps": chunk_steps(self.chunk_length),
             "frames_in_words": FRAMES_IN_WORDS[self.frames],
             "inputs": values["inputs"][: limits.files],
             "num_inputs": len(self.inputs),

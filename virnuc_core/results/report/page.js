@@ -32,7 +32,7 @@ function header() {
     fact("Input", named.map((name, i) => [i ? ", " : "", foreign(name)]).flat(), left > 0 ? ` and ${count(left)} more` : ""),
     fact("Models", run.models.map((model) => `${FAMILIES[model.family] || model.family} ${model.name}`).join(" + ")),
     fact("Head", foreign(run.head.name)),
-    fact("Chunks", `${count(run.chunk_length)} bp`),
+    fact("Chunks", run.chunk_steps.map(([size, below]) => `${count(size)} bp${below ? ` below ${count(below)} bp` : ""}`).join(", ")),
     fact("Frames", run.frames_in_words),
     fact("Precision", precisions),
     fact("virnuc", run.versions.virnuc || "–"),

@@ -7,9 +7,14 @@ const SMOOTHED_CHUNKS = 11;
 const LEAST_SMOOTHED = 2 * SMOOTHED_CHUNKS; // a shorter contig is hardly more than one window
 const MIN_BAR_PIXELS = 2.5;
 
+// The chunk length of a contig, in bp.
+function chunkSize(length) {
+  return data.run.chunk_steps.find(([, below]) => below === null || length < below)[0];
+}
+
 // Where the chunks of a contig lie: ceil(length / size) chunks that cover it, the surplus shared out as overlaps.
 function chunkPlaces(row) {
-  const size = data.run.chunk_length, length = contigs.length[row], number = contigs.chunks[row];
+  const length = contigs.length[row], number = contigs.chunks[row], size = chunkSize(length);
   const surplus = number * size - length;
   const base = Math.floor(surplus / Math.max(number, 1));
   const longer = surplus - base * (number - 1);
@@ -30,7 +35,7 @@ function trackFigure(row) {
   const canvas = h("div", { class: track.why ? "plot has-why" : "plot", tabindex: "0", role: "group", "aria-label":
     `Scores along ${name}. Left and right arrow keys read chunk by chunk, plus and minus zoom, 0 shows the whole contig.` });
   const show = (from, to) => {
-    const least = Math.min(length, 4 * data.run.chunk_length);
+    const least = Math.min(length, 4 * chunkSize(length));
     const width = Math.min(length, Math.max(least, to - from));
     const begin = Math.min(Math.max(0, (from + to - width) / 2), length - width);
     Object.assign(track, { from: begin, to: begin + width });
@@ -126,7 +131,7 @@ function regionButtons(row, show) {
   const most = 24;
   const buttons = found.slice(0, most).map((i) => {
     const [start, end] = [regions.start[i], regions.end[i]];
-    const flank = Math.max((end - start) / 2, 5 * data.run.chunk_length);
+    const flank = Math.max((end - start) / 2, 5 * chunkSize(contigs.length[row]));
     const sure = [["score", regions.score[i], 0], ["mean p", regions.mean_p[i], 2]]
       .filter(([, value]) => value !== null).map(([what, value, digits]) => ` · ${what} ${value.toFixed(digits)}`).join("");
     return h("button", { type: "button", class: "region", title: "Bring this region into view",
