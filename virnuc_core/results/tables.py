@@ -262,7 +262,7 @@ class _Tables:
         store: FrameStore,
         embeddings: Embeddings,
         head: "ContigHead | None",
-        rules: "_Rules",
+        rules: _Rules,
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:

@@ -1,8 +1,9 @@
 """Fits a ContigHead to labelled runs of chunks and calibrates it; reproducible on the same kind of machine."""
 
+import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from virnuc_core.training.contigs import (
     ContigBatch,
     ContigSampler,
     LossWeights,
+    Run,
     cut_runs,
     fit_contig_temperature,
     head_losses,
@@ -27,6 +29,7 @@ from virnuc_core.training.trainer import (
     Epoch,
     TrainedHead,
     TrainerSettings,
+    cross_entropy,
     fit_temperature,
     learning_rate_factor,
     reproducible,
@@ -72,9 +75,11 @@ class LabelledRuns:
         """int64 (C,): run of each chunk."""
         return np.repeat(np.arange(len(self.classes)), np.diff(self.first_chunk))
 
-    def batch(self, contigs: list[list[tuple[int, int]]]) -> ContigBatch:
-        """A batch of contigs, see `make_batch`."""
-        return make_batch(self.first_row, contigs, self.classes[self.chunk_run], self.groups[self.chunk_run])
+    def batches(self, drawn: Iterable[list[list[Run]]]) -> Iterator[ContigBatch]:
+        """A batch of each list of contigs, see `make_batch`."""
+        classes, groups = self.classes[self.chunk_run], self.groups[self.chunk_run]
+        for contigs in drawn:
+            yield make_batch(self.first_row, contigs, classes, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class _Validation:
         run_of_piece = np.array([run for run, _ in pieces])
         contig_weights = (data.weights / np.bincount(run_of_piece))[run_of_piece]
         chunk_weights = (data.weights / np.diff(data.first_chunk))[data.chunk_run]
-        batch = data.batch([[piece] for _, piece in pieces])
+        [batch] = data.batches([[[piece] for _, piece in pieces]])
         return cls(
             data=data,
             batch=batch,
@@ -125,8 +130,8 @@ class _Validation:
     def loss(self, head: ContigHead) -> float:
         """Mean of the weighted cross-entropies of chunks and of contigs, virus or not."""
         margins = self.margins(head)
-        chunks = _cross_entropy(margins.chunks, self.batch.chunk_class < self.num_virus, self.chunk_weights)
-        contigs = _cross_entropy(
+        chunks = cross_entropy(margins.chunks, self.batch.chunk_class < self.num_virus, self.chunk_weights)
+        contigs = cross_entropy(
             margins.contigs, self.batch.contig_class < self.num_virus, self.contig_weights
         )
         return (chunks + contigs) / 2
@@ -221,8 +226,7 @@ def _batches(
     data: LabelledRuns, num_virus: int, batch_rows: int, rng: np.random.Generator
 ) -> Iterator[ContigBatch]:
     sampler = ContigSampler(data.first_chunk, data.weights, data.classes < num_virus)
-    while True:
-        yield data.batch(sampler.draw(batch_rows / _ROWS_OF_SCALE, rng))
+    return data.batches(sampler.draw(batch_rows / _ROWS_OF_SCALE, rng) for _ in itertools.count())
 
 
 def _codes(head: ContigHead, features: Tensor, sizes: Tensor) -> Tensor:
@@ -240,7 +244,3 @@ def _standardise(head: ContigHead, data: LabelledRuns) -> None:
         mean, sd = normed.mean(0), normed.std(0, correction=0) + 1e-6
         norm.weight.copy_(1 / sd)
         norm.bias.copy_(-mean / sd)
-
-
-def _cross_entropy(margins: Float64, is_viral: npt.NDArray[np.bool_], weights: Float64) -> float:
-    return float(weights @ np.logaddexp(0.0, -np.where(is_viral, margins, -margins)))

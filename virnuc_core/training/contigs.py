@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from virnuc_core.columns import concatenated_ranges
 from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead
+from virnuc_core.training.trainer import cross_entropy
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -197,12 +198,11 @@ def fit_contig_temperature(
 
     They have the smallest weighted cross-entropy of the log-odds `margins` (n,); see `ContigHead.contig_margin`.
     """
-    signed = np.where(is_viral, margins, -margins)
     log_chunks = np.log(np.maximum(1, num_chunks))
 
     def loss(parameters: Float64) -> float:
         temperature = np.clip(parameters[0] + parameters[1] * log_chunks, *TEMPERATURE_BOUNDS)
-        return float(weights @ np.logaddexp(0, -signed / temperature) / weights.sum())
+        return cross_entropy(margins / temperature, is_viral, weights) / float(weights.sum())
 
     found = np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)
     return np.asarray(np.clip(found, -TEMPERATURE_BOUNDS[1], TEMPERATURE_BOUNDS[1]))

@@ -131,14 +131,20 @@ def margins_of(head: MLPClassifier, features: Tensor) -> npt.NDArray[np.float64]
     return np.asarray((logits[:, 1] - logits[:, 0]).double().numpy())
 
 
+def cross_entropy(
+    margins: npt.NDArray[np.float64], is_viral: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
+) -> float:
+    """Sum of the weighted cross-entropies of the log-odds of a virus; all (n,)."""
+    return float(weights @ np.logaddexp(0.0, -np.where(is_viral, margins, -margins)))
+
+
 def fit_temperature(
     margins: npt.NDArray[np.float64], is_viral: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
 ) -> float:
     """The temperature with the smallest weighted cross-entropy; for margins see `margins_of`, weights (n,) sum to 1."""
-    signed = np.where(is_viral, margins, -margins)
 
     def loss(log_temperature: float) -> float:
-        return float(weights @ np.logaddexp(0.0, -signed / np.exp(log_temperature)))
+        return cross_entropy(margins / np.exp(log_temperature), is_viral, weights)
 
     bounds = np.log(TEMPERATURE_BOUNDS)
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
@@ -232,8 +238,7 @@ def learning_rate_factor(done: float) -> float:
 def _weighted_loss(head: MLPClassifier, validation: _Inputs) -> float:
     head.eval()
     margins = margins_of(head, validation.features)
-    signed = np.where(validation.targets.numpy() == 1, margins, -margins)
-    return float(validation.weights @ np.logaddexp(0.0, -signed))
+    return cross_entropy(margins, validation.targets.numpy() == 1, validation.weights)
 
 
 def _standardised(
