@@ -33,6 +33,8 @@ _CONTIGS: Final = (
     (5000, 2000),
     (10000, 1000),
     (10000, 2000),
+    (20000, 2000),
+    (20000, 4000),
 )
 _BATCH_CHUNKS: Final = 1024
 # Of these chunks and contigs, mixed anew, the observed false discovery rate is measured.

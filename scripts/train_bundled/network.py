@@ -27,7 +27,7 @@ Int64 = npt.NDArray[np.int64]
 
 ESM2_SPEC: Final = ModelSpec(
     family="esm2",
-    num_layers=4,
+    num_layers=5,
     embedding_dim=256,
     num_heads=4,
     ffn_dim=1024,

@@ -62,6 +62,7 @@ VIEWS: Final = (
     View(chunk_length=1000, shift=677, **_RECODED),
     View(chunk_length=2000, shift=991),
     View(chunk_length=2000, shift=1501, **_RECODED),
+    View(chunk_length=4000, shift=1999, **_RECODED),
 )
 _SAVE_EVERY: Final = 60.0
 

@@ -141,6 +141,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
     monkeypatch.setattr(contigs, "CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
     monkeypatch.setattr(evaluation, "_SAMPLES", {50: 2})
+    monkeypatch.setattr(evaluation, "_CONTIGS", ((5000, 500), (5000, 2000)))
 
     def run(*further: str) -> str:
         files = (
