@@ -64,8 +64,7 @@ def chunk_codes(network: Network, chunks: Chunks) -> torch.Tensor:
         own = np.repeat(np.arange(end - begin), np.diff(chunks.first_row[begin : end + 1]))
         protein = Tokens.take(view.protein, rows, network.esm2)
         dna = Tokens.take(view.dna, rows, network.dnabert)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            vectors, _ = network.vectors(protein, dna)
+        vectors, _ = network.vectors(protein, dna)
         row_codes = network.head.row_codes(*vectors, torch.from_numpy(chunks.sizes[rows]).to(device))
         codes.append(network.head.chunk_codes(row_codes, torch.from_numpy(own).to(device), end - begin))
     return torch.cat(codes)

@@ -22,7 +22,7 @@ from virnuc_core.specs import ModelSpec
 
 
 def export(
-    network: Network, tokenizer: Path, folder: Path, report: dict[str, Any], index: GenomeIndex
+    network: Network, tokenizer: Path, folder: Path, settings: dict[str, Any], index: GenomeIndex
 ) -> None:
     """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/ with the index; weights are fp16, heads fp32."""
     for name, encoder, config in (
@@ -39,10 +39,9 @@ def export(
         write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
     (folder / "heads").mkdir(exist_ok=True)
     head = folder / "heads" / "tiny.safetensors"
-    save_contig_head(network.head, head, {"training": report["settings"]})
+    save_contig_head(network.head, head, {"training": settings})
     save_index(replace(index, head=classifier_fingerprint(head)), index_path(head))
     write_sums(folder / "heads", (folder / "heads").glob("*.safetensors"))
-    (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def published_tensors(model: Encoder) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 Shape legend: N rows, C chunks and R contigs of a batch, T tokens, D width of a model, V vocabulary, K classes.
 """
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -71,7 +72,9 @@ class Tokens:
         """The batch of the given rows."""
         order = np.argsort(tokens.offsets[rows] - tokens.offsets[rows + 1], kind="stable")
         ids, cu_seqlens = tokens.take(rows[order])
-        layout = model.build_layout(cu_seqlens, "sdpa")
+        # torch's kernel for packed sequences has rotary positions only.
+        is_varlen = ids.is_cuda and isinstance(model, ESM2)
+        layout = model.build_layout(cu_seqlens, "varlen" if is_varlen else "sdpa")
         special = torch.zeros_like(ids, dtype=torch.bool)
         special[layout.cu_seqlens[:-1].long()] = True
         special[layout.cu_seqlens[1:].long() - 1] = True
@@ -130,8 +133,14 @@ class Network(nn.Module):
         self.esm2_mlm = MaskedTokenHead(ESM2_SPEC.embedding_dim, ESM2_SPEC.vocab_size)
         self.dnabert_mlm = MaskedTokenHead(DNABERT_SPEC.embedding_dim, DNABERT_SPEC.vocab_size)
 
+    def in_bf16(self) -> "Network":
+        """A copy in bf16 with the same head, in fp32."""
+        copied = copy.deepcopy(self).bfloat16()
+        copied.head = self.head
+        return copied
+
     def vectors(self, protein: Tokens, dna: Tokens) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Mean vectors of DNA and protein (N, D), and their hidden states (T, D)."""
+        """Mean vectors of DNA and protein, fp32 (N, D), and their hidden states (T, D)."""
         hidden = self.dnabert(dna.ids, dna.layout), self.esm2(protein.ids, protein.layout)
         return (
             mean_pool(hidden[0], dna.layout.cu_seqlens, include_special_tokens=True)[dna.place],

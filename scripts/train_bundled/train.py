@@ -4,10 +4,10 @@
         --work FOLDER --out virnuc_core/models/bundled
 
 Masked tokens of both models, the classes of rows, chunks and contigs, and which contigs are relatives are learnt together,
-on chunks of several lengths and contigs of 1 to 24 chunks; an exponential average of the weights is kept. The state is
-in the work folder: a training that was stopped, or ended after `--seconds`, goes on with the same command. `--val` is
-measured and never trained on; the settings were chosen with the help of its figures. A share of the groups of relatives
-is held out to set the temperatures, and the limits of the index of training genomes.
+on chunks of several lengths and contigs of 1 to 24 chunks, in bf16 with weights in fp32; an exponential average of the
+weights is kept. The state is in the work folder: a training that was stopped, or ended after `--seconds`, goes on with
+the same command. `--val` is measured and never trained on; the settings were chosen with the help of its figures. A share
+of the groups of relatives is held out to set the temperatures, and the limits of the index of training genomes.
 """
 
 import argparse
@@ -71,7 +71,7 @@ _SAVE_EVERY: Final = 60.0
 class Settings:
     """Everything that decides the result, apart from the data, the views and the weights of the loss."""
 
-    steps: int = 14_000
+    steps: int = 10_000
     seed: int = 1
     learning_rate: float = 1.2e-3
     weight_decay: float = 0.1
@@ -82,7 +82,7 @@ class Settings:
     held_out: float = 0.05
     ema_decay: float = 0.9995
     warmup: float = 0.04
-    batch_scale: float = 1.0
+    batch_scale: float = 2.0
 
 
 class Sampler:
@@ -140,6 +140,9 @@ class Trainer:
             self.network.load_state_dict(state["network"])
             self.average.load_state_dict(state["average"])
             self._optimizer.load_state_dict(state["optimizer"])
+        self._in_bf16 = self.network.in_bf16()
+        pairs = zip(self.network.parameters(), self._in_bf16.parameters(), strict=True)
+        self._copies = [(own, copied) for own, copied in pairs if own is not copied]
 
     def save(self) -> None:
         """Writes the state."""
@@ -155,23 +158,13 @@ class Trainer:
 
     def train(self, sampler: Sampler, until: float) -> None:
         """Trains to the last step, or to the given time of `time.monotonic`."""
-        settings, device = self.settings, next(self.network.parameters()).device
-        self.network.train()
+        self._in_bf16.train()
         saved = began = time.monotonic()
         first = self.step
         for chunks, batch in sampler.batches(first):
-            if self.step >= settings.steps or time.monotonic() > until:
+            if self.step >= self.settings.steps or time.monotonic() > until:
                 break
-            self._set_rate()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                parts = self.network.loss(chunks, batch, LossWeights())
-            loss = torch.stack(list(parts.values())).sum()
-            self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-            self._optimizer.step()
-            decay = min(settings.ema_decay, (1 + self.step) / (10 + self.step))
-            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+            parts = self._take_step(chunks, batch)
             if self.step % 250 == 0:
                 each = "  ".join(f"{name} {value.item():.3f}" for name, value in parts.items())
                 rate = (self.step - first) / (time.monotonic() - began + 1e-9)
@@ -181,6 +174,23 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         self.save()
+
+    def _take_step(self, chunks: DeviceChunks, batch: ContigBatch) -> dict[str, torch.Tensor]:
+        """Changes the weights; gives the parts of the loss."""
+        self._set_rate()
+        self._in_bf16.zero_grad(set_to_none=True)
+        parts = self._in_bf16.loss(chunks, batch, LossWeights())
+        torch.stack(list(parts.values())).sum().backward()
+        for own, copied in self._copies:
+            assert copied.grad is not None
+            own.grad = copied.grad.float()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self._optimizer.step()
+        decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            torch._foreach_copy_([copied for _, copied in self._copies], [own for own, _ in self._copies])
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
+        return parts
 
     def _set_rate(self) -> None:
         done = self.step / self.settings.steps
@@ -222,6 +232,8 @@ def main() -> None:
     began = time.monotonic()
 
     work, device = arguments["work"], torch.device(arguments["device"])
+    # Its attention compiles a plan for every new shape, and every batch has new ones.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     work.mkdir(parents=True, exist_ok=True)
     table = arguments["table"]
     train, held = Genomes.load(arguments["train"], table).split(settings.held_out, settings.seed)
@@ -238,9 +250,11 @@ def main() -> None:
     if trainer.step < settings.steps:
         print(f"{trainer.step} of {settings.steps} steps are done: run the same command again", flush=True)
         return
-    network, encode = trainer.average, DnabertTokenizer(tokenizer)
+    network, encode = trainer.average.in_bf16(), DnabertTokenizer(tokenizer)
     calibrate(network, held, encode)
     index = index_genomes(network, train, held, encode, settings.seed)
+    export(trainer.average, tokenizer, arguments["out"], asdict(settings), index)
+    print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
     val = Genomes.load([arguments["val"]], table)
     report = {
         "settings": asdict(settings),
@@ -252,7 +266,7 @@ def main() -> None:
         },
     }
     print(json.dumps(report["figures"], indent=1))
-    export(network, tokenizer, arguments["out"], report, index)
+    (arguments["out"] / "training.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
