@@ -22,6 +22,7 @@ Int64 = npt.NDArray[np.int64]
 
 SPECIAL_TOKENS: Final = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 _GROUP_BASES: Final = 1 << 21
+_VOCABULARY_WINDOWS: Final = 40_000  # of 500 bases
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +196,7 @@ def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Gen
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=SPECIAL_TOKENS, initial_alphabet=list("ACGT"), show_progress=False
     )
-    tokenizer.train_from_iterator(_windows(genomes, rng, count=40_000, length=500), trainer)
+    tokenizer.train_from_iterator(_windows(genomes, rng, _VOCABULARY_WINDOWS, length=500), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from scripts.train_bundled import evaluation, network, train
+from scripts.train_bundled import data, evaluation, network, train
 from scripts.train_bundled.data import DeviceChunks, View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.batching.tokenizers import DnabertTokenizer
@@ -140,6 +140,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     monkeypatch.setattr(network, "DNABERT_SPEC", replace(network.DNABERT_SPEC, **small))
     monkeypatch.setattr(train, "VIEWS", (View(chunk_length=500), View(chunk_length=1000, shift=7)))
     monkeypatch.setattr(contigs, "CONTIG_SIZES", ((3, 1, 2), (2, 9, 10)))
+    monkeypatch.setattr(data, "_VOCABULARY_WINDOWS", 2_000)
     monkeypatch.setattr(evaluation, "_SAMPLES", {50: 2})
     monkeypatch.setattr(evaluation, "_CONTIGS", ((5000, 500), (5000, 2000)))
 
