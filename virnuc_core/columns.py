@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 
 def concatenated_ranges(
@@ -58,3 +59,9 @@ class ByteColumn:
         raw = self.data[self.offsets[0] : self.offsets[-1]].tobytes()
         bounds = (self.offsets - self.offsets[0]).tolist()
         return [raw[a:b].decode() for a, b in pairwise(bounds)]
+
+    def to_arrow(self) -> pa.StringArray:
+        """As an Arrow array, of strings that are UTF-8."""
+        data = self.data[self.offsets[0] : self.offsets[-1]]
+        offsets = (self.offsets - self.offsets[0]).astype(np.int32)
+        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data.tobytes()))

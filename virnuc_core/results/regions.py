@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
-from virnuc_core.results.writers import ResultWriter, fasta_record, header_line, six_decimals
+from virnuc_core.results.writers import ResultWriter, decimals, fasta_record, header_line, six_decimals
 from virnuc_core.run_folder import RunFolder
 
 # Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
@@ -248,14 +248,17 @@ class RegionFiles:
         sequence_of: Callable[[int], bytes],
     ) -> None:
         """Writes the regions of the next contigs; names, lengths in bp, and bases are looked up by contig number."""
-        rows = []
+        regions = list(regions)
+        rows: list[dict[str, str | int | float]] = []
+        scores = decimals(np.array([region.score for region in regions]), 2).to_pylist()
+        means = six_decimals(np.array([region.mean_p for region in regions]), self._threshold).to_pylist()
         for contig, own in groupby(regions, key=attrgetter("contig")):
             sequence = sequence_of(contig)
             gff3_name = _gff3_name(names[contig])
             self._write_gff3(f"##sequence-region {gff3_name} 1 {lengths[contig]}\n".encode())
             for number, region in enumerate(own, 1):
+                score, mean_p = scores[len(rows)], means[len(rows)]
                 rows.append(_table_row(names[contig], region))
-                score, mean_p = f"{region.score:.2f}", six_decimals(region.mean_p, self._threshold)
                 cells = {**rows[-1], "score": score, "mean_p": mean_p}.values()
                 self._write_table(("\t".join(map(str, cells)) + "\n").encode())
                 self._write_bed(_bed_line(names[contig], number, region).encode())

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.inference.runner import Scorer
@@ -46,7 +47,8 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
                 end = min(begin + _BLOCK_ROWS, len(file))
                 parts = [_finite_rows(file, name, begin, end) for name in matrices]
                 sizes = file.rows(SIZES, begin, end) if needs_sizes else None
-                write(frame_lines(file.read_ids(begin, end), scorer.score(*parts, sizes=sizes)[SCORES]))
+                ids = pa.array(file.read_ids(begin, end), pa.string())
+                write(frame_lines(ids, scorer.score(*parts, sizes=sizes)[SCORES]))
         return len(file)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from virnuc_core.errors import MismatchError
 from virnuc_core.plain_text import cell_text
@@ -38,6 +39,8 @@ from virnuc_core.results.writers import (
     ResultWriter,
     fasta_record,
     header_line,
+    joined_lines,
+    shortest_digits,
     six_decimals,
     table_lines,
 )
@@ -100,6 +103,7 @@ _STATUS_WITHOUT_FRAME: Final[dict[FrameRule, str]] = {"open": "no_open_frame", "
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
 _BLOCK_CHUNKS: Final = 1 << 16
+_BLOCK_ROWS: Final = 1 << 16
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -285,7 +289,7 @@ class _Tables:
         self._regions = RegionFiles(folder, writer, stack, rules.threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
-        self._add_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
+        self._append_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
         self._write_chunks(header_line(prediction_schema.names))
         self._write_contigs(header_line(contig_schema.names))
         self._write_frames(header_line(FRAME_COLUMNS))
@@ -295,7 +299,9 @@ class _Tables:
         store, threshold = self._store, self._rules.threshold
         first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
         scores = self._embeddings.rows(SCORES, first, last)
-        self._write_frames(frame_lines(store.frame_ids(first, last), scores))
+        for row in range(first, last, _BLOCK_ROWS):
+            ids = store.frame_id_column(row, min(row + _BLOCK_ROWS, last))
+            self._write_frames(frame_lines(ids, scores[row - first : row - first + _BLOCK_ROWS]))
         row_chunk = store.frame_chunk[first:last] - begin
         contig = store.chunk_record[begin:end] - store.chunk_record[begin]
         num_contigs = int(contig[-1]) + 1
@@ -312,7 +318,7 @@ class _Tables:
         table = _prediction_table(store, begin, end, chunks, self._classes)
         self._write_chunks(table_lines(table, threshold))
         self._append_chunks(table)
-        self._add_highest(_highest_score_lines(store.chunk_ids(begin, end), chunks))
+        self._append_highest(_highest_scores(store.chunk_id_column(begin, end), chunks))
         self.counts["scored_chunks"] += int(chunks.is_scored.sum())
         self.counts["viral_chunks"] += int(chunks.is_virus.sum())
         self._add_contigs(slice(begin, end), chunks, contig, contigs)
@@ -325,10 +331,12 @@ class _Tables:
         table = _contig_table(store, first, contig_calls, self._classes)
         self._write_contigs(table_lines(table, self._rules.contig_threshold))
         self._append_contigs(table)
-        self.counts.update(table["call"].to_pylist())
+        for call in table["call"].value_counts().to_pylist():
+            self.counts[call["values"]] += call["counts"]
         names = table["contig"].to_pylist()
-        for row in np.flatnonzero(contig_calls.is_virus).tolist():
-            p = six_decimals(contig_calls.p_call[row], self._rules.contig_threshold)
+        viral = np.flatnonzero(contig_calls.is_virus)
+        p_viral = six_decimals(contig_calls.p_call[viral], self._rules.contig_threshold).to_pylist()
+        for row, p in zip(viral.tolist(), p_viral, strict=True):
             header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
             self._write_viral(fasta_record(header, store.sequence(first + row)))
         scores = ChunkScores(
@@ -347,20 +355,17 @@ def _prediction_table(
     store: FrameStore, begin: int, end: int, calls: ChunkCalls, classes: tuple[str, ...]
 ) -> pa.Table:
     """Rows of predictions.tsv for the chunks begin..end-1; start and end are 1-based and inclusive."""
-    records = store.chunk_record[begin:end]
-    first = int(records[0])
-    names = pa.array(store.record_names(first, int(records[-1]) + 1), pa.string())
     is_scored = calls.is_scored
     schema = PREDICTION_SCHEMAS[store.meta.frames]
     columns: list[Any] = [
-        names.take(pa.array(records - first)),
+        store.chunk_names(begin, end),
         store.chunk_index[begin:end] + 1,
         store.chunk_start[begin:end] + 1,
         store.chunk_end[begin:end],
         pa.array(FRAME_NAMES).take(pa.array(calls.best_frame, mask=~is_scored)),
         pa.array(calls.p_virus, mask=~is_scored),
         _call_names(is_scored, calls.is_virus),
-        np.where(is_scored, SCORED, _STATUS_WITHOUT_FRAME[store.meta.frames]),
+        pc.if_else(pa.array(is_scored), SCORED, _STATUS_WITHOUT_FRAME[store.meta.frames]),
     ]
     if calls.classes is not None:
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
@@ -392,28 +397,25 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 
-def _call_names(is_scored: npt.NDArray[np.bool_], is_virus: npt.NDArray[np.bool_]) -> npt.NDArray[np.str_]:
-    return np.select((~is_scored, is_virus), (UNSCORED, VIRUS), OTHER)
+def _call_names(is_scored: Bool, is_virus: Bool) -> pa.StringArray:
+    return pc.if_else(pa.array(is_scored), pc.if_else(pa.array(is_virus), VIRUS, OTHER), UNSCORED)
 
 
-def _highest_score_lines(chunk_ids: list[str], calls: ChunkCalls) -> Iterator[bytes]:
-    """Unsorted lines, one per scored chunk; called at 0.5, whatever the run's own threshold.
+def _highest_scores(chunk_ids: pa.StringArray, calls: ChunkCalls) -> pa.Table:
+    """One row per scored chunk; called at 0.5, whatever the run's own threshold.
 
     Source: `determine_virus` in VirNucPro's prediction.py, written by pandas.
     """
-    for row in np.flatnonzero(calls.is_scored).tolist():
-        yield f"{chunk_ids[row]}\t{bool(calls.p_virus[row] >= 0.5)}\n".encode()
+    calls_at_half = pc.if_else(pa.array(calls.p_virus >= 0.5), "True", "False")
+    table = pa.table([chunk_ids, calls_at_half], _HIGHEST_SCORE_COLUMNS)
+    return table.filter(pa.array(calls.is_scored))
 
 
-def frame_lines(ids: Iterable[str], scores: npt.NDArray[np.float32]) -> bytes:
+def frame_lines(ids: pa.StringArray, scores: npt.NDArray[np.float32]) -> bytes:
     """Lines of `prediction_results.txt` for scores fp32 (n, 2), with the shortest digits that give the fp32 value again.
 
     Source: `make_predictdata` in VirNucPro's prediction.py, which writes `str` of each fp32 score and takes the first of two
     equal scores as the label.
     """
-    labels = np.where(scores[:, 1] > scores[:, 0], "virus", "others").tolist()
-    lines = (
-        f"{name}\t{label}\t{other!s}\t{virus!s}\n"
-        for name, label, (other, virus) in zip(ids, labels, scores, strict=True)
-    )
-    return "".join(lines).encode()
+    labels = pc.if_else(pa.array(scores[:, 1] > scores[:, 0]), "virus", "others")
+    return joined_lines([ids, labels, *map(shortest_digits, scores.T)])

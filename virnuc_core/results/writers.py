@@ -4,20 +4,23 @@ The methods of `ResultWriter` and `ResultComparison` are context managers that y
 """
 
 import gzip
-import heapq
 import io
-import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from isal import igzip_threaded
 
 from virnuc_core.files import atomic_path
 
@@ -25,12 +28,16 @@ NOT_AVAILABLE: Final = "NA"
 ROW_GROUP_ROWS: Final = 1 << 16
 _LAST_DECIMAL: Final = 1e-6
 _FASTA_LINE: Final = 80
-_SORTED_IN_MEMORY: Final = 1 << 20  # lines
-_READ_BYTES: Final = 1 << 15  # more than the longest line: names have at most 1,000
+_COMPRESSED_BYTES: Final = 1 << 20  # compressed at a time, whatever the writes
+_COMPRESSING_THREADS: Final = 4
+_SORTED_BYTES: Final = 1 << 27  # in memory
+_MERGED_ROWS: Final = 1 << 13  # of each run at a time
+_TEXT_ROWS: Final = 1 << 16  # joined at a time: an array has at most 2 GiB of text
 
 Write = Callable[[bytes], object]
 AppendRows = Callable[[pa.Table], None]
-AddLines = Callable[[Iterable[bytes]], None]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 
 
 class ResultWriter:
@@ -41,9 +48,8 @@ class ResultWriter:
         """Opens a file of bytes."""
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             if compress:
-                # No name or time in the header: equal content gives byte-identical files.
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
-                    yield compressed.write
+                with _compressing(file) as write:
+                    yield write
             else:
                 yield file.write
 
@@ -60,16 +66,16 @@ class ResultWriter:
             groups.finish()
 
     @contextmanager
-    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AddLines]:
-        """Opens a file of a header and lines, which are sorted by their first column (by code points)."""
+    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AppendRows]:
+        """Opens a table of text, whose rows are sorted by their first column (by code points)."""
         # Unnamed, so that a killed process leaves no file behind.
         with tempfile.TemporaryFile(dir=path.parent) as spilled:
-            lines = SortedLines(spilled)
-            yield lines.extend
+            rows = SortedRows(spilled)
+            yield rows.append
             with self.stream(path) as write:
                 write(header)
-                for line in lines:
-                    write(line)
+                for part in rows:
+                    write(joined_lines(part.columns))
 
 
 class ResultComparison(ResultWriter):
@@ -120,17 +126,36 @@ class ResultComparison(ResultWriter):
                 self.differing.add(path)
 
     @contextmanager
-    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AddLines]:
+    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AppendRows]:
         """See `ResultWriter`; compares sums of digests, which do not depend on the order, so nothing is sorted."""
         expected = 0
 
-        def add(lines: Iterable[bytes]) -> None:
+        def append(rows: pa.Table) -> None:
             nonlocal expected
-            expected += sum(map(_digest, lines))
+            expected += sum(map(_digest, io.BytesIO(joined_lines(rows.columns))))
 
-        yield add
+        yield append
         if path.exists() and _sorted_digest(path, header) != expected:
             self.differing.add(path)
+
+
+@contextmanager
+def _compressing(file: IO[bytes]) -> Iterator[Write]:
+    """Compresses into an open file; equal content gives equal bytes, since there is no name or time in the header."""
+    waiting = bytearray()
+    with igzip_threaded.open(
+        file, "wb", threads=_COMPRESSING_THREADS, block_size=_COMPRESSED_BYTES
+    ) as compressed:
+
+        def write(content: bytes) -> None:
+            waiting.extend(content)
+            whole = len(waiting) - len(waiting) % _COMPRESSED_BYTES
+            for begin in range(0, whole, _COMPRESSED_BYTES):
+                compressed.write(waiting[begin : begin + _COMPRESSED_BYTES])
+            del waiting[:whole]
+
+        yield write
+        compressed.write(waiting)
 
 
 def _read(file: gzip.GzipFile | io.BufferedReader, size: int) -> bytes | None:
@@ -187,40 +212,66 @@ class _RowGroups:
         self._write_group(rows.combine_chunks())
 
 
-class SortedLines:
-    """Sorts lines by their first column, `in_memory` at a time: sorted runs in the empty file `spilled`, merged when read."""
+class SortedRows:
+    """Sorts rows by their first column of text, `in_memory` bytes at a time: sorted runs in the empty file `spilled`, merged when read."""
 
-    def __init__(self, spilled: IO[bytes], in_memory: int = _SORTED_IN_MEMORY) -> None:
+    def __init__(self, spilled: IO[bytes], in_memory: int = _SORTED_BYTES) -> None:
         self._spilled = spilled
         self._in_memory = in_memory
-        self._lines: list[bytes] = []
+        self._waiting: list[pa.Table] = []
         self._bounds = [0]
 
-    def extend(self, lines: Iterable[bytes]) -> None:
-        """Adds newline-terminated lines."""
-        for line in lines:
-            self._lines.append(line)
-            if len(self._lines) >= self._in_memory:
-                self._spill()
+    def append(self, rows: pa.Table) -> None:
+        """Adds rows in any order."""
+        self._waiting.append(rows)
+        if sum(rows.nbytes for rows in self._waiting) >= self._in_memory:
+            run = _sorted(self._waiting)
+            with pa.ipc.new_stream(self._spilled, run.schema) as stream:
+                stream.write_table(run, _MERGED_ROWS)
+            self._bounds.append(self._spilled.tell())
+            self._waiting.clear()
 
-    def __iter__(self) -> Iterator[bytes]:
-        self._lines.sort(key=_first_column)
-        self._spilled.flush()
-        runs = map(self._run, self._bounds[:-1], self._bounds[1:])
-        return heapq.merge(*runs, self._lines, key=_first_column)
+    def __iter__(self) -> Iterator[pa.Table]:
+        runs: list[Iterator[pa.Table]] = []
+        if self._bounds[1:]:
+            self._spilled.flush()
+            content = pa.py_buffer(mmap(self._spilled.fileno(), 0, access=ACCESS_READ))
+            parts = map(content.slice, self._bounds[:-1], np.diff(self._bounds).tolist())
+            runs += [map(_as_table, pa.ipc.open_stream(part)) for part in parts]
+        if self._waiting:
+            runs.append(map(_as_table, _sorted(self._waiting).to_batches(_MERGED_ROWS)))
+        return _merged(runs)
 
-    def _spill(self) -> None:
-        self._lines.sort(key=_first_column)
-        self._spilled.writelines(self._lines)
-        self._bounds.append(self._spilled.tell())
-        self._lines.clear()
 
-    def _run(self, begin: int, end: int) -> Iterator[bytes]:
-        while begin < end:
-            block = os.pread(self._spilled.fileno(), min(_READ_BYTES, end - begin), begin)
-            block = block[: block.rindex(b"\n") + 1]
-            begin += len(block)
-            yield from io.BytesIO(block)
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def _sorted(tables: list[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(tables).combine_chunks()
+    return rows.take(pc.sort_indices(rows[0]))
+
+
+def _rows_until(keys: pa.ChunkedArray, bound: str) -> int:
+    return bisect_right(range(len(keys)), bound, key=lambda row: keys[row].as_py())
+
+
+def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """Merges runs of sorted, non-empty tables: in each step the rows up to the least of the last keys of their next tables."""
+    following = {number: rows for number, run in enumerate(runs) if (rows := next(run, None)) is not None}
+    while following:
+        bound = min(rows[0][-1].as_py() for rows in following.values())
+        parts = []
+        for number, rows in list(following.items()):
+            count = _rows_until(rows[0], bound)
+            parts.append(rows.slice(0, count))
+            if count < len(rows):
+                following[number] = rows.slice(count)
+            elif (rows := next(runs[number], None)) is not None:
+                following[number] = rows
+            else:
+                del following[number]
+        yield _sorted(parts)
 
 
 def _first_column(line: bytes) -> bytes:
@@ -235,24 +286,67 @@ def header_line(columns: Iterable[str]) -> bytes:
 
 def table_lines(table: pa.Table, threshold: float) -> bytes:
     """Tab-separated rows, with `NOT_AVAILABLE` for nulls and numbers as `six_decimals`."""
-    cells = (_cells(column, threshold) for column in table.columns)
-    lines = pc.binary_join_element_wise(*cells, "\t").to_pylist()
-    return "".join(f"{line}\n" for line in lines).encode()
+    return joined_lines([_cells(column, threshold) for column in table.columns])
+
+
+def joined_lines(columns: Sequence[pa.StringArray | pa.ChunkedArray]) -> bytes:
+    """Tab-separated rows of columns of text without nulls."""
+    table = pa.table(list(columns), [str(number) for number in range(len(columns))])
+    return b"".join(map(_joined_batch, table.to_batches(_TEXT_ROWS)))
+
+
+def _joined_batch(batch: pa.RecordBatch) -> bytes:
+    *first, last = batch.columns
+    lines = pc.binary_join_element_wise(*first, pc.binary_join_element_wise(last, "\n", ""), "\t")
+    _, offsets, text = lines.buffers()
+    joined: bytes = text[: np.frombuffer(offsets, np.int32)[len(lines)]].to_pybytes()
+    return joined
 
 
 def _cells(column: pa.ChunkedArray, threshold: float) -> pa.ChunkedArray:
     if pa.types.is_floating(column.type):
-        numbers = (None if value is None else six_decimals(value, threshold) for value in column.to_pylist())
-        column = pa.chunked_array([pa.array(numbers, pa.string())])
+        cells = six_decimals(column.fill_null(0.0).to_numpy(), threshold)
+        return pc.if_else(column.is_valid(), cells, NOT_AVAILABLE)
     return column.cast(pa.string()).fill_null(NOT_AVAILABLE)
 
 
-def six_decimals(value: float, threshold: float) -> str:
-    """Rounds to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
+def six_decimals(values: Float64, threshold: float) -> pa.StringArray:
+    """Rounds (n,) to six decimals; where that would cross the threshold of a call, to the next value on its own side."""
+    is_near = np.abs(values - threshold) < _LAST_DECIMAL
+    text = decimals(values, 6)
+    sided = [_six_decimals(value, threshold) for value in values[is_near].tolist()]
+    return pc.replace_with_mask(text, pa.array(is_near), pa.array(sided, pa.string()))
+
+
+def _six_decimals(value: float, threshold: float) -> str:
     text = f"{value:.6f}"
-    if abs(value - threshold) < _LAST_DECIMAL and (float(text) >= threshold) != (value >= threshold):
+    if (float(text) >= threshold) != (value >= threshold):
         return f"{float(text) + (_LAST_DECIMAL if value >= threshold else -_LAST_DECIMAL):.6f}"
     return text
+
+
+def decimals(values: Float64, places: int) -> pa.StringArray:
+    """The text that the format `.{places}f` gives each of the numbers (n,)."""
+    scaled = values * 10.0**places
+    rounded = np.rint(scaled)
+    # The product is exact to half a unit in its last place, which may decide; integers have no negative zero.
+    is_sure = 0.5 - np.abs(scaled - rounded) > np.abs(scaled) * np.finfo(np.float64).eps
+    is_sure &= (rounded != 0) | ~np.signbit(values)
+    number = np.where(is_sure, rounded, 0).astype(np.int64)
+    halves = pa.py_buffer(np.stack((number, number >> 63), axis=1))  # two's complement in 128 bits
+    text = pa.Array.from_buffers(pa.decimal128(18, places), len(number), [None, halves]).cast(pa.string())
+    unsure = [f"{value:.{places}f}" for value in values[~is_sure].tolist()]
+    return pc.replace_with_mask(text, pa.array(~is_sure), pa.array(unsure, pa.string()))
+
+
+def shortest_digits(values: Float32) -> pa.StringArray:
+    """The text that `str` gives each of the numbers fp32 (n,): the shortest digits that give the number again."""
+    text = pa.array(values).cast(pa.string())
+    # Elsewhere Arrow writes the same digits with other exponents, and integers without a point.
+    is_other = ~((values.astype(np.float64) >= 1e-4) & (values < 1))
+    return pc.replace_with_mask(
+        text, pa.array(is_other), pa.array(values[is_other].astype("S")).cast(pa.string())
+    )
 
 
 def fasta_record(header: str, bases: bytes) -> bytes:

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
@@ -235,8 +237,8 @@ class FrameStore:
 
     def sequence(self, row: int) -> bytes:
         """All letters of one record."""
-        columns = (self.sequences, self.dna, self.protein)
-        return next(c.rows(row, row + 1).to_strings()[0].encode() for c in columns if c is not None)
+        column = next(c for c in (self.sequences, self.dna, self.protein) if c is not None)
+        return column.data[column.offsets[row] : column.offsets[row + 1]].tobytes()
 
     def sizes(self, rows: Int64) -> Int64:
         """int64 (n, 2): residues of frames, and bases of their chunks; not for whole sequences."""
@@ -245,31 +247,36 @@ class FrameStore:
         bases = self.chunk_end[chunks] - self.chunk_start[chunks]
         return np.stack((offsets[rows + 1] - offsets[rows], bases), axis=1)
 
-    def chunk_ids(self, begin: int, end: int) -> list[str]:
-        """`NAME_chunk_1`, `NAME_chunk_2`, ... of the chunks begin..end-1."""
-        if begin >= end:
-            return []
+    def chunk_names(self, begin: int, end: int) -> pa.StringArray:
+        """Names of the records of the chunks begin..end-1."""
         records = self.chunk_record[begin:end]
-        first = int(records[0])
-        names = self.record_names(first, int(records[-1]) + 1)
-        return [
-            f"{names[record - first]}_chunk_{index + 1}"
-            for record, index in zip(records.tolist(), self.chunk_index[begin:end].tolist(), strict=True)
-        ]
+        first, last = (int(records[0]), int(records[-1])) if len(records) else (0, -1)
+        return self.names.rows(first, last + 1).to_arrow().take(pa.array(records - first))
 
-    def frame_ids(self, begin: int, end: int) -> list[str]:
+    def chunk_id_column(self, begin: int, end: int) -> pa.StringArray:
+        """`NAME_chunk_1`, `NAME_chunk_2`, ... of the chunks begin..end-1."""
+        numbers = pa.array(self.chunk_index[begin:end] + 1).cast(pa.string())
+        return pc.binary_join_element_wise(self.chunk_names(begin, end), numbers, "_chunk_")
+
+    def frame_id_column(self, begin: int, end: int) -> pa.StringArray:
         """`NAME_chunk_1F1` of the rows begin..end-1; record names for whole sequences."""
         if self.meta.chunk_length is None:
-            return self.record_names(begin, end)
-        if begin >= end:
-            return []
+            return self.names.rows(begin, end).to_arrow()
         chunks = self.frame_chunk[begin:end]
-        first = int(chunks[0])
-        ids = self.chunk_ids(first, int(chunks[-1]) + 1)
-        return [
-            ids[chunk - first] + FRAME_NAMES[frame]
-            for chunk, frame in zip(chunks.tolist(), self.frame_number[begin:end].tolist(), strict=True)
-        ]
+        first, last = (int(chunks[0]), int(chunks[-1])) if len(chunks) else (0, -1)
+        ids = self.chunk_id_column(first, last + 1).take(pa.array(chunks - first))
+        frames = pa.array(FRAME_NAMES).take(pa.array(self.frame_number[begin:end]))
+        return pc.binary_join_element_wise(ids, frames, "")
+
+    def chunk_ids(self, begin: int, end: int) -> list[str]:
+        """`chunk_id_column` as a list."""
+        ids: list[str] = self.chunk_id_column(begin, end).to_pylist()
+        return ids
+
+    def frame_ids(self, begin: int, end: int) -> list[str]:
+        """`frame_id_column` as a list."""
+        ids: list[str] = self.frame_id_column(begin, end).to_pylist()
+        return ids
 
 
 def write_frames_tsv(store: FrameStore, path: str | Path) -> None:

@@ -67,7 +67,7 @@ def change_dataset(path: Path, name: str, change: Callable[[np.ndarray], None]) 
 
 
 def test_an_intact_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(writers, "_SORTED_IN_MEMORY", 5)
+    monkeypatch.setattr(writers, "_SORTED_BYTES", 5)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {path: path.stat().st_mtime_ns for path in (folder.root, *folder.root.rglob("*"))}
     check = inspect_path(folder.root, thorough=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
@@ -40,7 +41,7 @@ def records_of(path: Path) -> dict[str, str]:
 def test_scores_of_frames_have_the_digits_of_virnucpro() -> None:
     scores = np.array([[0.9517528, 0.04824718], [1e-8, 1], [0.5, 0.5]], np.float32)
     lines = b"a\tothers\t0.9517528\t0.04824718\nb\tvirus\t1e-08\t1.0\nc\tothers\t0.5\t0.5\n"
-    assert frame_lines(["a", "b", "c"], scores) == lines
+    assert frame_lines(pa.array(["a", "b", "c"]), scores) == lines
 
 
 def test_the_tables_of_virnucpro(finished_run: MadeRun) -> None:

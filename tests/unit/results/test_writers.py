@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,18 +14,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from virnuc_core.results import writers
-from virnuc_core.results.writers import ResultComparison, ResultWriter, SortedLines, six_decimals
+from virnuc_core.results.writers import (
+    ResultComparison,
+    ResultWriter,
+    SortedRows,
+    decimals,
+    shortest_digits,
+    six_decimals,
+    table_lines,
+)
 
 SCHEMA = pa.schema([("name", pa.string()), ("p", pa.float64())])
 NAMES = ["a", "a!", "a_chunk_10", "a_chunk_2", "B", "ä", "z", "𝄞", "￿", "", *(f"x{i}" for i in range(90))]
 FILES = ("text", "text.gz", "parquet", "sorted")
 
 
-def lines(seed: int) -> list[bytes]:
-    """One per name, in random order."""
-    made = [f"{name}\t{number}\n".encode() for number, name in enumerate(NAMES)]
-    random.Random(seed).shuffle(made)
-    return made
+def shuffled(seed: int) -> pa.Table:
+    """A row per name, in random order."""
+    order = random.Random(seed).sample(range(len(NAMES)), len(NAMES))
+    return pa.table({"id": [NAMES[n] for n in order], "number": [str(n) for n in order]})
 
 
 def rows(begin: int, end: int) -> pa.Table:
@@ -40,7 +48,7 @@ def write_all(writer: ResultWriter, folder: Path, step: int) -> None:
         writer.stream(folder / "text") as write,
         writer.stream(folder / "text.gz", compress=True) as write_compressed,
         writer.parquet(folder / "parquet", SCHEMA) as append,
-        writer.sorted_lines(folder / "sorted", b"id\tnumber\n") as add,
+        writer.sorted_lines(folder / "sorted", b"id\tnumber\n") as append_unsorted,
     ):
         for begin in range(0, 250, step):
             end = min(begin + step, 250)
@@ -48,12 +56,13 @@ def write_all(writer: ResultWriter, folder: Path, step: int) -> None:
             write(content)
             write_compressed(content)
             append(rows(begin, end))
-            add(lines(step)[begin:end])
+            append_unsorted(shuffled(step).slice(begin, end - begin))
 
 
 @pytest.mark.parametrize("step", [1, 30, 100])
 def test_content_in_pieces_of_any_size(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(writers, "_COMPRESSED_BYTES", 64)
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     write_all(ResultWriter(), whole, 250)
     write_all(ResultWriter(), pieces, step)
@@ -68,16 +77,20 @@ def test_content_in_pieces_of_any_size(step: int, tmp_path: Path, monkeypatch: p
     assert comparison.differing == set()
 
 
-@pytest.mark.parametrize("in_memory", [1, 3, 1000])
-def test_order_is_by_code_points_of_the_first_column(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "_READ_BYTES", 20)
+@pytest.mark.parametrize("in_memory", [1, 300, 1 << 20])
+@pytest.mark.parametrize("merged_rows", [1, 3, 1000])
+def test_order_is_by_code_points_of_the_first_column(
+    in_memory: int, merged_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "_MERGED_ROWS", merged_rows)
+    rows = shuffled(1)
     with tempfile.TemporaryFile() as spilled:
-        collected = SortedLines(spilled, in_memory)
-        collected.extend(lines(1)[:50])
-        collected.extend(iter(lines(1)[50:]))
-        result = list(collected)
-    assert [line.decode().split("\t")[0] for line in result] == sorted(NAMES)
-    assert sorted(result) == sorted(lines(1))
+        collected = SortedRows(spilled, in_memory)
+        for begin in range(0, len(rows), 10):
+            collected.append(rows.slice(begin, 10))
+        result = pa.concat_tables(collected)
+    assert result["id"].to_pylist() == sorted(NAMES)
+    assert result.sort_by("number").equals(rows.sort_by("number"))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +124,7 @@ def test_nothing_appears_when_writing_fails(tmp_path: Path) -> None:
 @example(0.1234563, 0.1234562)
 @example(0.9999997, 0.9999999)
 def test_what_is_read_is_on_the_side_of_what_was_written(value: float, threshold: float) -> None:
-    text = six_decimals(value, threshold)
+    [text] = six_decimals(np.array([0.0, value, 1.0]), threshold).to_pylist()[1:2]
     assert (float(text) >= threshold) == (value >= threshold)
     assert abs(float(text) - value) < 1.01e-6
     assert len(text) == 8
@@ -120,4 +133,35 @@ def test_what_is_read_is_on_the_side_of_what_was_written(value: float, threshold
 def test_numbers_are_rounded() -> None:
     values = [0.4999997, 0.5, 0.50000001, 0.1234565001, 1.0]
     texts = ["0.499999", "0.500000", "0.500000", "0.123457", "1.000000"]
-    assert [six_decimals(value, 0.5) for value in values] == texts
+    assert six_decimals(np.array(values), 0.5).to_pylist() == texts
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
+MIDWAY = st.integers(-(10**7), 10**7).map(lambda number: (number + 0.5) / 1e6)
+
+
+@given(st.lists(st.floats(-2, 2) | MIDWAY | FINITE), st.sampled_from([2, 6]))
+@example([0.0, -0.0, -1e-9, 0.5e-6, 1 / 128, 3 / 128, 0.125, -0.375, 9.9999995, 1e22, -1e12], 6)
+def test_decimals_are_those_of_python(values: list[float], places: int) -> None:
+    expected = [f"{value:.{places}f}" for value in values]
+    assert decimals(np.array(values, np.float64), places).to_pylist() == expected
+
+
+@given(st.lists(st.floats(0, 1, width=32) | st.floats(0, 2**-13, width=32) | st.floats(width=32)))
+@example([0.0, 1.0, 1e-4, 9.9e-5, 1e-8, 1.0000001e-4, 0.99999994, 123.0, 1e16, -0.5])
+def test_digits_are_those_of_str(values: list[float]) -> None:
+    numbers = np.array(values, np.float32)
+    assert shortest_digits(numbers).to_pylist() == [str(number) for number in numbers]
+
+
+def test_lines_do_not_depend_on_how_many_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = rows(0, 50)
+    text = table_lines(table, 0.5)
+    names, values = (table[name].to_pylist() for name in ("name", "p"))
+    cells = ["NA" if value is None else f"{value:.6f}" for value in values]
+    expected = (f"{name}\t{cell}\n" for name, cell in zip(names, cells, strict=True))
+    assert text.decode() == "".join(expected)
+    assert table_lines(table.slice(7, 0), 0.5) == b""
+    for size in (1, 7):
+        monkeypatch.setattr(writers, "_TEXT_ROWS", size)
+        assert table_lines(pa.concat_tables([table.slice(0, 20), table.slice(20)]), 0.5) == text
