@@ -17,7 +17,7 @@ import pytest
 from tests.made_reports import EVIDENCE, MadeContig, island, many_contigs, write_run, write_stretches
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report import data, evidence
+from virnuc_core.results.report import evidence, reading
 from virnuc_core.results.report.data import (
     LEVELS,
     MAX_CLASSES,
@@ -33,6 +33,7 @@ from virnuc_core.results.report.data import (
 from virnuc_core.results.report.evidence import NO_CLASS
 from virnuc_core.results.report.page import script_json, write_report_page
 from virnuc_core.results.report.totals import BINS
+from virnuc_core.specs import FrameRule
 
 VIRAL = MadeContig(name="viral", p_virus=(0.9, 0.8, None, 0.7), regions=((1, 2000),), tier="confident")
 MADE = [*many_contigs(30), island("island"), MadeContig(name="short", p_virus=(0.7, 0.9)), VIRAL]
@@ -41,7 +42,7 @@ HOSTILE = "</script><script>alert(1)</script><!--&amp;\u2028'\""
 
 
 def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
     folder, document = write_run(tmp_path, MADE, rejected=REJECTED)
     found = gather(folder, document)
     columns, names = found["contigs"], found["names"]
@@ -142,7 +143,7 @@ def unpacked(text: str, dtype: str) -> list[float]:
 def test_called_contigs_have_evidence_class_and_stretches_of_each_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
     monkeypatch.setattr(evidence, "_BLOCK_ROWS", 3)
     classes = (("prokaryotic virus", "eukaryotic virus", None, "plasmid"), ("bacterium", "eukaryotic virus"))
     rows = ((("F3", 2, 90, 0.75), ("R1", 4, 300, 0.2)), (("F1", 0, 33, 0.9),), (), (("R2", 1, 60, 0.1),))
@@ -221,6 +222,23 @@ def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: 
     assert (found["run"]["inputs"], found["run"]["num_inputs"], found["run"]["num_lanes"]) == ([], 1, 1)
 
 
+@pytest.mark.parametrize("frames", ["open", "longest"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(contigs=3, regions=2)])
+def test_rows_read_at_a_time_change_nothing(
+    frames: FrameRule, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [*many_contigs(10), island("a"), VIRAL, island("b"), *many_contigs(4, 2)]
+    made = [replace(contig, name=f"{contig.name}_{number}") for number, contig in enumerate(made)]
+    made[3] = replace(made[3], regions=((1, 500), (1001, 2000)))
+    folder, document = write_run(tmp_path, made, frames=frames)
+    labels = {contig.name: f"class {number % 3}" for number, contig in enumerate(made) if number % 4}
+    whole = gather(folder, document, labels, limits)
+    assert whole["totals"]["regions"] == 5
+    for rows in (1, 2, 5):
+        monkeypatch.setattr(reading, "_BATCH_ROWS", rows)
+        assert gather(folder, document, labels, limits) == whole
+
+
 def test_classes_add_up_to_all(tmp_path: Path) -> None:
     labels = {"viral": "phage", "contig_1": "bacteria", "contig_2": "bacteria", "elsewhere": "phage"}
     found = gather(*write_run(tmp_path, [*many_contigs(10), VIRAL]), labels)
@@ -270,6 +288,11 @@ def without_first_unscored(table: pa.Table) -> pa.Table:
         ("predictions", with_last("p_virus", -0.1), "p_virus is out of range"),
         ("regions", with_last("score", float("inf")), "score is out of range"),
         ("regions", with_last("contig", "another"), "'another' is no contig of the run"),
+        (
+            "regions",
+            lambda table: table.take([1, 0]),
+            "'island' is no contig of the run, or not in its order",
+        ),
         ("contigs", lambda table: table.select(["contig"]), "its columns are contig"),
         ("contigs", lambda table: table.slice(1), "and run.json has"),
         ("predictions", without_first_unscored, "chunks of contigs"),

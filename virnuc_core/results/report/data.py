@@ -1,12 +1,11 @@
 """Collects everything that a report shows, from run.json and the Parquet tables, as one JSON document of bounded size."""
 
-import heapq
 import json
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,17 +13,16 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from virnuc_core.errors import DamagedFileError, InputError
 from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.report.evidence import EVIDENCE_COLUMNS, read_evidence
-from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals
-from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS, PREDICTION_SCHEMAS
+from virnuc_core.results.report.reading import Row, damaged, iter_batches, iter_contigs, most_important
+from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals, histogram
+from virnuc_core.results.tables import CALL_COLUMN, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FRAMES_IN_WORDS, ChunkRule, FrameRule, chunk_steps
@@ -35,15 +33,10 @@ MIN_TRACK_CHUNKS: Final = 4
 # The document refers to calls and tiers by index.
 _CALLS: Final = (VIRUS, OTHER, UNSCORED)
 _TIERS: Final = ("confident", "likely", UNSURE, NOT_AVAILABLE)
-_BATCH_ROWS: Final = 1 << 13
-# Of numbers that are no probabilities.
-_BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
-
 UNLABELLED: Final = "(no label)"
 MAX_CLASSES: Final = 200
 _LABEL_HEADERS: Final = frozenset({"contig", "contig_id", "id", "name", "sequence", "record"})
 
-Row = dict[str, Any]
 VisibleText = Annotated[str, AfterValidator(visible)]
 
 
@@ -222,8 +215,8 @@ def gather(
     limits = limits or Limits()
     facts = _read_facts(folder, document)
     totals, classes = Totals(), dict[str, Totals]()
-    shown = heapq.nlargest(
-        limits.contigs, _count(_iter_contigs(folder, facts.frames), labels, totals, classes), _importance
+    shown = most_important(
+        _count(iter_contigs(folder, facts.frames), labels, totals, classes), limits.contigs
     )
     _require_count(folder, folder.contigs_parquet, "contigs", totals.values["contigs"], facts.counts.records)
     drawn = _choose_tracks(shown, facts.frames, limits.chunks)
@@ -277,11 +270,7 @@ def _read_facts(folder: RunFolder, document: Mapping[str, Any]) -> RunFacts:
 
 def _require_count(folder: RunFolder, path: Path, what: str, found: int, expected: int) -> None:
     if found != expected:
-        raise _damaged(path, f"{found:,} {what}, and {folder.report.name} has {expected:,}")
-
-
-def _damaged(path: Path, why: object) -> DamagedFileError:
-    return DamagedFileError(f"{path} cannot be read as a table of a run ({why}): run the same command again.")
+        raise damaged(path, f"{found:,} {what}, and {folder.report.name} has {expected:,}")
 
 
 def _headline(counts: _Counts, hosts: int) -> str:
@@ -297,69 +286,23 @@ def _headline(counts: _Counts, hosts: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _iter_batches(
-    path: Path, schema: pa.Schema, columns: Sequence[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Reads a table of a run; refuses numbers that are not finite and probabilities outside 0..1."""
-    try:
-        with pq.ParquetFile(path) as file:
-            if file.schema_arrow != schema:
-                raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)[:80]}")
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                for field in batch.schema:
-                    if pa.types.is_floating(field.type):
-                        numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = _BOUNDS.get(field.name, (0, 1))
-                        if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
-                            raise ValueError(f"{field.name} is out of range")
-                yield batch
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-    ) as error:  # pyarrow raises OSError for what it cannot parse, too
-        raise _damaged(path, error) from error
-
-
-def _iter_rows(path: Path, schema: pa.Schema) -> Iterator[Row]:
-    return (row for batch in _iter_batches(path, schema) for row in batch.to_pylist())
-
-
-def _iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[Row]:
-    """Rows of contigs.parquet with `place` (from 0), `p_call`, `regions` (rows of regions.parquet) and `viral_bases`."""
-    regions = groupby(_iter_rows(folder.regions_parquet, REGION_SCHEMA), key=itemgetter("contig"))
-    following = next(regions, None)
-    for place, contig in enumerate(_iter_rows(folder.contigs_parquet, CONTIG_SCHEMAS[frames])):
-        own: list[Row] = []
-        if following is not None and following[0] == contig["contig"]:
-            own = list(following[1])
-            following = next(regions, None)
-        viral_bases = sum(region["length"] for region in own)
-        p_call = contig[CALL_COLUMN[frames]]
-        yield {**contig, "place": place, "p_call": p_call, "regions": own, "viral_bases": viral_bases}
-    if following is not None:
-        raise _damaged(
-            folder.regions_parquet, f"{following[0]!r} is no contig of the run, or not in its order"
-        )
-
-
 def _count(
-    contigs: Iterable[Row], labels: Mapping[str, str] | None, totals: Totals, classes: dict[str, Totals]
-) -> Iterator[Row]:
-    for contig in contigs:
-        totals.add(contig)
+    blocks: Iterable[tuple[pa.Table, pa.Table]],
+    labels: Mapping[str, str] | None,
+    totals: Totals,
+    classes: dict[str, Totals],
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    for contigs, regions in blocks:
+        totals.add(contigs)
         if labels is not None:
-            label = labels.get(contig["contig"])
-            own = classes.setdefault(label or UNLABELLED, Totals())
-            own.add(contig)
-            own.labelled += label is not None
-        yield contig
-
-
-def _importance(contig: Row) -> tuple[bool, int, int, int]:
-    """Sort key of the contigs to keep if there are too many: viral, then by viral chunks, length, and input order."""
-    is_viral = contig["call"] == VIRUS or bool(contig["regions"])
-    return (is_viral, contig["viral_chunks"], contig["length"], -contig["place"])
+            found = [labels.get(name) for name in contigs["contig"].to_pylist()]
+            is_labelled = np.array([label is not None for label in found])
+            names = np.array([label or UNLABELLED for label in found], np.object_)
+            for name in dict.fromkeys(names.tolist()):
+                own = classes.setdefault(name, Totals())
+                own.add(contigs.filter(pa.array(names == name)))
+                own.labelled += int(is_labelled[names == name].sum())
+        yield contigs, regions
 
 
 def _choose(contigs: Iterable[Row], max_chunks: int, is_wanted: Callable[[Row], bool]) -> list[Row]:
@@ -398,7 +341,7 @@ def _explain(
     if facts.frames == "open":
         return [], {}
     called = _choose(contigs, max_chunks, lambda contig: contig["call"] == VIRUS)
-    batches = _iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS["longest"], EVIDENCE_COLUMNS)
+    batches = iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS["longest"], EVIDENCE_COLUMNS)
     evidence = read_evidence(batches, [contig["place"] for contig in called])
     names = sorted({*(name for name, _ in totals.predicted), *filter(None, evidence.classes)})
     viral = {name for name, is_virus in totals.predicted if is_virus} | evidence.viral_classes
@@ -421,7 +364,7 @@ def _read_scores(
     wanted = np.array([contig["place"] for contig in tracks], np.int64)
     parts: list[bytes] = []
     place = -1
-    for batch in _iter_batches(path, PREDICTION_SCHEMAS[facts.frames], ("chunk", "p_virus")):
+    for batch in iter_batches(path, PREDICTION_SCHEMAS[facts.frames], ("chunk", "p_virus")):
         p_virus = batch["p_virus"].to_numpy(zero_copy_only=False)
         counts += histogram(p_virus)
         places = place + np.cumsum(batch["chunk"].to_numpy() == 1)
@@ -429,7 +372,7 @@ def _read_scores(
         parts.append(quantise(p_virus)[np.isin(places, wanted)].tobytes())
     levels = b"".join(parts)
     if len(levels) != (expected := sum(contig["chunks"] for contig in tracks)):
-        raise _damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
+        raise damaged(path, f"{len(levels):,} chunks of contigs that have {expected:,}")
     _require_count(folder, path, "chunks with a score", int(counts.sum()), facts.counts.scored_chunks)
     return counts, levels
 
@@ -442,12 +385,6 @@ def quantise(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     levels = np.floor(np.nan_to_num(p_virus) * LEVELS).astype(np.uint8)
     levels[np.isnan(p_virus)] = NO_SCORE
     return levels
-
-
-def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Counts of the probabilities (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
-    bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
-    return np.bincount(bins, minlength=BINS).astype(np.int64)
 
 
 def _contig_columns(
@@ -515,7 +452,7 @@ def _read_rejected(path: Path, limits: Limits) -> Row:
                 if len(first) < limits.rejected:
                     first.append([_cut(cell, limits.name_letters) for cell in cells])
     except (FileNotFoundError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return {"total": sum(reasons.values()), "reasons": dict(reasons.most_common()), "first": first}
 
 

@@ -3,6 +3,11 @@
 from collections import Counter
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from virnuc_core.results.calls import VIRUS
 
 BINS: Final = 50  # of histograms
@@ -29,28 +34,38 @@ class Totals:
         self.predicted: dict[tuple[str, bool], Counter[str]] = {}
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()
-        self._histogram = [0] * BINS
+        self._histogram = np.zeros(BINS, np.int64)
         self._p_sum = 0.0
 
-    def add(self, contig: Row) -> None:
-        """Counts a contig."""
-        is_virus, p_call, regions = contig["call"] == VIRUS, contig["p_call"], contig["regions"]
-        self._calls[contig["call"]] += 1
-        if is_virus:
-            self._tiers[contig["tier"]] += 1
-        if p_call is not None:
-            self._histogram[min(int(p_call * BINS + 1e-9), BINS - 1)] += 1
-            self._p_sum += p_call
-        self.values["contigs"] += 1
-        self.values["bases"] += contig["length"]
-        if contig.get("class") is not None:
-            own = self.predicted.setdefault((contig["class"], is_virus), Counter())
-            own.update(contigs=1, bases=contig["length"])
-        if regions:
-            self.values["regions"] += len(regions)
-            self.values["region_bases"] += contig["viral_bases"]
-            self.values["island_contigs"] += contig["viral_bases"] < ISLAND_SHARE * contig["length"]
-            self.values["hosts"] += not is_virus and any(region["tier"] != UNSURE for region in regions)
+    def add(self, contigs: pa.Table) -> None:
+        """Counts the next contigs, rows as `virnuc_core.results.report.data` reads them."""
+        length, num_regions, viral_bases, sure_regions = (
+            contigs[name].to_numpy() for name in ("length", "num_regions", "viral_bases", "sure_regions")
+        )
+        is_virus = pc.equal(contigs["call"], VIRUS).to_numpy()
+        _count_values(self._calls, contigs["call"])
+        _count_values(self._tiers, contigs["tier"].filter(pa.array(is_virus)))
+        p_call = contigs["p_call"].drop_null().to_numpy()
+        self._histogram += histogram(p_call)
+        # One after the other, so that the sum does not depend on how many are added at a time.
+        self._p_sum = float(np.add.accumulate(np.append(self._p_sum, p_call))[-1])
+        is_island = (num_regions > 0) & (viral_bases < ISLAND_SHARE * length)
+        sums = {
+            "contigs": len(contigs),
+            "bases": length.sum(),
+            "regions": num_regions.sum(),
+            "region_bases": viral_bases.sum(),
+            "island_contigs": is_island.sum(),
+            "hosts": (~is_virus & (sure_regions > 0)).sum(),
+        }
+        self.values.update({name: int(number) for name, number in sums.items()})
+        if "class" in contigs.column_names:
+            keys = pa.table({"class": contigs["class"], "is_virus": is_virus, "bases": length})
+            keys = keys.filter(keys["class"].is_valid())
+            grouped = keys.group_by(["class", "is_virus"], use_threads=False)
+            for row in grouped.aggregate([([], "count_all"), ("bases", "sum")]).to_pylist():
+                own = self.predicted.setdefault((row["class"], row["is_virus"]), Counter())
+                own.update(contigs=row["count_all"], bases=row["bases_sum"])
 
     @property
     def document(self) -> Row:
@@ -60,6 +75,17 @@ class Totals:
             **{name: self.values[name] for name in names},
             "calls": dict(self._calls),
             "tiers": dict(self._tiers),
-            "histogram": self._histogram,
+            "histogram": self._histogram.tolist(),
             "p_sum": self._p_sum,
         }
+
+
+def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Counts of the probabilities (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
+    bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
+    return np.bincount(bins, minlength=BINS).astype(np.int64)
+
+
+def _count_values(counts: Counter[str], column: pa.ChunkedArray) -> None:
+    for found in column.value_counts().to_pylist():
+        counts[found["values"]] += found["counts"]
