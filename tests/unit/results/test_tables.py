@@ -9,19 +9,23 @@ import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
 
 from benchmarks.reliability.hostile import HOSTILE_NAMES
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
+from tests.made_reports import slow_lines
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.results import tables
+from virnuc_core.results import tables, writers
 from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import ChunkScores, find_regions
 from virnuc_core.results.tables import CONTIG_SCHEMAS, PREDICTION_SCHEMAS, frame_lines, write_tables
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.specs import FrameRule
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -116,12 +120,51 @@ def test_contigs_and_regions_are_those_of_their_chunks(finished_run: MadeRun, co
 
 def test_blocks_change_nothing(finished_run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = all_tables(finished_run.folder)
-    for size in (1, 5):
-        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
+    for chunks, frames, lines, merged in ((1, 1, 1, 1), (5, 3, 2, 4), (1000, 7, 1000, 3)):
+        monkeypatch.setattr(tables, "_BLOCK_CHUNKS", chunks)
+        monkeypatch.setattr(tables, "_BLOCK_ROWS", frames)
+        monkeypatch.setattr(writers, "_TEXT_ROWS", lines)
+        monkeypatch.setattr(writers, "_MERGED_ROWS", merged)
         counts = write_tables(finished_run.folder, finished_run.store)
         assert all_tables(finished_run.folder) == before
         assert counts.contigs_virus + counts.contigs_other + counts.contigs_unscored == 40
         assert counts.chunks == finished_run.store.num_chunks
+
+
+@pytest.mark.parametrize("frames", ["open", "longest"])
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
+def test_every_byte_is_that_of_a_table_written_cell_by_cell(
+    frames: FrameRule, threshold: float, tmp_path: Path, made_models: MadeModels, contigs: Path
+) -> None:
+    fasta = tmp_path / "in.fa"
+    fasta.write_text(contigs.read_text() + f">empty\n\n>no_frame\n{NO_OPEN_FRAME}\n>short\nACG\n")
+    head = None if frames == "open" else made_models.longest_head
+    config = made_models.config(**({"head": str(head)} if head else {}))
+    run = plan_run(tmp_path / "run", fasta, config, shard_seconds=10.0)
+    run.compute()
+    aggregate(run.folder, run.plan, run.store)
+    contig_head = contig_head_of(run.plan)
+    counts = write_tables(run.folder, run.store, threshold, head=contig_head)
+    assert counts.rejected > 0
+    for name in ("predictions", "contigs"):
+        table = pq.read_table(getattr(run.folder, f"{name}_parquet"))
+        assert table.schema == (PREDICTION_SCHEMAS if name == "predictions" else CONTIG_SCHEMAS)[frames]
+        assert getattr(run.folder, name).read_text() == slow_lines(table, threshold)
+        assert "\tNA\t" in slow_lines(table, threshold)
+    with Embeddings(run.folder.embeddings, own=True) as file:
+        rows = zip(file.ids, file.rows("scores", 0, len(file)), strict=True)
+        lines = (f"{name}\t{'virus' if b > a else 'others'}\t{a!s}\t{b!s}\n" for name, (a, b) in rows)
+        expected = "Sequence_ID\tPrediction\tscore1\tscore2\n" + "".join(lines)
+    assert run.folder.prediction_results.read_text() == expected
+    chunks = pq.read_table(run.folder.predictions_parquet).filter(pc.field("status") == "scored").to_pylist()
+    calls = sorted((f"{row['contig']}_chunk_{row['chunk']}", row["p_virus"] >= 0.5) for row in chunks)
+    lines = (f"{name}\t{is_virus}\n" for name, is_virus in calls)
+    assert run.folder.highest_score.read_text() == "Modified_ID\tIs_Virus\n" + "".join(lines)
+    assert run.folder.rejected.read_bytes() == run.store.rejected_path.read_bytes()
+    viral = pq.read_table(run.folder.contigs_parquet).filter(pc.field("call") == "virus").to_pylist()
+    assert [name.split()[0] for name in records_of(run.folder.viral_contigs)] == [
+        row["contig"] for row in viral
+    ]
 
 
 @pytest.mark.parametrize("name", ["predictions", "contigs", "regions"])
