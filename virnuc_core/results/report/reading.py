@@ -19,7 +19,7 @@ from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FrameRule
 
-_BATCH_ROWS: Final = 1 << 13
+_BATCH_ROWS: Final = 1 << 16
 # Of numbers that are no probabilities.
 _BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
 
