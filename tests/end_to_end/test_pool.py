@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -388,7 +388,7 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
             },
             name=f"lane-{shard} 1 shards",
             tags=[pool._run_tag(folder), *tags],
-            state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=3)),
+            state=Scheduled(),
         )
 
     at_work, waiting, other = (
@@ -397,11 +397,21 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
         submitted(0, "virnuc-plan:other"),
     )
     client.set_flow_run_state(at_work.id, Running(), force=True)
-    elsewhere = threading.Timer(2.0, pretend, [at_work])
+    worker = Worker(pretend)
+
+    def work_once_the_lanes_are_found() -> None:
+        with get_client(sync_client=True) as own:
+            while own.read_flow_run(other.id).state_name != "Cancelled":
+                time.sleep(0.1)
+        time.sleep(2.0)  # until the lane that is at work is followed
+        pretend(at_work)
+        worker.start()
+
+    elsewhere = threading.Thread(target=work_once_the_lanes_are_found, daemon=True)
     elsewhere.start()
-    with Worker(pretend) as worker:
-        reports = computed(str(root), "pool")
+    reports = computed(str(root), "pool")
     elsewhere.join()
+    worker.__exit__()
     assert client.read_flow_run(other.id).state_name == "Cancelled"
     assert [run.id for run in worker.done] == [waiting.id]
     assert [[shard.shard for shard in report.shards] for report in reports] == [[0], [1]]
