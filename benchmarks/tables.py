@@ -27,6 +27,7 @@ from virnuc_core.benchmark.run import machine
 from virnuc_core.files import make_folder
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard, write_plan
 from virnuc_core.inference.shard import ModelCounters, ShardCounters, ShardResult, shard_identity, write_shard
+from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
@@ -35,7 +36,7 @@ from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import contig_blocks, score_block, write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, column_path
-from virnuc_core.specs import CODE_WIDTH, FrameRule, ModelSpec
+from virnuc_core.specs import CODE_WIDTH, FrameRule
 
 CHUNK_LENGTH = 500
 SHARD_ROWS = 1 << 16
@@ -101,21 +102,12 @@ def make_store(folder: Path, num_chunks: int, frames: FrameRule, rng: np.random.
 def make_plan(store: FrameStore) -> RunPlan:
     """Shards of equal size, and a model and a head that are never opened."""
     bounds = [*range(0, store.num_frames, SHARD_ROWS), store.num_frames]
-    spec = ModelSpec(
-        family="esm2",
-        num_layers=2,
-        embedding_dim=24,
-        num_heads=2,
-        ffn_dim=48,
-        vocab_size=33,
-        layer_norm_eps=1e-5,
-        token_dropout=True,
-    )
+    [entry] = find_entries("tiny", "esm2")
     model = PlannedModel(
         name="made",
         family="esm2",
-        spec=spec,
-        repr_layer=2,
+        spec=entry.spec,
+        repr_layer=entry.spec.num_layers,
         weights_fingerprint="a" * 64,
         precision="fp32",
         engine="packed",

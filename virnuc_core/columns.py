@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+
+if TYPE_CHECKING:  # lanes do without
+    import pyarrow as pa
 
 
 def concatenated_ranges(
@@ -60,8 +62,10 @@ class ByteColumn:
         bounds = (self.offsets - self.offsets[0]).tolist()
         return [raw[a:b].decode() for a, b in pairwise(bounds)]
 
-    def to_arrow(self) -> pa.StringArray:
+    def to_arrow(self) -> "pa.StringArray":
         """As an Arrow array, of strings that are UTF-8."""
+        import pyarrow as pa
+
         data = self.data[self.offsets[0] : self.offsets[-1]]
         offsets = (self.offsets - self.offsets[0]).astype(np.int32)
         return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data.tobytes()))

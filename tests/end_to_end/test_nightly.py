@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Sched
 from deployments.register import NightlyChoice, register
 from flows.nightly import PoolFiles, nightly
 from tasks import pool_runs
-from tasks.nightly import NewFile, NightlyReport
+from tasks.nightly import Computed, NewFile, NightlyReport
 from tests.end_to_end.conftest import random_dna, wait_until
 from tests.end_to_end.test_pool import Worker
 from tests.made_models import MadeModels
@@ -241,7 +242,15 @@ def runs_of(path: Path) -> list[FlowRun]:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_two_nights_in_the_pool_share_one_run_a_file(inbox: Inbox) -> None:
+def test_two_nights_in_the_pool_share_one_run_a_file(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One that begins when a file has failed would try it again.
+    both_have_begun, compute = Barrier(2), PoolFiles.compute
+
+    def compute_together(self: PoolFiles, files: Iterator[NewFile]) -> Iterator[tuple[NewFile, Computed]]:
+        both_have_begun.wait(timeout=60)
+        return compute(self, files)
+
+    monkeypatch.setattr(PoolFiles, "compute", compute_together)
     for number in range(8):
         content = b"bad" if number < 2 else str(number).encode()
         inbox.put(f"{number}.fa", content + str(number).encode(), modified=OLD + number)

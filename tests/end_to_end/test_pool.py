@@ -397,7 +397,7 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
         submitted(0, "virnuc-plan:other"),
     )
     client.set_flow_run_state(at_work.id, Running(), force=True)
-    worker = Worker(pretend)
+    worker, is_computed = Worker(pretend), threading.Event()
 
     def work_once_the_lanes_are_found() -> None:
         with get_client(sync_client=True) as own:
@@ -405,13 +405,14 @@ def test_lanes_of_an_earlier_attempt_are_taken_over_or_stopped(root: Path, clien
                 time.sleep(0.1)
         time.sleep(2.0)  # until the lane that is at work is followed
         pretend(at_work)
-        worker.start()
+        with worker:
+            is_computed.wait()
 
     elsewhere = threading.Thread(target=work_once_the_lanes_are_found, daemon=True)
     elsewhere.start()
     reports = computed(str(root), "pool")
+    is_computed.set()
     elsewhere.join()
-    worker.__exit__()
     assert client.read_flow_run(other.id).state_name == "Cancelled"
     assert [run.id for run in worker.done] == [waiting.id]
     assert [[shard.shard for shard in report.shards] for report in reports] == [[0], [1]]

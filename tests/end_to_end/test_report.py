@@ -87,6 +87,13 @@ def row(page: Page, name: str) -> Locator:
     return page.get_by_role("button", name=name, exact=True)
 
 
+def open_track(page: Page, name: str) -> Locator:
+    """Opens a contig's row and waits until its track is drawn."""
+    row(page, name).click()
+    expect(page.locator(".detail .track svg")).to_be_visible()
+    return page.locator(".detail .track")
+
+
 def column(page: Page, name: str) -> Locator:
     return page.get_by_role("columnheader", name=name)
 
@@ -165,9 +172,8 @@ def test_a_contig_opens_its_track_and_keys_read_it(show: Any) -> None:
         name="odd", p_virus=(0.9, None, 0.2, 0.81, *island("x").p_virus), regions=((1, 2000),), length=61_777
     )
     page = show([prophage, *many_contigs(2)])
-    row(page, "odd").click()
+    track = open_track(page, "odd")
     assert row(page, "odd").get_attribute("aria-expanded") == "true"
-    track = page.locator(".detail .track")
     assert track.locator("svg .shade").count() == 1
     assert track.locator(".readout").inner_text() == "1 – 61,777 bp"
     table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
@@ -261,8 +267,7 @@ def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
     assert "prokaryotic virus\t3\t152 kb" in classes_table
     assert "bacterium\t1\t2,500 bp" in classes_table
 
-    row(page, "mixed").click()
-    track = page.locator(".detail .track")
+    track = open_track(page, "mixed")
     assert "2 of 3 chunks speak for a virus, 1 against; most for it: chunk 1, 1.6." in track.inner_text()
     assert track.locator("svg [class^=class-virus]").count() == 2
     assert track.locator("svg [class*=sure-]").count() == 4
@@ -279,16 +284,16 @@ def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
         page.keyboard.press("ArrowRight")
         assert track.locator(".reading").inner_text() == said
     row(page, "mixed").click()
-    row(page, "long").click()
+    open_track(page, "long")
     assert "left out in 32 blocks" in track.inner_text()
     track.locator(".plot").focus()
     page.keyboard.press("ArrowRight")
     assert "Taking 10 chunks out together (1 to 10)" in track.locator(".reading").inner_text()
     row(page, "long").click()
-    row(page, "one").click()
+    open_track(page, "one")
     assert "one chunk with a score" in track.inner_text()
     row(page, "one").click()
-    row(page, "other").click()
+    open_track(page, "other")
     assert track.locator(".reading").count() == 0
 
 
@@ -326,8 +331,7 @@ def test_chunks_of_records_cut_by_their_own_length_are_where_the_table_has_them(
     table = Path(page.url.removeprefix("file://")).with_name("predictions.tsv").read_text()
     lines = [line.split("\t") for line in table.splitlines()[1:]]
     for contig in made:
-        row(page, contig.name).click()
-        track = page.locator(".detail .track")
+        track = open_track(page, contig.name)
         track.locator(".plot").focus()
         for _, number, start, end, *_ in (line for line in lines if line[0] == contig.name):
             page.keyboard.press("ArrowRight")

@@ -25,7 +25,7 @@ def test_chunks_are_those_of_the_original(store: FrameStore, golden: Path) -> No
     table = [
         f"{name}\t{sequences[record][start:end]}"
         for name, record, start, end in zip(
-            store.chunk_ids(0, store.num_chunks),
+            store.chunk_id_column(0, store.num_chunks).to_pylist(),
             store.chunk_record,
             store.chunk_start,
             store.chunk_end,

@@ -37,6 +37,7 @@ from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
     ResultWriter,
+    count_values,
     fasta_record,
     header_line,
     joined_lines,
@@ -331,8 +332,7 @@ class _Tables:
         table = _contig_table(store, first, contig_calls, self._classes)
         self._write_contigs(table_lines(table, self._rules.contig_threshold))
         self._append_contigs(table)
-        for call in table["call"].value_counts().to_pylist():
-            self.counts[call["values"]] += call["counts"]
+        self.counts.update(count_values(table["call"]))
         names = table["contig"].to_pylist()
         viral = np.flatnonzero(contig_calls.is_virus)
         p_viral = six_decimals(contig_calls.p_call[viral], self._rules.contig_threshold).to_pylist()

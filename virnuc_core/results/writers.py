@@ -279,6 +279,11 @@ def _first_column(line: bytes) -> bytes:
     return line.partition(b"\t")[0]
 
 
+def count_values(column: pa.ChunkedArray) -> dict[str, int]:
+    """How often each value occurs, in the order of their first rows."""
+    return {found["values"]: found["counts"] for found in column.value_counts().to_pylist()}
+
+
 def header_line(columns: Iterable[str]) -> bytes:
     """Header of a tab-separated table."""
     return "\t".join(columns).encode() + b"\n"

@@ -21,18 +21,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from gzip import GzipFile
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_steps
+
+if TYPE_CHECKING:  # lanes do without
+    import pyarrow as pa
 
 Int64 = npt.NDArray[np.int64]
 
@@ -247,19 +248,27 @@ class FrameStore:
         bases = self.chunk_end[chunks] - self.chunk_start[chunks]
         return np.stack((offsets[rows + 1] - offsets[rows], bases), axis=1)
 
-    def chunk_names(self, begin: int, end: int) -> pa.StringArray:
+    def chunk_names(self, begin: int, end: int) -> "pa.StringArray":
         """Names of the records of the chunks begin..end-1."""
+        import pyarrow as pa
+
         records = self.chunk_record[begin:end]
         first, last = (int(records[0]), int(records[-1])) if len(records) else (0, -1)
         return self.names.rows(first, last + 1).to_arrow().take(pa.array(records - first))
 
-    def chunk_id_column(self, begin: int, end: int) -> pa.StringArray:
+    def chunk_id_column(self, begin: int, end: int) -> "pa.StringArray":
         """`NAME_chunk_1`, `NAME_chunk_2`, ... of the chunks begin..end-1."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         numbers = pa.array(self.chunk_index[begin:end] + 1).cast(pa.string())
         return pc.binary_join_element_wise(self.chunk_names(begin, end), numbers, "_chunk_")
 
-    def frame_id_column(self, begin: int, end: int) -> pa.StringArray:
+    def frame_id_column(self, begin: int, end: int) -> "pa.StringArray":
         """`NAME_chunk_1F1` of the rows begin..end-1; record names for whole sequences."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         if self.meta.chunk_length is None:
             return self.names.rows(begin, end).to_arrow()
         chunks = self.frame_chunk[begin:end]
@@ -267,11 +276,6 @@ class FrameStore:
         ids = self.chunk_id_column(first, last + 1).take(pa.array(chunks - first))
         frames = pa.array(FRAME_NAMES).take(pa.array(self.frame_number[begin:end]))
         return pc.binary_join_element_wise(ids, frames, "")
-
-    def chunk_ids(self, begin: int, end: int) -> list[str]:
-        """`chunk_id_column` as a list."""
-        ids: list[str] = self.chunk_id_column(begin, end).to_pylist()
-        return ids
 
     def frame_ids(self, begin: int, end: int) -> list[str]:
         """`frame_id_column` as a list."""

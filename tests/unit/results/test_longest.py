@@ -159,7 +159,7 @@ def test_the_report_draws_the_stretches_of_called_contigs(run: MadeRun) -> None:
     is_own = chunks.contig.isin(contigs.contig[contigs.call == "virus"]).to_numpy()
     own = np.flatnonzero(is_own & (chunks.status == "scored"))
     numbers = np.cumsum(chunks.status == "scored").to_numpy()[own] - 1
-    ids = [run.store.chunk_ids(chunk, chunk + 1)[0] for chunk in own.tolist()]
+    ids = [run.store.chunk_id_column(chunk, chunk + 1).to_pylist()[0] for chunk in own.tolist()]
     found = read_stretches(run.folder.embeddings, numbers, ids)
     rows = np.flatnonzero(np.isin(run.store.frame_chunk, own))
     assert run.store.dna is not None

@@ -67,7 +67,7 @@ def test_every_chunk_has_its_row(finished_run: MadeRun) -> None:
     store, table = finished_run.store, read(finished_run.folder.predictions)
     assert list(table.columns) == PREDICTION_SCHEMAS["open"].names
     ids = table.contig + "_chunk_" + table.chunk.astype(str)
-    assert ids.tolist() == store.chunk_ids(0, store.num_chunks)
+    assert ids.tolist() == store.chunk_id_column(0, store.num_chunks).to_pylist()
     assert (table.start - 1).tolist() == store.chunk_start.tolist()
     assert table.end.tolist() == store.chunk_end.tolist()
     is_scored = table.status == "scored"

@@ -62,7 +62,7 @@ def test_ids_of_any_range(store: FrameStore) -> None:
         for end in range(begin, store.num_frames + 1):
             assert store.frame_ids(begin, end) == frames[begin:end]
     for begin in range(5):
-        assert store.chunk_ids(begin, 4) == chunks[begin:]
+        assert store.chunk_id_column(begin, 4).to_pylist() == chunks[begin:]
     assert 2 not in store.frame_chunk
     assert store.chunk_record.tolist() == [0, 0, 1, 2]
     assert [store.sequence(row).decode() for row in range(3)] == list(SEQUENCES.values())

@@ -20,8 +20,8 @@ from virnuc_core.plain_text import cell_text, plain_name, visible
 from virnuc_core.results.calls import OTHER, UNSCORED, VIRUS
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.evidence import EVIDENCE_COLUMNS, read_evidence
-from virnuc_core.results.report.reading import Row, damaged, iter_batches, iter_contigs, most_important
-from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Totals, histogram
+from virnuc_core.results.report.reading import damaged, iter_batches, iter_contigs, most_important
+from virnuc_core.results.report.totals import BINS, ISLAND_SHARE, UNSURE, Row, Totals, histogram
 from virnuc_core.results.tables import CALL_COLUMN, PREDICTION_SCHEMAS
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.regions import REGION_SCHEMA
-from virnuc_core.results.report.totals import UNSURE
+from virnuc_core.results.report.totals import UNSURE, Row
 from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FrameRule
@@ -24,8 +24,6 @@ _BATCH_ROWS: Final = 1 << 16
 _BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
 
 _PLACED_REGIONS: Final = REGION_SCHEMA.append(pa.field("place", pa.int64()))
-
-Row = dict[str, Any]
 
 
 def damaged(path: Path, why: object) -> DamagedFileError:

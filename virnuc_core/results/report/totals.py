@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from virnuc_core.results.calls import VIRUS
+from virnuc_core.results.writers import count_values
 
 BINS: Final = 50  # of histograms
 # A region covering less of its contig is an island in it, such as a prophage.
@@ -38,13 +39,13 @@ class Totals:
         self._p_sum = 0.0
 
     def add(self, contigs: pa.Table) -> None:
-        """Counts the next contigs, rows as `virnuc_core.results.report.data` reads them."""
+        """Counts the next contigs, rows as `virnuc_core.results.report.reading` reads them."""
         length, num_regions, viral_bases, sure_regions = (
             contigs[name].to_numpy() for name in ("length", "num_regions", "viral_bases", "sure_regions")
         )
         is_virus = pc.equal(contigs["call"], VIRUS).to_numpy()
-        _count_values(self._calls, contigs["call"])
-        _count_values(self._tiers, contigs["tier"].filter(pa.array(is_virus)))
+        self._calls.update(count_values(contigs["call"]))
+        self._tiers.update(count_values(contigs["tier"].filter(pa.array(is_virus))))
         p_call = contigs["p_call"].drop_null().to_numpy()
         self._histogram += histogram(p_call)
         # One after the other, so that the sum does not depend on how many are added at a time.
@@ -84,8 +85,3 @@ def histogram(p_virus: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Counts of the probabilities (n,) in `BINS` equal bins of 0..1, ignoring NaN."""
     bins = np.minimum((p_virus[~np.isnan(p_virus)] * BINS + 1e-9).astype(np.int64), BINS - 1)
     return np.bincount(bins, minlength=BINS).astype(np.int64)
-
-
-def _count_values(counts: Counter[str], column: pa.ChunkedArray) -> None:
-    for found in column.value_counts().to_pylist():
-        counts[found["values"]] += found["counts"]
