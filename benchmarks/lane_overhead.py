@@ -273,7 +273,7 @@ def _timeline(client: Any, folder: RunFolder, lane: int, run_id: Any) -> dict[st
     Raises:
         RuntimeError: it failed, so its times mean nothing.
     """
-    from flows.lanes import lane_journal_name
+    from tasks.local_lanes import lane_journal_name
 
     states = sorted(client.read_flow_run_states(run_id), key=lambda state: state.timestamp)
     if not states[-1].is_completed():

@@ -1,18 +1,11 @@
 """The embed flow: one mean vector per sequence."""
 
-from pathlib import Path
-
 from prefect import flow
 
-from flows.computed_run import choose_lanes, compute_run, run_name
-from flows.outputs import require_no_input, require_places
+from flows import runs
+from flows.computed_run import run_name
 from tasks.artifacts import attach_api_log_handler
-from virnuc_core.models.hub import family_of
-from virnuc_core.pipeline import EMBED, Run
-from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.run_folder import EMBED_SUFFIX
 from virnuc_core.settings import (
     EMBED_DEFAULTS,
     EmbedSettings,
@@ -21,7 +14,6 @@ from virnuc_core.settings import (
     PositiveTime,
     Priority,
     Project,
-    embed_config,
 )
 
 
@@ -51,14 +43,5 @@ def embed(
         project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_places(inputs, out, mode)
-    config = embed_config(*family_of(model), settings)
-    path = output_path(out)
-    require_no_input(path, inputs)
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
-    lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
-    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force) as folder:
-        if force:
-            path.unlink(missing_ok=True)
-        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, EMBED, params)
+    return runs.embed(inputs, out, model, settings, force, where)

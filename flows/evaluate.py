@@ -1,34 +1,21 @@
 """The evaluate flow: metrics of a head on labelled sequences."""
 
-from pathlib import Path
-
 from prefect import flow
-from prefect.runtime import flow_run
 
+from flows import head_runs
 from flows.computed_run import labelled_name
-from flows.outputs import require_absolute
-from flows.predict import predict
 from tasks.artifacts import attach_api_log_handler
-from tasks.heads import RUN_NAME, EvaluationReport, evaluate_run
-from tasks.publishing import link_run, prefect_tags
-from tasks.stages import resumable_task
-from tasks.tracking import Value, tracked_run
-from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import chunk_rule_of, head_of, is_registered
-from virnuc_core.run_folder import RunFolder
+from tasks.heads import EvaluationReport
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
     LaneMode,
+    LaneSettings,
     PositiveTime,
     PredictSettings,
     Priority,
     Project,
-    predict_config,
 )
-from virnuc_core.training.heads import label_records
 from virnuc_core.training.labels import LabelledFiles
-
-read_labels = resumable_task(label_records).with_options(name="label")
 
 
 @flow(name="evaluate", flow_run_name=labelled_name, persist_result=False)
@@ -55,27 +42,5 @@ def evaluate(
         project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_absolute(*files.paths, out)
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--out {out} cannot be written: {error.strerror}. Choose another folder."
-        ) from error
-    config = predict_config(settings)
-    params: dict[str, Value] = {
-        **settings.params,
-        "kind": "evaluate",
-        "head": Path(head_of(config)).name,
-        "chunk_length": config.chunk_length if is_registered(config.head) else chunk_rule_of(config),
-        "files": ",".join(Path(path).name for path in files.paths),
-        "mode": mode,
-    }
-    with tracked_run(flow_run.name, params, prefect_tags(folder), folder) as tracked:
-        labelled = read_labels(files, RunFolder(folder), None, kinship=False)
-        link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
-        run = predict(
-            labelled.paths, str(folder / RUN_NAME), settings, force, mode, lane_minutes, priority, project
-        )
-        return evaluate_run(folder, run, labelled.table, tracked)
+    where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
+    return head_runs.evaluate(files, out, settings, force, where)

@@ -37,7 +37,7 @@ from tasks.nightly import (
     publish_nightly,
 )
 from tasks.pool_runs import PoolRun, PoolRuns
-from tasks.publishing import prefect_tags
+from tasks.publishing import run_tags
 from tasks.tracking import Value, tracked_run
 from virnuc_core import errors
 from virnuc_core.errors import LaneError, VirnucError
@@ -116,7 +116,7 @@ def nightly(
         **settings.params,
         **where.params,
     }
-    with tracked_run(flow_run.name, params, prefect_tags(results), results) as tracked:
+    with tracked_run(flow_run.name, params, run_tags(results, project), results) as tracked:
         files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
         with DigestCache(results / DIGESTS_NAME) as digests:
             batch = NightlyBatch(results, digests, compute_files, settle_seconds)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tasks.artifacts import in_flow
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.remote import is_url, require_shared_staging
@@ -52,12 +53,19 @@ def require_places(inputs: Iterable[str], out: str, mode: LaneMode) -> None:
 
 def require_absolute(*paths: str) -> None:
     """Raises UsageError for URLs, and for relative paths in a run of a deployment: it runs in its worker's folder."""
-    from prefect.runtime import deployment  # only after Prefect's settings are made
-
     if urls := list(filter(is_url, paths)):
         raise UsageError(f"{urls[0]} is a URL: here only paths can be given.")
     relative = [path for path in paths if not Path(path).is_absolute()]
-    if relative and deployment.id:
+    if relative and _is_deployed():
         raise UsageError(
             f"{', '.join(relative)}: a deployed run has no folder of its own, so give absolute paths."
         )
+
+
+def _is_deployed() -> bool:
+    """Whether this is a run of a deployment."""
+    if not in_flow():
+        return False
+    from prefect.runtime import deployment
+
+    return deployment.id is not None

@@ -22,9 +22,10 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from flows import CPU_POOL, GPU_POOL
-from flows.lanes import FlowLanes, lane_journal_name, plan_journal_name
+from flows.lanes import plan_journal_name
 from flows.outputs import absolute_path
 from tasks.lanes import LaneWatch
+from tasks.local_lanes import WatchedLanes, lane_journal_name
 from tasks.pool_runs import ONLINE, PoolRun, PoolRuns
 from tasks.stages import awaiting_storage, find_pending
 from virnuc_core.env_config import env
@@ -170,7 +171,7 @@ class Backlog:
         )
 
 
-class PoolLanes(FlowLanes):
+class PoolLanes(WatchedLanes):
     """As many lanes as the work needs, each of about `lane_minutes`, queued for the workers.
 
     Devices "cpu" are those of the pool virnuc-cpu. Devices "auto" are those of virnuc-gpu, unless it never had a worker

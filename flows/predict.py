@@ -2,13 +2,10 @@
 
 from prefect import flow
 
-from flows.computed_run import choose_lanes, compute_run, run_name, with_local_head
-from flows.outputs import require_places
+from flows import runs
+from flows.computed_run import run_name
 from tasks.artifacts import attach_api_log_handler
-from virnuc_core.pipeline import PREDICT, Run
-from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.settings import (
     PREDICT_DEFAULTS,
     LaneMode,
@@ -17,7 +14,6 @@ from virnuc_core.settings import (
     PredictSettings,
     Priority,
     Project,
-    predict_config,
 )
 
 
@@ -45,11 +41,5 @@ def predict(
         project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_places(inputs, out, mode)
-    config = predict_config(settings)
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
-    lanes, params = choose_lanes(where, config.devices), {**settings.params, **where.params}
-    with open_run_folder(output_path(out), force=force) as folder:
-        config = with_local_head(config, mode, folder.plan)
-        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, PREDICT, params)
+    return runs.predict(inputs, out, settings, force, where)

@@ -1,16 +1,11 @@
 """The reprocess flow: an existing run with other models, another head or other settings."""
 
-from pathlib import Path
-
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.computed_run import choose_lanes, compute_run, with_local_head
-from flows.outputs import require_absolute, require_run
+from flows import runs
 from tasks.artifacts import attach_api_log_handler
-from virnuc_core.pipeline import REPROCESS, Move
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.settings import (
     REPROCESS_DEFAULTS,
     LaneMode,
@@ -23,8 +18,8 @@ from virnuc_core.settings import (
 
 
 def reprocess_name() -> str:
-    """Such as "reprocess my-results"."""
-    return f"reprocess {Path(flow_run.parameters['run']).name}"
+    """Name of a flow run."""
+    return runs.reprocess_title(flow_run.parameters["run"])
 
 
 @flow(name="reprocess", flow_run_name=reprocess_name, persist_result=False)
@@ -51,11 +46,5 @@ def reprocess(
         project: what the GPU hours count for.
     """
     attach_api_log_handler()
-    require_absolute(run)
-    require_run(Path(run))
     where = LaneSettings(mode=mode, lane_minutes=lane_minutes, priority=priority, project=project)
-    lanes, params = choose_lanes(where, settings.devices), {**settings.params, **where.params}
-    with open_run_folder(Path(run), force=False) as folder:
-        settings = with_local_head(settings, mode, None if force else folder.next.plan)
-        move = Move(folder, settings, lanes, force=force)
-        return compute_run(move, REPROCESS, params)
+    return runs.reprocess(run, settings, force, where)

@@ -1,25 +1,14 @@
-"""Artifacts, tags and log lines on a flow run's page in Prefect; all best effort."""
+"""Artifacts, tags and log lines on a flow run's page in Prefect; all best effort, and nothing outside of a flow.
+
+Prefect is imported in a flow alone: a run without one does not wait for it.
+"""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 from uuid import UUID
-
-from httpx import HTTPError
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
-from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext, TaskRunContext
-from prefect.exceptions import PrefectException
-from prefect.logging.handlers import APILogHandler
-from prefect.runtime import flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from virnuc_core.plain_text import hide_secrets_in_logs
 
@@ -33,22 +22,38 @@ SECONDS_BETWEEN_TRIALS: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
+def in_flow() -> bool:
+    """Whether this is within a run of a flow; does not import Prefect."""
+    context = sys.modules.get("prefect.context")
+    return context is not None and context.FlowRunContext.get() is not None
+
+
 def attach_api_log_handler() -> None:
     """Sends virnuc's log lines from INFO on to the flow run's page; idempotent.
 
     The terminal is not affected, since its handlers have levels of their own. Secrets of URLs are left out of all lines.
     """
+    from prefect.context import FlowRunContext, TaskRunContext
+    from prefect.logging.handlers import APILogHandler
+
     hide_secrets_in_logs()
+    log_from_info()
     for name in LOGGERS:
         logger = logging.getLogger(name)
-        if logger.getEffectiveLevel() > logging.INFO:
-            logger.setLevel(logging.INFO)
         # PREFECT_LOGGING_EXTRA_LOGGERS has attached one in a worker's run.
         if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
             handler = APILogHandler()
             # Prefect would warn about every line outside a run.
             handler.addFilter(lambda record: bool(FlowRunContext.get() or TaskRunContext.get()))
             logger.addHandler(handler)
+
+
+def log_from_info() -> None:
+    """Lets virnuc's log lines from INFO on reach the handlers, unless more do."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
 
 
 class ProgressArtifact:
@@ -64,6 +69,10 @@ class ProgressArtifact:
 
     def update(self, percent: float) -> None:
         """Sets the bar to `percent` (0 to 100), unless it was just set or the server has just failed."""
+        if not in_flow():
+            return
+        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
         if time.monotonic() < self._next_update and (percent < 100 or self._id is None):
             return
         # Prefect would retry for a minute and block the caller.
@@ -74,6 +83,8 @@ class ProgressArtifact:
         self._next_update = time.monotonic() + pause
 
     def _send(self, percent: float) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
         if self._id is None:
             # A coroutine only for callers that are coroutines themselves.
             self._id = cast(UUID, create_progress_artifact(percent, self._key, self._description))
@@ -83,26 +94,39 @@ class ProgressArtifact:
 
 def show_table(key: str, rows: Sequence[Mapping[str, object]], description: str | None = None) -> None:
     """Shows a table; all rows have the same keys."""
-    _best_effort(lambda: create_table_artifact([dict(row) for row in rows], key, description))
+    if in_flow():
+        from prefect.artifacts import create_table_artifact
+
+        _best_effort(lambda: create_table_artifact([dict(row) for row in rows], key, description))
 
 
 def show_markdown(key: str, markdown: str, description: str | None = None) -> None:
     """Shows formatted text."""
-    _best_effort(lambda: create_markdown_artifact(markdown, key, description))
+    if in_flow():
+        from prefect.artifacts import create_markdown_artifact
+
+        _best_effort(lambda: create_markdown_artifact(markdown, key, description))
 
 
 def show_link(key: str, link: str, text: str) -> None:
     """Shows a link."""
-    _best_effort(lambda: create_link_artifact(link, text, key, text))
+    if in_flow():
+        from prefect.artifacts import create_link_artifact
+
+        _best_effort(lambda: create_link_artifact(link, text, key, text))
 
 
 def add_run_tag(tag: str) -> None:
     """Adds a tag to the current flow run."""
-    if flow_run.id is not None:
+    if in_flow():
+        from prefect.runtime import flow_run
+
         _best_effort(lambda: _add_tag(UUID(flow_run.id), tag))
 
 
 def _add_tag(run_id: UUID, tag: str) -> None:
+    from prefect.client.orchestration import get_client
+
     with get_client(sync_client=True) as client:
         tags = client.read_flow_run(run_id).tags  # `flow_run.tags` has those of its start
         if tag not in tags:
@@ -111,6 +135,9 @@ def _add_tag(run_id: UUID, tag: str) -> None:
 
 def _best_effort(send: Callable[[], object], level: int = logging.WARNING) -> bool:
     """Returns whether it worked; a server failure is only logged."""
+    from httpx import HTTPError
+    from prefect.exceptions import PrefectException
+
     try:
         send()
     except (HTTPError, PrefectException, OSError) as error:

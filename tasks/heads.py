@@ -13,7 +13,7 @@ import numpy as np
 from tasks.artifacts import show_markdown
 from tasks.pages.head_pages import evaluation_page, head_card, head_page, scores_in_words
 from tasks.pages.plots import reliability_figure, roc_figure, save_png
-from tasks.stages import resumable_task
+from tasks.stages import Resumable
 from tasks.tracking import MetricPoint, TrackedRun
 from virnuc_core.errors import MismatchError
 from virnuc_core.files import file_digest, write_text
@@ -107,7 +107,7 @@ def card_of(head: Path) -> Path:
     return head.with_suffix(".md")
 
 
-@resumable_task
+@Resumable
 def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> TrainingReport:
     """Writes the head's card, shows head and metrics in Prefect and MLflow, and registers the model there."""
     head, levels, folder = run.head, run.head.levels, run.folder.training
@@ -138,7 +138,7 @@ def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> Train
     return TrainingReport(run=run.report, head=head)
 
 
-@resumable_task
+@Resumable
 def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: TrackedRun) -> EvaluationReport:
     """Computes metrics of the run in `out / RUN_NAME` and writes them beside it.
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
@@ -40,6 +38,32 @@ Entry = Mapping[str, Any]
 _log = logging.getLogger(__name__)
 
 
+class StoreError(Exception):
+    """An entry is not written; `is_refusal`: MLflow will never take it."""
+
+    def __init__(self, text: str, *, is_refusal: bool) -> None:
+        super().__init__(text)
+        self.is_refusal = is_refusal
+
+
+class RecordStore(Protocol):
+    """Where the entries of a record are written to; see `MlflowStore`."""
+
+    run_ids: dict[int, str]
+    open_runs: set[int]
+    has_warned: bool
+
+    @property
+    def experiment(self) -> str:
+        """Id of the experiment."""
+
+    def find_runs(self) -> None:
+        """Finds the runs of this record that are there already."""
+
+    def write(self, entry: Entry) -> None:
+        """Writes one entry."""
+
+
 class MlflowStore:
     """Writes entries of one record, a run and its parts, to MLflow; an entry that is written twice is there once.
 
@@ -59,6 +83,11 @@ class MlflowStore:
     def connection(self) -> tuple["MlflowClient", str]:
         """A client, and the id of the experiment."""
         return _connect()
+
+    @property
+    def experiment(self) -> str:
+        """Id of the experiment."""
+        return self.connection[1]
 
     def find_runs(self) -> None:
         """Finds the runs of this record that are there already."""
@@ -222,6 +251,8 @@ def store_name() -> str:
 
 def is_refused(error: Exception) -> bool:
     """Whether MLflow will never take what it was given."""
+    if isinstance(error, StoreError):
+        return error.is_refusal
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
@@ -264,6 +295,8 @@ def open_store_early() -> None:
 
 def check_store() -> str:
     """Opens the configured store as a run does; returns why it cannot be used, "" when it can."""
+    import httpx
+
     uri = env().tracking_uri
     try:
         if uri is None:

@@ -3,27 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from prefect.runtime import flow_run
-
-from tasks.artifacts import add_run_tag, show_link, show_markdown, show_table
-from tasks.pages.plots import p_virus_figure
+from tasks.artifacts import add_run_tag, in_flow, show_link, show_markdown, show_table
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
-from tasks.stages import resumable_task
+from tasks.stages import Resumable
 from tasks.tracking import TrackedRun, Value
 from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.run_json import RunReport, write_report
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PROJECT_TAG: Final = "virnuc.project"
 
 
-@resumable_task
+@Resumable
 def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     """Writes report.html and run.json first, so that the run is complete on disk whatever fails elsewhere."""
-    flow_page = prefect_tags(folder.root).get("prefect.flow_run_url")
+    flow_page = _flow_tags().get("prefect.flow_run_url")
     links = {**report.links, **({"prefect_flow_run_url": flow_page} if flow_page else {})}
     write_report(folder.report, replace(report, links=links))
 
@@ -45,12 +45,20 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
         threshold = report.plan.threshold
-        tracked.log_figure("p_virus", lambda: p_virus_figure(folder.predictions, threshold))
+        tracked.log_figure("p_virus", lambda: _p_virus_figure(folder.predictions, threshold))
+
+
+def _p_virus_figure(predictions: Path, threshold: float) -> "Figure":
+    from tasks.pages.plots import p_virus_figure  # imports Matplotlib
+
+    return p_virus_figure(predictions, threshold)
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:
     """Links an MLflow run to its input files and flow run; `paths` are in the order of `files`."""
     tracked.log_inputs(files, paths)
+    if not in_flow():
+        return
     links = tracked.links
     if "mlflow_run_id" in links:
         add_run_tag(f"mlflow:{links['mlflow_run_id']}")
@@ -58,14 +66,21 @@ def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[st
         show_link("virnuc-mlflow", links["mlflow_run_url"], "This run in MLflow")
 
 
-def prefect_tags(out: Path) -> dict[str, str]:
-    """Tags of an MLflow run that identify its flow run and its project."""
+def run_tags(out: Path, project: str = "") -> dict[str, str]:
+    """Tags of an MLflow run that identify its folder, its project and its flow run."""
+    return {"virnuc.out": str(out.resolve()), **({PROJECT_TAG: project} if project else {}), **_flow_tags()}
+
+
+def _flow_tags() -> dict[str, str]:
+    """Empty outside of a flow."""
+    if not in_flow():
+        return {}
+    from prefect.runtime import flow_run
+
     tags = {
         "prefect.flow_run_id": flow_run.id,
         "prefect.flow_run_name": flow_run.name,
         "prefect.flow_run_url": flow_run.ui_url,
-        "virnuc.out": str(out.resolve()),
-        PROJECT_TAG: flow_run.parameters.get("project"),
     }
     # A temporary server has no pages to link to, and Prefect writes their missing address as "None".
     return {name: value for name, value in tags.items() if value and not value.startswith("None/")}

@@ -1,7 +1,7 @@
 """What is to be recorded of a run and its parts, until MLflow has taken it.
 
-An entry goes straight to MLflow. While it cannot be written, entries wait in files in the run's folder, from which they
-are written later, exactly once: by the same run, by the next run of the same folder or VIRNUC_HOME, or by `virnuc track`.
+An entry goes straight to MLflow, in a thread beside the run. While it cannot be written, entries wait in files in the
+run's folder, from which they are written later, exactly once: by the same run, by the next run of the same folder or VIRNUC_HOME, or by `virnuc track`.
 A record whose process was killed is found by its lock, and its runs are ended.
 """
 
@@ -13,16 +13,17 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
-from tasks.mlflow_store import Entry, MlflowStore, first_line, is_refused, store_name
+from tasks.mlflow_process import store_of
+from tasks.mlflow_store import Entry, RecordStore, first_line, is_refused, store_name
 from virnuc_core.env_config import env
 from virnuc_core.errors import StorageLostError
 from virnuc_core.files import parse_object
@@ -42,10 +43,10 @@ class RunRecord:
 
     def __init__(self, folder: Path, lock: IO[str]) -> None:
         self.folder = folder
-        self.store = MlflowStore(folder.name)
+        self.store = store_of(folder.name)
         self.numbers = count()
         self._lock = lock
-        self._turn = threading.RLock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
         self._metrics = _Outbox(folder / "metrics.jsonl", self.store)
         self._artifacts = _Outbox(folder / "artifacts.jsonl", self.store)
 
@@ -83,26 +84,37 @@ class RunRecord:
         return None
 
     def send(self, entry: Entry) -> None:
-        """Writes an entry to MLflow, or keeps it."""
-        with self._turn:
-            (self._artifacts if entry["do"] in _ARTIFACTS else self._metrics).send(entry)
-            with suppress(OSError):
-                os.utime(self.folder / "lock")
+        """Writes an entry to MLflow or keeps it, in the record's thread."""
+        self.submit(partial(self.write, entry))
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Calls `work` in the record's thread, after what was submitted before."""
+        self._thread.submit(work).add_done_callback(_report_failure)
+
+    def wait(self) -> None:
+        """Waits until all that was sent is written or kept."""
+        if not self._lock.closed:
+            self._thread.submit(lambda: None).result()
+
+    def write(self, entry: Entry) -> None:
+        """Writes an entry to MLflow, or keeps it; to be called in the record's thread."""
+        (self._artifacts if entry["do"] in _ARTIFACTS else self._metrics).send(entry)
+        with suppress(OSError):
+            os.utime(self.folder / "lock")
 
     def hurry(self, seconds: float) -> None:
         """Lets requests begin for this many seconds more, since this process is about to be killed; then entries are kept."""
-        with self._turn:
-            for outbox in (self._metrics, self._artifacts):
-                outbox.deadline = min(outbox.deadline, time.monotonic() + seconds)
+        for outbox in (self._metrics, self._artifacts):
+            outbox.deadline = min(outbox.deadline, time.monotonic() + seconds)
 
     def close(self) -> str:
         """Tries once more to write what is kept; removes the record if nothing is left, else returns the reason."""
-        with self._turn:
-            failure = self._metrics.drain() or self._artifacts.drain()
-            if not failure:
-                self._remove()
-            self._lock.close()
-            return failure
+        self._thread.shutdown()
+        failure = self._metrics.drain() or self._artifacts.drain()
+        if not failure:
+            self._remove()
+        self._lock.close()
+        return failure
 
     def complete(self, seconds: float = math.inf) -> str:
         """Writes what an earlier run left, ends its runs, and closes; gives up after some time, and returns the reason."""
@@ -132,6 +144,11 @@ class RunRecord:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             self.folder.parent.rmdir()  # unless there are others
+
+
+def _report_failure(work: Future[None]) -> None:
+    if error := work.exception():
+        _log.error("a part of the record for MLflow is lost: %r", error)
 
 
 def earlier_records(*parents: Path) -> Iterator[Path]:
@@ -187,7 +204,7 @@ class _Outbox:
         deadline: on the monotonic clock, from when on no request begins.
     """
 
-    def __init__(self, path: Path, store: MlflowStore) -> None:
+    def __init__(self, path: Path, store: RecordStore) -> None:
         self._path = path
         self._store = store
         self._next_trial = 0.0

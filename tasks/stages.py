@@ -1,20 +1,16 @@
-"""The stages of a run as Prefect tasks."""
+"""The stages of a run: in a flow as Prefect tasks, else as calls with the same retries."""
 
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import cached_property, update_wrapper, wraps
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
-
-from tasks.artifacts import ProgressArtifact
+from tasks.artifacts import ProgressArtifact, in_flow
 from virnuc_core import pipeline
-from virnuc_core.errors import StorageLostError, is_retryable
+from virnuc_core.errors import StorageLostError, VirnucError, is_retryable
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import LaneJournal
@@ -24,6 +20,10 @@ from virnuc_core.inference.shard import missing_shards, pending_shards, remove_s
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State, TaskRun
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,35 +38,71 @@ _log = logging.getLogger(__name__)
 stopping: Final = threading.Event()
 
 
-def resumable_task(function: Callable[P, R]) -> Task[P, R]:
-    """Makes a task of a function that finds finished work on disk.
+class Resumable(Generic[P, R]):
+    """A function that finds finished work on disk: in a flow a Prefect task, else a call that is retried in the same way.
 
     Nothing is cached or persisted: a retry calls it again, and it resumes. Only transient errors are retried, those of
     storage for 10 minutes. OSError becomes `StorageError`.
     """
 
-    @wraps(function)
-    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+    def __init__(self, function: Callable[P, R], name: str | None = None) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._name = name or function.__name__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls it, until it succeeds or fails for good."""
+        if in_flow():
+            return self.task(*args, **kwargs)
+        tries = 1
+        while True:
+            try:
+                return self.fn(*args, **kwargs)
+            except (VirnucError, MemoryError) as error:
+                if not _is_retried(self._name, error, tries) or stopping.wait(
+                    RETRY_DELAYS_SECONDS[tries - 1]
+                ):
+                    raise
+            tries += 1
+
+    def fn(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls it once."""
         with pipeline.translate_os_errors():
-            return function(*args, **kwargs)
+            return self._function(*args, **kwargs)
 
-    make_task = task(
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=len(RETRY_DELAYS_SECONDS),
-        retry_delay_seconds=RETRY_DELAYS_SECONDS,
-        retry_condition_fn=retry_if_transient,
-    )
-    return make_task(translated)
+    @cached_property
+    def task(self) -> "Task[P, R]":
+        """The Prefect task."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        make_task = task(
+            name=self._name,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=len(RETRY_DELAYS_SECONDS),
+            retry_delay_seconds=RETRY_DELAYS_SECONDS,
+            retry_condition_fn=retry_if_transient,
+        )
+
+        @wraps(self._function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return self.fn(*args, **kwargs)
+
+        return make_task(call)
 
 
-def retry_if_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+def retry_if_transient(task: "Task[..., Any]", run: "TaskRun", state: "State[Any]") -> bool:
     """Whether a failed task is retried; says so."""
-    error, tries = state.result(raise_on_failure=False), run.run_count
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, BaseException) and _is_retried(task.name, error, run.run_count)
+
+
+def _is_retried(name: str, error: BaseException, tries: int) -> bool:
     most = len(RETRY_DELAYS_SECONDS) if isinstance(error, StorageLostError) else _MAX_RETRIES
-    if stopping.is_set() or not isinstance(error, BaseException) or not is_retryable(error) or tries > most:
+    if stopping.is_set() or not is_retryable(error) or tries > most:
         return False
-    _log.warning("%s is tried again in %.0f s: %s", task.name, RETRY_DELAYS_SECONDS[tries - 1], error)
+    _log.warning("%s is tried again in %.0f s: %s", name, RETRY_DELAYS_SECONDS[tries - 1], error)
     return True
 
 
@@ -88,9 +124,9 @@ def awaiting_storage(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
             time.sleep(delay)
 
 
-# Without planning and computing, which are tasks and runs of the lanes.
-_TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
-    stage: resumable_task(stage)
+# Without planning and computing, of which the lanes do each part.
+_RESUMABLE: Final[dict[pipeline.Stage, pipeline.Stage]] = {
+    stage: Resumable(stage)
     for stage in (
         *(pipeline.label, pipeline.index, pipeline.divide, pipeline.validate, pipeline.aggregate),
         *(pipeline.classify, pipeline.fit, pipeline.replace),
@@ -99,12 +135,12 @@ _TASKS: Final[dict[pipeline.Stage, pipeline.Stage]] = {
 }
 
 
-def as_tasks(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
-    """Replaces stages by Prefect tasks where there is one."""
-    return [_TASKS.get(stage, stage) for stage in stages]
+def resumable(stages: Sequence[pipeline.Stage]) -> list[pipeline.Stage]:
+    """Replaces stages by those that are retried."""
+    return [_RESUMABLE.get(stage, stage) for stage in stages]
 
 
-@resumable_task
+@Resumable
 def plan(
     folder: RunFolder, config: RunConfig, kind: Kind, devices: tuple[str, ...], token: str | None = None
 ) -> RunPlan:
@@ -112,7 +148,7 @@ def plan(
     return open_plan(config, FrameStore.open(folder.frames), kind, devices, folder, token)
 
 
-@resumable_task
+@Resumable
 def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, ...]:
     """Returns the shards that are missing or damaged; quarantines the damaged ones.
 
@@ -124,11 +160,14 @@ def find_pending(folder: RunFolder, taken: Collection[int] = ()) -> tuple[int, .
     return pending
 
 
-@resumable_task
+@Resumable
 def compute_shards(
     folder: RunFolder, shards: tuple[int, ...], device: str, lane: int, num_lanes: int, journal: LaneJournal
 ) -> None:
-    """Computes shards in a separate process, whose errors it raises; called again, it skips finished ones."""
+    """Computes shards on a device, and raises the lane's errors; called again, it skips finished ones.
+
+    In a process of its own; but the only lane of a run without a flow computes in this one on the CPU.
+    """
     left = missing_shards(folder, shards)
     if not left:
         return
@@ -145,7 +184,15 @@ def compute_shards(
             done += rows[event.shard]
             bar.update(100 * done / total)
 
-    launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
+    if computes_here(device, num_lanes):
+        launcher.run_lane_here(folder, left, emit)
+    else:
+        launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
+
+
+def computes_here(device: str, num_lanes: int) -> bool:
+    """Whether a lane needs no process of its own."""
+    return device == "cpu" and num_lanes == 1 and not in_flow()
 
 
 def end_lane_processes() -> None:

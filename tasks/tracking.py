@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from tasks.mlflow_store import Entry
 from tasks.run_record import RunRecord
 from virnuc_core import __version__
 from virnuc_core.env_config import env
@@ -78,19 +80,25 @@ class TrackedRun:
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id of the run; None while MLflow does not have it."""
-        return None if self._record is None else self._record.store.run_ids.get(self._number)
+        """MLflow's id of the run; None while MLflow does not have it.
+
+        Waits until what was recorded so far is written or kept.
+        """
+        if self._record is None:
+            return None
+        self._record.wait()
+        return self._record.store.run_ids.get(self._number)
 
     @property
     def links(self) -> dict[str, str]:
-        """This run's MLflow id and, with a server, its page; empty while MLflow does not have it."""
+        """This run's MLflow id and, with a server, its page; as for `run_id`, empty while MLflow does not have it."""
         if self._record is None or (run_id := self.run_id) is None:
             return {}
         links = {"mlflow_run_id": run_id}
         server = urlsplit(env().tracking_uri or "")
         if server.scheme in ("http", "https"):
             address = without_secrets(f"{server.scheme}://{server.netloc}{server.path.rstrip('/')}")
-            experiment = self._record.store.connection[1]
+            experiment = self._record.store.experiment
             links["mlflow_run_url"] = f"{address}/#/experiments/{experiment}/runs/{run_id}"
         return links
 
@@ -123,7 +131,11 @@ class TrackedRun:
 
     def log_files(self, paths: Sequence[Path]) -> None:
         """Copies files into the store, except those above its size limit."""
-        self._send("files", paths=[str(path.absolute()) for path in paths])
+        if self._record is not None:
+            self._record.send(self._files_entry(paths))
+
+    def _files_entry(self, paths: Sequence[Path]) -> Entry:
+        return {"run": self._number, "do": "files", "paths": [str(path.absolute()) for path in paths]}
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
         """Records `NAME.tsv`; missing values are empty."""
@@ -133,17 +145,19 @@ class TrackedRun:
         self._send("text", name=f"{name}.tsv", text=text)
 
     def log_figure(self, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Records `NAME.png`."""
-        if self._record is None:
-            return
-        path = self._record.folder / str(self._number) / f"{name}.png"
+        """Records `NAME.png`, which is drawn beside the run."""
+        if self._record is not None:
+            path = self._record.folder / str(self._number) / f"{name}.png"
+            self._record.submit(partial(self._draw, self._record, path, draw))
+
+    def _draw(self, record: RunRecord, path: Path, draw: Callable[[], "Figure"]) -> None:
         try:
             path.parent.mkdir(exist_ok=True)
             draw().savefig(path)
         except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
             _log.warning("%s cannot be drawn (%s): it is left out", path.name, error)
         else:
-            self.log_files([path])
+            record.write(self._files_entry([path]))
 
     def register_head(
         self,
@@ -221,7 +235,7 @@ def tracked_run(
     else:
         record = RunRecord.create(folder)
         run = TrackedRun.open(record, name, params, tags)
-        record.complete_earlier()
+        record.submit(record.complete_earlier)
     token = _enclosing.set(run)
     status: Status = "KILLED"  # Ctrl-C, or Prefect's stop signal
     try:

@@ -45,6 +45,11 @@ _LABELLED_FILES: Final = (
     ),
     click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
+# The modules that have what the flows do.
+_BODIES: Final = {
+    **dict.fromkeys(("predict", "embed", "reprocess"), "runs"),
+    **dict.fromkeys(("train", "evaluate"), "head_runs"),
+}
 _WORKERS: Final = (
     click.Option(
         ["--devices"],
@@ -94,10 +99,20 @@ def cli(config: str | None) -> None:
 
 
 @contextmanager
-def _flow(name: str, lanes: "LaneSettings") -> Iterator[Callable[..., Answer]]:
-    """The flow flows.NAME, on a temporary Prefect server if none is configured."""
-    from virnuc_cli.local_prefect import local_prefect
+def _runs(name: str, lanes: "LaneSettings", prefect: bool) -> Iterator[Callable[..., Answer]]:
+    """What computes a command: the flow flows.NAME, if that was asked for or a Prefect server is configured, or its body."""
+    from virnuc_cli.local_prefect import has_server, local_prefect, without_prefect
 
+    if not (prefect or lanes.mode == "pool" or has_server()):
+        with without_prefect():
+            body = resolve_name(f"flows.{_BODIES[name]}:{name}")
+
+            def run(*arguments: Any) -> Answer:
+                report = body(*arguments, lanes)
+                return Answer(report.document, report.summary)
+
+            yield run
+        return
     with local_prefect(lasting=lanes.mode == "pool"):
         from prefect import tags
 
@@ -105,23 +120,28 @@ def _flow(name: str, lanes: "LaneSettings") -> Iterator[Callable[..., Answer]]:
 
         flow = resolve_name(f"flows.{name}:{name}")
 
-        def run(*arguments: Any) -> Answer:
+        def run_flow(*arguments: Any) -> Answer:
             with tags(RUN_TAG):
                 report = flow(*arguments, **dict(lanes))
             return Answer(report.document, report.summary)
 
-        yield run
+        yield run_flow
 
 
 @command(cli, _INPUTS, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
 def predict(
-    inputs: tuple[str, ...], out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool
+    inputs: tuple[str, ...],
+    out: str,
+    settings: "PredictSettings",
+    lanes: "LaneSettings",
+    force: bool,
+    prefect: bool,
 ) -> Answer:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
     from virnuc_cli.preflight import readable, require_models
 
     require_models(settings)
-    with readable(inputs) as files, _flow("predict", lanes) as run:
+    with readable(inputs) as files, _runs("predict", lanes, prefect) as run:
         return run(files, out, settings, force)
 
 
@@ -147,6 +167,7 @@ def embed(
     settings: "EmbedSettings",
     lanes: "LaneSettings",
     force: bool,
+    prefect: bool,
 ) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
     from flows.outputs import require_no_input
@@ -158,7 +179,7 @@ def embed(
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with readable(inputs) as files, _flow("embed", lanes) as run:
+    with readable(inputs) as files, _runs("embed", lanes, prefect) as run:
         return run(files, out, model, settings, force)
 
 
@@ -168,7 +189,9 @@ def embed(
     settings="virnuc_core.settings:ReprocessSettings",
     force="Throw away what was begun with other settings.",
 )
-def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", force: bool) -> Answer:
+def reprocess(
+    run: str, settings: "ReprocessSettings", lanes: "LaneSettings", force: bool, prefect: bool
+) -> Answer:
     """Moves the predict run in folder RUN to other models, another head or other settings.
 
     What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
@@ -182,7 +205,7 @@ def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", fo
     require_known_models(settings)
     if settings.head is not None and not is_registered(settings.head):
         resolve_head(settings.head)
-    with _flow("reprocess", lanes) as move:
+    with _runs("reprocess", lanes, prefect) as move:
         return move(run, settings, force)
 
 
@@ -195,7 +218,9 @@ def reprocess(run: str, settings: "ReprocessSettings", lanes: "LaneSettings", fo
     settings="virnuc_core.settings:TrainSettings",
     force=_FRESH,
 )
-def train(out: str, settings: "TrainSettings", lanes: "LaneSettings", force: bool, **files: Any) -> Answer:
+def train(
+    out: str, settings: "TrainSettings", lanes: "LaneSettings", force: bool, prefect: bool, **files: Any
+) -> Answer:
     """Trains a classifier head for the vectors of two models on labelled sequences.
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
@@ -208,7 +233,7 @@ def train(out: str, settings: "TrainSettings", lanes: "LaneSettings", force: boo
     folder_of(Path(out))
     require_known_models(train_config(settings))
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
-    with _flow("train", lanes) as run:
+    with _runs("train", lanes, prefect) as run:
         from virnuc_core.training.labels import LabelledFiles
 
         return run(LabelledFiles(**files), out, settings, force)
@@ -216,14 +241,14 @@ def train(out: str, settings: "TrainSettings", lanes: "LaneSettings", force: boo
 
 @command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
 def evaluate(
-    out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool, **files: Any
+    out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool, prefect: bool, **files: Any
 ) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
     from virnuc_cli.preflight import require_inputs, require_models
 
     require_models(settings)
     require_inputs(_paths(files))
-    with _flow("evaluate", lanes) as run:
+    with _runs("evaluate", lanes, prefect) as run:
         from virnuc_core.training.labels import LabelledFiles
 
         return run(LabelledFiles(**files), out, settings, force)

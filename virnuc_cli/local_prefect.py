@@ -1,9 +1,10 @@
-"""Prefect for a run from the command line: a temporary server, with no output on the terminal."""
+"""Whether a run from the command line is a flow, and Prefect for it: a temporary server, with no output on the terminal."""
 
 import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import env, value_of
 from virnuc_core.errors import UsageError, VirnucError
 from virnuc_core.plain_text import hide_secrets_in_logs
 from virnuc_core.versions import log_version_warnings
@@ -19,6 +20,11 @@ from virnuc_core.versions import log_version_warnings
 if TYPE_CHECKING:
     from prefect.server.api.server import SubprocessASGIServer
 
+_log = logging.getLogger(__name__)
+
+# In the present folder; Prefect reads them, too.
+_OWN_FILE = "prefect.toml"
+_SETTINGS_FILES = (_OWN_FILE, ".env", "pyproject.toml")
 # The server's first start on a slow or busy machine can take longer than Prefect's 20 s.
 _SERVER_SECONDS = 120
 
@@ -56,6 +62,49 @@ def prepare_local_prefect() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def has_server() -> bool:
+    """Whether a Prefect server is configured: by PREFECT_API_URL, or in a settings file or profile of Prefect.
+
+    Prefect takes seconds to import, and is asked only if such a file could name one.
+
+    Raises:
+        UsageError: the home folder is not writable.
+    """
+    if value_of("PREFECT_API_URL"):
+        return True
+    homes = [env().prefect_home or env().home / "prefect", Path("~/.prefect").expanduser()]
+    profiles = value_of("PREFECT_PROFILES_PATH")
+    files = [*_SETTINGS_FILES, *([profiles] if profiles else [Path(home, "profiles.toml") for home in homes])]
+    if "prefect" not in sys.modules and not any(_names_server(Path(file)) for file in files):
+        return False
+    prepare_local_prefect()
+    from prefect.settings import PREFECT_API_URL
+
+    return bool(PREFECT_API_URL.value())
+
+
+def _names_server(path: Path) -> bool:
+    try:
+        text = path.read_text(errors="replace").lower()
+    except OSError:
+        return False
+    return "prefect" in text and "api" in text and "url" in text if path.name != _OWN_FILE else "url" in text
+
+
+@contextmanager
+def without_prefect() -> Iterator[None]:
+    """Makes ready for a run in this process, with MLflow beside it."""
+    from tasks.artifacts import log_from_info
+    from tasks.mlflow_process import mlflow_beside
+
+    hide_secrets_in_logs()
+    log_version_warnings("orchestration")
+    log_from_info()
+    _log.info("the run is in this process: no Prefect server is configured")
+    with mlflow_beside():
+        yield
 
 
 @contextmanager

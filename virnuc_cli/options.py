@@ -24,6 +24,11 @@ _LANE_SETTINGS: Final = "virnuc_core.settings:LaneSettings"
 _DEBUG: Final = click.Option(
     ["--debug"], is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
 )
+_PREFECT: Final = click.Option(
+    ["--prefect"],
+    is_flag=True,
+    help="Run as a Prefect flow, on a temporary server if none is configured; with one, every run is.",
+)
 _OUTPUT: Final = (
     click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."),
     click.Option(
@@ -157,7 +162,8 @@ def command(
         params: its own arguments and options.
         name: the function's by default.
         settings: model of its settings, as `module:class`; passed as `settings`.
-        force: for a command that makes a run, the help of `--force`; it takes `LaneSettings` too, passed as `lanes`.
+        force: for a command that makes a run, the help of `--force`; it takes `--prefect` and
+            `LaneSettings` too, passed as `lanes`.
         answers: False for a command that runs until a signal.
         attributes: as for `click.Command`.
     """
@@ -167,6 +173,7 @@ def command(
         made = [*params, *(setting_options(resolve_name(settings)) if settings else ())]
         if force:
             made.append(click.Option(["--force"], is_flag=True, help=force))
+            made.append(_PREFECT)
             made += setting_options(resolve_name(_LANE_SETTINGS))
         return [*made, *(_OUTPUT if answers else (_DEBUG,))]
 

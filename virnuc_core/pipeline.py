@@ -19,7 +19,7 @@ from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
-from virnuc_core.results.run_json import RunReport, cleaned_on, write_report
+from virnuc_core.results.run_json import RunAs, RunReport, cleaned_on, write_report
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
@@ -71,6 +71,7 @@ class Run:
         work: counters summed over all shards.
         seconds: wall time of each finished stage, in order.
         links: other places to view the run.
+        run_as: "flow" within Prefect.
     """
 
     plan: RunPlan
@@ -100,6 +101,7 @@ class Run:
         self.counts: TableCounts | None = None
         self.seconds: dict[str, float] = {}
         self.links: Mapping[str, str] = {}
+        self.run_as: RunAs = "process"
 
     @property
     def report(self) -> RunReport:
@@ -111,6 +113,7 @@ class Run:
             work=self.work,
             lanes=self.lane_reports,
             seconds=self.seconds,
+            run_as=self.run_as,
             links={**self.links, **({"results": self.url} if self.url else {})},
         )
 

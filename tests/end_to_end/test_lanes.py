@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows import lanes
-from flows.lanes import LocalLanes
+from flows.lanes import embed_lane
+from tasks import local_lanes
+from tasks.local_lanes import LocalLanes
 from tasks.stages import compute_shards, find_pending, plan
 from tests.forked_lanes import KilledContext
 from tests.made_models import MadeModels
@@ -29,7 +30,9 @@ MakeRun = Callable[[], RunFolder]
 @pytest.fixture
 def planned(models: MadeModels, contigs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     """Plans runs of five shards, whose lanes are tried again without a delay."""
-    monkeypatch.setattr(lanes, "compute_shards", compute_shards.with_options(retry_delay_seconds=0))
+    monkeypatch.setattr(
+        local_lanes, "compute_shards", compute_shards.task.with_options(retry_delay_seconds=0)
+    )
     config = models.config(chunk_length=500)
 
     def make() -> RunFolder:
@@ -44,7 +47,7 @@ def planned(models: MadeModels, contigs: Path, tmp_path: Path, monkeypatch: pyte
 
 @flow
 def computed(root: str, devices: tuple[str, ...]) -> list[LaneReport]:
-    return LocalLanes(devices).compute(RunFolder(Path(root)))
+    return LocalLanes(devices, embed_lane).compute(RunFolder(Path(root)))
 
 
 def starts_of(folder: RunFolder) -> list[LaneStarted]:

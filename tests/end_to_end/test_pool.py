@@ -30,9 +30,10 @@ from deployments.processes import interruptible
 from deployments.register import NightlyChoice, register
 from flows import pool
 from flows.computed_run import choose_lanes
-from flows.lanes import LocalLanes, embed_lane, lane_journal_name, plan_run
+from flows.lanes import embed_lane, plan_run
 from flows.pool import PoolLanes
 from tasks import pool_runs
+from tasks.local_lanes import LocalLanes, lane_journal_name
 from tests.end_to_end.conftest import CommandLine
 from tests.made_lanes import done
 from tests.made_models import MadeModels
@@ -87,14 +88,16 @@ def planned(root: str, contigs: str, config: RunConfig, mode: str) -> None:
     Path(root).mkdir()
     folder = RunFolder(Path(root))
     index_inputs(folder, [contigs], config.chunk_length, "dna")
-    lanes = PoolLanes(LaneSettings(mode="pool"), ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
+    lanes = (
+        PoolLanes(LaneSettings(mode="pool"), ("cpu",)) if mode == "pool" else LocalLanes(("cpu",), embed_lane)
+    )
     lanes.plan(folder, config, "predict")
 
 
 @flow
 def computed(root: str, mode: str) -> list[LaneReport]:
     where = LaneSettings(mode="pool", lane_minutes=A_SHARD_A_LANE, priority="urgent")
-    lanes = PoolLanes(where, ("cpu",)) if mode == "pool" else LocalLanes(("cpu",))
+    lanes = PoolLanes(where, ("cpu",)) if mode == "pool" else LocalLanes(("cpu",), embed_lane)
     return lanes.compute(RunFolder(Path(root)))
 
 

@@ -99,7 +99,7 @@ def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) ->
         path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
         with LaneJournal(path) as journal, journal.recording_failure(lane):
             if is_cpu:
-                return _run_lane_here(folder, assignments[lane], journal.write)
+                return run_lane_here(folder, assignments[lane], journal.write)
             return run_lane(
                 folder,
                 assignments[lane],
@@ -172,20 +172,7 @@ def run_lane(
     return lane_report(entries)
 
 
-def lane_timeout(costs: Iterable[float]) -> float:
-    """Seconds without a finished shard after which a lane hangs, for shards of these estimated seconds."""
-    slowest = max(costs, default=0.0)
-    return env().lane_timeout or max(_LEAST_TIMEOUT, _TIMEOUT_PER_COST * slowest)
-
-
-def end_lane_processes() -> None:
-    """Terminates all lanes of this process; `run_lane` then raises LaneError."""
-    for process in multiprocessing.active_children():
-        if process.name.startswith(_LANE_PROCESS):
-            process.terminate()
-
-
-def _run_lane_here(
+def run_lane_here(
     folder: RunFolder, indices: Sequence[int], on_event: Callable[[LaneEvent], None]
 ) -> LaneReport:
     """Runs a lane on the CPU in this process, with the thread count of a lane process."""
@@ -203,6 +190,19 @@ def _run_lane_here(
     finally:
         torch.set_num_threads(threads)
     return lane_report(entries)
+
+
+def lane_timeout(costs: Iterable[float]) -> float:
+    """Seconds without a finished shard after which a lane hangs, for shards of these estimated seconds."""
+    slowest = max(costs, default=0.0)
+    return env().lane_timeout or max(_LEAST_TIMEOUT, _TIMEOUT_PER_COST * slowest)
+
+
+def end_lane_processes() -> None:
+    """Terminates all lanes of this process; `run_lane` then raises LaneError."""
+    for process in multiprocessing.active_children():
+        if process.name.startswith(_LANE_PROCESS):
+            process.terminate()
 
 
 def _recorder(

@@ -6,14 +6,15 @@ A `KeyLayout` maps published tensor names to those of our parameters; "normalise
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
@@ -505,6 +506,15 @@ def build_model(spec: ModelSpec, dropout: float = 0.0) -> Encoder:
     return ESM2(spec, dropout) if spec.family == "esm2" else DnabertS(spec, dropout)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Draws no initial weights: for those that have no storage, torch would import its compiler, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+
+
 def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
     """A model in evaluation mode without gradients; its weights are cast on the host and moved to the device once.
 
@@ -512,7 +522,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         model = build_model(spec)
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device) if is_random else checkpoint.state_dict()

@@ -12,12 +12,11 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Self, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, get_args
 
 import h5py
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from virnuc_core.checked_hdf5 import (
     CHECKSUM_SUFFIX,
@@ -34,6 +33,9 @@ from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import cell_text
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import CODE_WIDTH, Family, FrameRule
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 IDS: Final = {"predict": "frame_ids", "embed": "ids"}
 VECTORS: Final[dict[Family, str]] = {"dnabert_s": "dna", "esm2": "protein"}
@@ -213,12 +215,14 @@ class Embeddings:
         width = sum(self._datasets[part].shape[1] for part in names)
         return Rows(self, names, (len(self), width), np.result_type(*dtypes))
 
-    def as_dataframe(self, *, vectors: bool = False) -> pd.DataFrame:
+    def as_dataframe(self, *, vectors: bool = False) -> "pd.DataFrame":
         """A table with one row per id, indexed by `id`.
 
         A predict run has the columns `contig`, `chunk`, `frame`, `p_other` and `p_virus`, and `start` for stop-free stretches, an
         embed run `length`. With `vectors`, each vector component is a column, too: `dna_0`, ..., `protein_0`, ...
         """
+        import pandas as pd  # slow
+
         columns: dict[str, Any] = {}
         if self.kind == "embed":
             columns |= {} if self.lengths is None else {"length": self.lengths}
@@ -383,6 +387,7 @@ def _write_rows(file: IO[bytes], rows: Rows) -> None:
 def _write_h5ad(path: Path, source: Embeddings, rows: Rows) -> None:
     try:
         import anndata
+        import pandas as pd
     except ImportError as error:
         raise UsageError(
             "writing .h5ad needs the package anndata: pip install 'virnuc[anndata]', or choose .npz."
@@ -397,7 +402,7 @@ def _write_h5ad(path: Path, source: Embeddings, rows: Rows) -> None:
     data.write_h5ad(path, convert_strings_to_categoricals=False)
 
 
-def _with_plain_strings(table: pd.DataFrame) -> pd.DataFrame:
+def _with_plain_strings(table: "pd.DataFrame") -> "pd.DataFrame":
     """Converts strings to Python objects: not every anndata can write those of every pandas."""
     plain = table.astype({name: object for name in table.columns if table[name].dtype.kind not in "iuf"})
     return plain.set_index(table.index.astype(object))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import file_digest, from_json, parse_object, write_text
@@ -24,6 +24,7 @@ from virnuc_core.settings import settings_from
 from virnuc_core.versions import FLASH_ATTN
 
 SCHEMA_VERSION: Final = 3
+RunAs = Literal["process", "flow"]
 CLEANED: Final = "cleaned"  # when frames and shards were removed, if they were
 # Reported if installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
@@ -47,6 +48,7 @@ class RunReport:
         lanes: those of this attempt; empty if no shard had to be computed.
         seconds: wall time of each stage of this attempt.
         links: other places that show this run, by name.
+        run_as: "flow" within Prefect, else "process".
     """
 
     plan: RunPlan
@@ -56,6 +58,7 @@ class RunReport:
     lanes: Sequence[LaneReport]
     seconds: Mapping[str, float]
     links: Mapping[str, str]
+    run_as: RunAs = "process"
     settings_from: Mapping[str, str] | None = field(default_factory=settings_from)
 
     @property
@@ -160,6 +163,7 @@ class RunReport:
             "throughput": self.throughput,
             "packing_efficiency": self.packing_efficiency,
             "notes": list(self.notes),
+            "run_as": self.run_as,
             "links": dict(self.links),
             "settings_from": self.settings_from,
             "versions": versions,

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from prefect.runtime import flow_run
 
+from flows import outputs
 from flows.computed_run import labelled_name, run_name
-from flows.lanes import lane_journal_name, lane_name, plan_journal_name, plan_name
+from flows.lanes import lane_name, plan_journal_name, plan_name
 from flows.outputs import absolute_path, require_absolute, require_run
 from flows.reprocess import reprocess_name
+from tasks.local_lanes import lane_journal_name
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.settings import PredictSettings
 from virnuc_core.training.labels import LabelledFiles
@@ -69,6 +71,8 @@ def test_names_of_journals() -> None:
 def test_a_deployed_run_needs_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     require_absolute("a.fa", "/data/b.fa", "out")
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-a-deployment")
+    require_absolute("a.fa")  # outside of a flow
+    monkeypatch.setattr(outputs, "in_flow", lambda: True)
     require_absolute("/data/b.fa", "/out")
     with pytest.raises(UsageError, match=r"^a\.fa, out: a deployed run has no folder of its own"):
         require_absolute("a.fa", "/data/b.fa", "out")

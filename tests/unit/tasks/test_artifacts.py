@@ -19,6 +19,11 @@ from tasks.artifacts import LOGGERS, ProgressArtifact, attach_api_log_handler, s
 pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow:FutureWarning")
 
 
+@pytest.fixture(autouse=True)
+def _in_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "in_flow", lambda: True)
+
+
 class Server(ThreadingHTTPServer):
     """Records method and data of every artifact request; answers with an error while `is_ill`."""
 

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from tasks import stages
-from tasks.stages import awaiting_storage, find_pending, resumable_task
+from tasks.stages import Resumable, awaiting_storage, find_pending
 from tests.made_models import MadeRun
 from tests.made_moves import copy_of
 from virnuc_core import pipeline
@@ -17,15 +17,15 @@ from virnuc_core.pipeline import LanesHere, Run
 from virnuc_core.settings import RunConfig
 
 
-@resumable_task
+@Resumable
 def fail(error: BaseException) -> None:
     raise error
 
 
 def is_tried_again(error: BaseException, tries: int = 1) -> bool:
-    assert fail.retry_condition_fn is not None
+    assert fail.task.retry_condition_fn is not None
     run = TaskRun.model_construct(run_count=tries)
-    return bool(fail.retry_condition_fn(fail, run, Failed(data=error)))
+    return bool(fail.task.retry_condition_fn(fail.task, run, Failed(data=error)))
 
 
 def test_only_what_may_go_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_storage_that_is_away_is_waited_for_for_ten_minutes(caplog: pytest.LogCa
     lost = StorageLostError("shard_00042.h5 cannot be read or written: Stale file handle.")
     assert [is_tried_again(lost, tries) for tries in (4, most, most + 1)] == [True, True, False]
     assert sum(stages.RETRY_DELAYS_SECONDS) >= 600
-    assert fail.retries == most
+    assert fail.task.retries == most
     assert "fail is tried again in 60 s: shard_00042.h5 cannot be read" in caplog.text
 
 
@@ -87,3 +87,27 @@ def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path
     finished.plan = whole.plan
     pipeline.validate(finished)
     assert not any(path.exists() for path in left)
+
+
+def test_without_a_flow_a_stage_is_tried_again_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    @Resumable
+    def read(succeeds_at: int) -> str:
+        tries.append(len(tries) + 1)
+        if len(tries) < succeeds_at:
+            raise OSError(errno.ESTALE, "Stale file handle", "shards")
+        return "listed"
+
+    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0, 0.0])
+    stages.stopping.clear()
+    assert read(3) == "listed"
+    assert caplog.text.count("read is tried again in 0 s: shards cannot be read") == 2
+    tries.clear()
+    with pytest.raises(StorageLostError, match="shards cannot be read"):
+        read(4)
+    assert len(tries) == 3
+    with pytest.raises(InputError):
+        fail(InputError("no such file"))

@@ -13,8 +13,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks import mlflow_store, run_record
-from tasks.publishing import prefect_tags
+from tasks import mlflow_store, publishing, run_record
+from tasks.publishing import run_tags
 from tasks.tracking import MetricPoint, TrackedRun, tracked_run
 from tests.made_storage import object_storage
 from virnuc_core.env_config import env
@@ -193,6 +193,7 @@ with tracked_run("killed", {}, {}, Path(sys.argv[1])) as run:
     ended = run.child("ended", {}, {})
     ended.finish("FINISHED")
     run.child("lane", {}, {})
+    assert run.run_id  # waits until all of it is written
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -200,7 +201,8 @@ with tracked_run("killed", {}, {}, Path(sys.argv[1])) as run:
 def test_runs_of_a_killed_process_are_ended(client: MlflowClient, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    with tracked_run("next", {}, {}, tmp_path):
+    with tracked_run("next", {}, {}, tmp_path) as run:
+        assert run.run_id
         runs = runs_of(client)
         statuses = {name: runs[name].info.status for name in ("killed", "lane", "ended", "next")}
     assert statuses == {"killed": "KILLED", "lane": "KILLED", "ended": "FINISHED", "next": "RUNNING"}
@@ -234,6 +236,7 @@ def test_artifacts_that_cannot_be_stored_hold_up_nothing_else(
 
 def test_a_stopped_run_keeps_what_it_has_no_time_to_send(client: MlflowClient, tmp_path: Path) -> None:
     with tracked_run("sample", {}, {}, tmp_path) as run:
+        assert run.run_id
         run._record.hurry(0.0)  # type: ignore[union-attr]
         for number in range(2000):
             run.child(f"lane {number}", {}, {}).finish("KILLED")
@@ -325,7 +328,9 @@ def test_link_is_left_out_where_a_temporary_server_has_no_pages(
 ) -> None:
     url = f"{pages}/flow-runs/flow-run/1"
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__UI_URL", url)
-    assert prefect_tags(tmp_path).get("prefect.flow_run_url") == (url if pages else None)
+    assert run_tags(tmp_path, "ocean") == {"virnuc.out": str(tmp_path), "virnuc.project": "ocean"}
+    monkeypatch.setattr(publishing, "in_flow", lambda: True)
+    assert run_tags(tmp_path).get("prefect.flow_run_url") == (url if pages else None)
 
 
 def test_a_file_becomes_the_next_version_of_a_model(client: MlflowClient, tmp_path: Path) -> None:
