@@ -135,7 +135,8 @@ def test_a_home_completes_the_runs_of_other_folders(unusable: Path, tmp_path: Pa
     (tmp_path / "run").mkdir()
     record(tmp_path / "run")
     client = store_of(unusable)
-    with tracked_run("other", {}, {}):
+    with tracked_run("other", {}, {}) as run:
+        assert run.run_id
         check(runs_of(client))
 
 
