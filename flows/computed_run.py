@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import add_run_tag, in_flow
-from tasks.lanes import current_progress
 from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
+from tasks.progress import current_progress
 from tasks.publishing import PROJECT_TAG, link_run, params_of, publish, run_tags
 from tasks.registry import Config, with_registered_head
 from tasks.stages import Resumable, resumable
@@ -44,7 +44,7 @@ def run_name() -> str:
     from prefect.runtime import flow_run
 
     parameters: dict[str, Any] = flow_run.parameters
-    models: str = parameters.get("model") or getattr(parameters["settings"], "preset", "")
+    models = str(parameters.get("model") or getattr(parameters["settings"], "preset", ""))
     return run_title(str(flow_run.flow_name), parameters["inputs"], models)
 
 

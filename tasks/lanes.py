@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from tasks.progress import LaneProgress, current_progress
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.env_config import env, physical_gpu
 from virnuc_core.inference.events import (
@@ -40,63 +40,6 @@ _MIB: Final = 2**20
 _STATUSES: Final[dict[type[LaneEvent], Status]] = {LaneFinished: "FINISHED", LaneFailed: "FAILED"}
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneProgress:
-    """Progress of one lane; rows are frames or sequences, in this run only."""
-
-    lane: int
-    device: str
-    rows_done: int
-    rows_total: int
-
-
-class Progress(Protocol):
-    """A display of a run's progress."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins."""
-
-    def lane(self, progress: LaneProgress) -> None:
-        """A lane has started or has finished a shard."""
-
-
-class LoggedProgress:
-    """Progress as log lines, for runs without a terminal."""
-
-    def stage(self, name: str) -> None:
-        """Logs the stage."""
-        _log.info("stage: %s", name)
-
-    def lane(self, progress: LaneProgress) -> None:
-        """Logs the row count."""
-        _log.info(
-            "lane %d on %s: %d of %d rows",
-            progress.lane,
-            progress.device,
-            progress.rows_done,
-            progress.rows_total,
-        )
-
-
-# A context variable, since Prefect records every parameter of a flow.
-_progress: ContextVar[Progress] = ContextVar("progress", default=LoggedProgress())  # noqa: B039 (immutable)
-
-
-def current_progress() -> Progress:
-    """The progress display of this context."""
-    return _progress.get()
-
-
-@contextmanager
-def use_progress(progress: Progress) -> Iterator[None]:
-    """Shows the progress of runs inside the block with `progress`."""
-    token = _progress.set(progress)
-    try:
-        yield
-    finally:
-        _progress.reset(token)
 
 
 class LaneObserver(Protocol):

@@ -24,7 +24,7 @@ from tasks.mlflow_store import (
     open_store_early,
 )
 
-_NICENESS: Final = 10
+_NICENESS: Final = 19
 _LOGGER: Final = "tasks.mlflow_store"
 
 
@@ -39,7 +39,7 @@ class StoreProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # only this process handles Ctrl-C: what it records then has to arrive
+            process_group=0,  # only this process handles Ctrl-C: what it records then has to arrive
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:

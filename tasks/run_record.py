@@ -85,7 +85,7 @@ class RunRecord:
 
     def send(self, entry: Entry) -> None:
         """Writes an entry to MLflow or keeps it, in the record's thread."""
-        self.submit(partial(self.write, entry))
+        self.submit(partial(self._write, entry))
 
     def submit(self, work: Callable[[], None]) -> None:
         """Calls `work` in the record's thread, after what was submitted before."""
@@ -96,8 +96,7 @@ class RunRecord:
         if not self._lock.closed:
             self._thread.submit(lambda: None).result()
 
-    def write(self, entry: Entry) -> None:
-        """Writes an entry to MLflow, or keeps it; to be called in the record's thread."""
+    def _write(self, entry: Entry) -> None:
         (self._artifacts if entry["do"] in _ARTIFACTS else self._metrics).send(entry)
         with suppress(OSError):
             os.utime(self.folder / "lock")

@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from tasks.mlflow_store import Entry
 from tasks.run_record import RunRecord
 from virnuc_core import __version__
 from virnuc_core.env_config import env
@@ -131,11 +129,7 @@ class TrackedRun:
 
     def log_files(self, paths: Sequence[Path]) -> None:
         """Copies files into the store, except those above its size limit."""
-        if self._record is not None:
-            self._record.send(self._files_entry(paths))
-
-    def _files_entry(self, paths: Sequence[Path]) -> Entry:
-        return {"run": self._number, "do": "files", "paths": [str(path.absolute()) for path in paths]}
+        self._send("files", paths=[str(path.absolute()) for path in paths])
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Value]]) -> None:
         """Records `NAME.tsv`; missing values are empty."""
@@ -145,19 +139,17 @@ class TrackedRun:
         self._send("text", name=f"{name}.tsv", text=text)
 
     def log_figure(self, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Records `NAME.png`, which is drawn beside the run."""
-        if self._record is not None:
-            path = self._record.folder / str(self._number) / f"{name}.png"
-            self._record.submit(partial(self._draw, self._record, path, draw))
-
-    def _draw(self, record: RunRecord, path: Path, draw: Callable[[], "Figure"]) -> None:
+        """Records `NAME.png`."""
+        if self._record is None:
+            return
+        path = self._record.folder / str(self._number) / f"{name}.png"
         try:
             path.parent.mkdir(exist_ok=True)
             draw().savefig(path)
         except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
             _log.warning("%s cannot be drawn (%s): it is left out", path.name, error)
         else:
-            record.write(self._files_entry([path]))
+            self.log_files([path])
 
     def register_head(
         self,

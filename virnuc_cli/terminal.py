@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tasks.lanes import LaneProgress, use_progress
+from tasks.progress import LaneProgress, use_progress
 
 OutputMode = Literal["human", "quiet", "json"]
 

@@ -11,13 +11,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tasks.lanes import (
-    LaneProgress,
     LaneRows,
     LaneTracking,
     LaneWatch,
     sampling_gpu,
-    use_progress,
 )
+from tasks.progress import LaneProgress, use_progress
 from tasks.tracking import TrackedRun, tracked_run
 from tests.made_lanes import at, done, failed, finished, loaded, sample, started
 from tests.made_models import MadeRun

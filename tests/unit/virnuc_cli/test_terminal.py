@@ -4,7 +4,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from tasks.lanes import LaneProgress, current_progress
+from tasks.progress import LaneProgress, current_progress
 from virnuc_cli.terminal import BarProgress, LineProgress, terminal
 
 
