@@ -86,11 +86,13 @@ def has_server() -> bool:
 
 
 def _names_server(path: Path) -> bool:
+    """Whether a settings file may name a server; says yes rather than no."""
     try:
         text = path.read_text(errors="replace").lower()
     except OSError:
         return False
-    return "prefect" in text and "api" in text and "url" in text if path.name != _OWN_FILE else "url" in text
+    is_of_prefect = path.name == _OWN_FILE or ("prefect" in text and "api" in text)
+    return is_of_prefect and "url" in text
 
 
 @contextmanager
