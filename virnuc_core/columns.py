@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:  # lanes do without
+if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 

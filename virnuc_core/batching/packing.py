@@ -19,7 +19,6 @@ from virnuc_core.errors import UsageError
 _MIN_EFFICIENCY: Final = 0.85
 # With fewer batches, the partly filled last one dominates the efficiency.
 _MIN_BATCHES: Final = 10
-HASH_SEED: Final = 0x5EED
 
 _log = logging.getLogger(__name__)
 
@@ -27,32 +26,18 @@ _log = logging.getLogger(__name__)
 def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The first row of each distinct string, int64 (d,), ascending; and the number of each row's string, int64 (n,).
 
-    Rows of one length are compared by a 64-bit hash, and then byte by byte; a string whose hash another one has is
-    taken for distinct. NumPy alone, since this runs beside a thread that needs the interpreter to launch kernels.
+    The column has less than 2 GiB. Arrow does it without the interpreter, which launches kernels meanwhile.
     """
-    if len(column) == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    lengths, begins = column.lengths, column.offsets[:-1]
-    factors = np.random.default_rng(HASH_SEED).integers(
-        2**64, size=int(lengths.max()) // 8 + 1, dtype=np.uint64
-    )
-    by_length = np.argsort(lengths, kind="stable")
-    first_rows = np.empty(len(column), np.int64)
-    for rows in np.split(by_length, np.flatnonzero(np.diff(lengths[by_length])) + 1):
-        length = int(lengths[rows[0]])
-        words = np.zeros((len(rows), -(-length // 8)), np.uint64)
-        if length:
-            strings = np.lib.stride_tricks.sliding_window_view(column.data, length)
-            words.view(np.uint8)[:, :length] = strings[begins[rows]]
-        hashes = words @ (factors[: words.shape[1]] | 1)
-        _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
-        first = firsts[groups]
-        repeated = np.flatnonzero(first != np.arange(len(rows)))
-        collided = repeated[(words[repeated] != words[first[repeated]]).any(axis=1)]
-        first[collided] = collided
-        first_rows[rows] = rows[first]
-    distinct = np.flatnonzero(first_rows == np.arange(len(column)))
-    return distinct, np.searchsorted(distinct, first_rows)
+    import pyarrow as pa
+
+    data = column.data[column.offsets[0] : column.offsets[-1]]
+    offsets = (column.offsets - column.offsets[0]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    strings = pa.BinaryArray.from_buffers(pa.binary(), len(column), buffers)
+    # Numbered in the order of their first rows.
+    numbers = strings.dictionary_encode().indices.to_numpy().astype(np.int64)
+    is_first = np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0
+    return np.flatnonzero(is_first), numbers
 
 
 @dataclass(frozen=True, slots=True)

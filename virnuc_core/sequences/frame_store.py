@@ -32,7 +32,7 @@ from virnuc_core.files import atomic_path, file_digest, from_json, parse_object,
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_steps
 
-if TYPE_CHECKING:  # lanes do without
+if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 Int64 = npt.NDArray[np.int64]
