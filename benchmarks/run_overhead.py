@@ -1,10 +1,10 @@
-"""What a whole run costs besides its work: the command, the flow, its stages, and the start of the lanes.
+"""What a whole run costs besides its work: the command, its imports, its stages, and with a Prefect server the flow.
 
     python -m benchmarks.run_overhead [FASTA] [--repeats 5] [--flags "--preset tiny"]
 
-Runs `virnuc predict` in local mode against a Prefect server with SQLite on the loopback interface, after one run that
-warms the machine up. Overhead is the wall time of the command less the time in which the busiest lane computed with
-loaded models. Writes benchmarks/results/run_overhead.json.
+Runs `virnuc predict` directly, then as flows of a Prefect server with SQLite on the loopback interface; each in turn with
+`python -c "import torch"`, and after one run that warms the machine up. Overhead is the wall time of the command less the
+time in which the busiest lane computed with loaded models. Writes benchmarks/results/run_overhead.json.
 """
 
 import json
@@ -24,14 +24,39 @@ from virnuc_core.inference.device import resolve_devices
 
 
 def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
-    """Seconds of one run: the command, the busiest lane with loaded models, and the stages of the flow."""
+    """Seconds of one run: the command, the busiest lane with loaded models, and the stages."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
     subprocess.run([*command, *flags], check=True)
     wall = time.perf_counter() - begin
     report = json.loads((out / "run.json").read_text())
     work = max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"])
-    return {"wall": wall, "work": work, "stages": report["stage_seconds"]}
+    return {"run_as": report["run_as"], "wall": wall, "work": work, "stages": report["stage_seconds"]}
+
+
+def import_torch() -> float:
+    """Seconds of a process that imports torch."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - begin
+
+
+def measure_runs(fasta: Path, folder: Path, flags: list[str], repeats: int) -> Json:
+    """Several runs in a folder, each beside an import of torch."""
+    measure(fasta, folder / "warm", flags)
+    imports, runs = [], []
+    for number in range(repeats):
+        imports.append(import_torch())
+        runs.append(measure(fasta, folder / f"run{number}", flags))
+    overheads = sorted(run["wall"] - run["work"] for run in runs)
+    walls = [run["wall"] for run in runs]
+    return {
+        "wall_seconds": median(walls),
+        "wall_over_import_torch": round(median(walls) / median(imports), 2),
+        "overhead_seconds": {"smallest": overheads[0], "median": median(overheads), "largest": overheads[-1]},
+        "import_torch": imports,
+        "runs": runs,
+    }
 
 
 def main() -> None:
@@ -42,17 +67,20 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=4872)
     parser.add_argument("--flags", type=shlex.split, default=[])
     arguments = parser.parse_args()
-    with TemporaryDirectory(prefix="virnuc-overhead-") as scratch, serving(Path(scratch), arguments.port):
-        folders = [Path(scratch) / f"run{number}" for number in range(arguments.repeats + 1)]
-        runs = [measure(arguments.fasta, folder, arguments.flags) for folder in folders][1:]
-    overheads = sorted(run["wall"] - run["work"] for run in runs)
+    with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
+        home = Path(scratch)
+        os.environ |= {"VIRNUC_HOME": str(home)}
+        load = os.getloadavg()
+        direct = measure_runs(arguments.fasta, home / "direct", arguments.flags, arguments.repeats)
+        with serving(home, arguments.port):
+            flow = measure_runs(arguments.fasta, home / "flow", arguments.flags, arguments.repeats)
     report = {
         "command": command_of("run_overhead"),
         "machine": machine(resolve_devices(("auto",))[0]),
         "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "overhead_seconds": {"smallest": overheads[0], "median": median(overheads), "largest": overheads[-1]},
-        "runs": runs,
+        "load_average": load,
+        "direct": direct,
+        "flow": flow,
     }
     print_and_write(report, arguments.out)
 

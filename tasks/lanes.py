@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 from tasks.progress import LaneProgress, current_progress
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
@@ -28,9 +28,6 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Separates metrics over time from the final ones, by which runs are compared.
 PROGRESS: Final = "progress/"
@@ -179,7 +176,7 @@ class LaneTracking:
         self._run.log_metrics(gpu_use(sum(lane.gpu_seconds for lane in lanes)))
         curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
         if curves and kind is None:
-            self._run.log_figure("throughput", lambda: _throughput_figure(curves))
+            self._run.log_figure("throughput", lanes=curves)
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:
         """Opens a child run for a new lane; everything else is written later."""
@@ -286,12 +283,6 @@ class _TrackedLane:
         self._samples_of_earlier_shards = len(self.gpu_samples)
         metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(samples)}
         self._points += _points(metrics, len(self.curve), moment)
-
-
-def _throughput_figure(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> "Figure":
-    from tasks.pages.plots import throughput_figure  # imports Matplotlib
-
-    return throughput_figure(curves)
 
 
 def gpu_use(seconds: float) -> dict[str, float]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import IO, Any, Final
 
 from tasks.mlflow_store import (
@@ -131,6 +132,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
     open_store_early()
+    import_module("matplotlib.backends.backend_agg")  # takes a second; the figures come at the end of a run
     stores: dict[str, MlflowStore] = {}
     for line in requests:
         request = json.loads(line)

@@ -129,6 +129,8 @@ class MlflowStore:
                     _log_file(client, run_id, path)
             case "text":
                 client.log_text(run_id, entry["text"], entry["name"])
+            case "figure":
+                _log_figure(client, run_id, entry["name"], entry["data"])
             case "note":
                 client.set_tag(run_id, "mlflow.note.content", entry["text"])
             case "model":
@@ -162,6 +164,19 @@ def _log_file(client: "MlflowClient", run_id: str, path: Path) -> None:
         _log.info("%s has more than %d bytes: not copied to MLflow", path, MAX_ARTIFACT_BYTES)
     else:
         client.log_artifact(run_id, str(path))
+
+
+def _log_figure(client: "MlflowClient", run_id: str, name: str, data: Mapping[str, Any]) -> None:
+    from tasks.pages.plots import RUN_FIGURES
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"{name}.png"
+        try:
+            RUN_FIGURES[name](**data).savefig(path)
+        except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
+            _log.warning("%s cannot be drawn (%s): it is left out", path.name, error)
+        else:
+            client.log_artifact(run_id, str(path))
 
 
 def _register_model(client: "MlflowClient", run_id: str, entry: Entry) -> None:

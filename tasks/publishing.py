@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from tasks.artifacts import add_run_tag, in_flow, show_link, show_markdown, show_table
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
 from tasks.stages import Resumable
 from tasks.tracking import TrackedRun, Value
 from virnuc_core.inference.plan import RunPlan
+from virnuc_core.results.report.reading import iter_batches
+from virnuc_core.results.report.totals import BINS, histogram
 from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.tables import PREDICTION_SCHEMAS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PROJECT_TAG: Final = "virnuc.project"
 
@@ -44,14 +47,16 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     if report.lanes:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
-        threshold = report.plan.threshold
-        tracked.log_figure("p_virus", lambda: _p_virus_figure(folder.predictions, threshold))
+        counts = count_p_virus(folder, report.plan)
+        tracked.log_figure("p_virus", counts=counts.tolist(), threshold=report.plan.threshold)
 
 
-def _p_virus_figure(predictions: Path, threshold: float) -> "Figure":
-    from tasks.pages.plots import p_virus_figure  # imports Matplotlib
-
-    return p_virus_figure(predictions, threshold)
+def count_p_virus(folder: RunFolder, plan: RunPlan) -> npt.NDArray[np.int64]:
+    """Histogram over the scored chunks of a run."""
+    counts = np.zeros(BINS, np.int64)
+    for batch in iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS[plan.frames], ["p_virus"]):
+        counts += histogram(batch["p_virus"].drop_null().to_numpy())
+    return counts
 
 
 def link_run(tracked: TrackedRun, files: Sequence[InputFile], paths: Sequence[str]) -> None:

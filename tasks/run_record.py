@@ -33,7 +33,7 @@ SECONDS_BETWEEN_TRIALS: Final = 60.0
 _SECONDS_FOR_EARLIER_RUNS: Final = 20.0
 _SECONDS_BETWEEN_POLLS: Final = 5.0  # of lanes, which wait while something is written
 # They are kept apart: a store of artifacts may be away, or lack a package here, while metrics can be written.
-_ARTIFACTS: Final = frozenset({"files", "text", "model"})
+_ARTIFACTS: Final = frozenset({"figure", "files", "text", "model"})
 
 _log = logging.getLogger(__name__)
 

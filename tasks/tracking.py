@@ -7,7 +7,7 @@ import getpass
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain
@@ -24,7 +24,7 @@ from virnuc_core.remote import is_url
 from virnuc_core.specs import InputFile
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 _SECONDS_TO_END: Final = 5.0
 
@@ -138,18 +138,9 @@ class TrackedRun:
         text = "".join("\t".join(line) + "\n" for line in lines)
         self._send("text", name=f"{name}.tsv", text=text)
 
-    def log_figure(self, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Records `NAME.png`."""
-        if self._record is None:
-            return
-        path = self._record.folder / str(self._number) / f"{name}.png"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            draw().savefig(path)
-        except Exception as error:  # noqa: BLE001 - a figure is not worth a run, whatever is wrong with it
-            _log.warning("%s cannot be drawn (%s): it is left out", path.name, error)
-        else:
-            self.log_files([path])
+    def log_figure(self, name: str, **data: object) -> None:
+        """Records `NAME.png`, a figure of `tasks.pages.plots.RUN_FIGURES`; `data` are plain JSON values."""
+        self._send("figure", name=name, data=data)
 
     def register_head(
         self,

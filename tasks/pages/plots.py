@@ -1,16 +1,12 @@
 """Plots of runs and metrics, drawn without a display and without pyplot's global state."""
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from virnuc_core.files import atomic_path
-from virnuc_core.results.calls import DEFAULT_THRESHOLD
-from virnuc_core.results.tables import PREDICTION_SCHEMAS
-from virnuc_core.results.writers import NOT_AVAILABLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,30 +17,24 @@ if TYPE_CHECKING:
 # Seconds (Unix time) and value.
 Curve = Sequence[tuple[float, float]]
 
-_BINS: Final = 50
-_BLOCK_ROWS: Final = 1 << 16
 _MAX_NAMED_CURVES: Final = 10
 _MANY_SECONDS: Final = 180.0
 _VIRUS_COLOUR: Final = "#c8553d"
 _OTHER_COLOUR: Final = "#588b8b"
 
 
-def p_virus_figure(predictions: Path, threshold: float = DEFAULT_THRESHOLD) -> "Figure":
-    """Histogram of p_virus over scored chunks, from a predictions.tsv read in blocks."""
-    edges = np.linspace(0.0, 1.0, _BINS + 1)
-    counts = np.zeros(_BINS, dtype=np.int64)
-    values = _p_virus(predictions)
-    while block := list(islice(values, _BLOCK_ROWS)):
-        counts += np.histogram(block, edges)[0]
+def p_virus_figure(counts: Sequence[int], threshold: float) -> "Figure":
+    """Histogram of p_virus, from counts in equal bins of 0..1."""
+    edges, found = np.linspace(0.0, 1.0, len(counts) + 1)[:-1], np.array(counts)
     figure, axes = new_figure("Calls of chunks", "P(virus) of a chunk", "chunks")
-    is_virus = edges[:-1] >= threshold - 1e-9
+    is_virus = edges >= threshold - 1e-9
     colours = np.where(is_virus, _VIRUS_COLOUR, _OTHER_COLOUR).tolist()
     axes.bar(
-        edges[:-1], counts, width=1 / _BINS, align="edge", color=colours, edgecolor="white", linewidth=0.4
+        edges, found, width=1 / len(counts), align="edge", color=colours, edgecolor="white", linewidth=0.4
     )
     axes.axvline(threshold, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1)
-    for x, what, number in ((0.25, "other", counts[~is_virus]), (0.75, "virus", counts[is_virus])):
+    for x, what, number in ((0.25, "other", found[~is_virus]), (0.75, "virus", found[is_virus])):
         axes.text(x, 1.01, f"{what}: {number.sum():,}", ha="center", transform=axes.get_xaxis_transform())
     return figure
 
@@ -66,14 +56,11 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
     return figure
 
 
-def _p_virus(predictions: Path) -> Iterator[float]:
-    column = PREDICTION_SCHEMAS["open"].names.index("p_virus")  # for both rules
-    with predictions.open(encoding="utf-8") as lines:
-        next(lines, None)
-        for line in lines:
-            value = line.split("\t", column + 1)[column]
-            if value != NOT_AVAILABLE:
-                yield float(value)
+RUN_FIGURES: "Final[Mapping[str, Callable[..., Figure]]]" = {
+    "p_virus": p_virus_figure,
+    "throughput": throughput_figure,
+}
+"""Figures of runs, by name; the data of each is plain JSON values."""
 
 
 def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:

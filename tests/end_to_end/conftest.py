@@ -82,7 +82,7 @@ def fast_runs() -> Iterator[None]:
     """Forks lanes from this process, and draws no plots, which take half the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         fork_lanes(patch)
-        patch.setattr(TrackedRun, "log_figure", lambda *_: None)
+        patch.setattr(TrackedRun, "log_figure", lambda *_, **__: None)
         yield
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
 from tasks.heads import registered_name
-from tasks.pages import plots
 from tasks.pages.markdown import cell, code, link, links_of, size, table
 from tasks.pages.plots import (
     p_virus_figure,
@@ -18,11 +18,13 @@ from tasks.pages.plots import (
     throughput_figure,
 )
 from tasks.pages.run_page import packing_rows, run_page, speed_rows, verdict
+from tasks.publishing import count_p_virus
 from tests.made_lanes import counters, report
+from tests.made_models import MadeRun
 from tests.made_plans import PLAN, model
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import PREDICTION_SCHEMAS, TableCounts
+from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
 from virnuc_core.training.metrics import KnownCalls, measure
@@ -124,34 +126,23 @@ def drawn_size(figure: Figure) -> tuple[int, int]:
     return Image.open(picture).size
 
 
-@pytest.mark.parametrize(
-    ("values", "bars", "said"),
-    [
-        (
-            ("0.000000", "0.499999", "0.500000", "NA", "1.000000", "0.999999"),
-            {0: 1, 24: 1, 25: 1, 49: 2},
-            {"other: 2", "virus: 3"},
-        ),
-        (("NA", "NA"), {}, {"other: 0", "virus: 0"}),
-    ],
-)
-def test_every_scored_chunk_is_in_the_histogram(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    values: tuple[str, ...],
-    bars: dict[int, int],
-    said: set[str],
-) -> None:
-    monkeypatch.setattr(plots, "_BLOCK_ROWS", 2)
-    rows = [PREDICTION_SCHEMAS["open"].names]
-    rows += [("name", "1", "1", "500", "F1", value, "virus", "scored") for value in values]
-    (tmp_path / "predictions.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    figure = p_virus_figure(tmp_path / "predictions.tsv")
+def test_the_bars_of_calls_are_counted_on_their_side_of_the_threshold() -> None:
+    counts = [0] * 50
+    counts[0], counts[24], counts[25], counts[49] = 1, 1, 1, 2
+    figure = p_virus_figure(counts, 0.5)
     (axes,) = figure.axes
-    heights = [round(bar.get_height()) for bar in axes.patches]
-    assert {number: height for number, height in enumerate(heights) if height} == bars
-    assert {text.get_text() for text in axes.texts} == said
+    assert [round(bar.get_height()) for bar in axes.patches] == counts
+    assert [round(bar.get_x(), 2) for bar in axes.patches][:3] == [0.0, 0.02, 0.04]
+    assert {text.get_text() for text in axes.texts} == {"other: 2", "virus: 3"}
     assert drawn_size(figure) == (960, 540)
+
+
+def test_every_scored_chunk_is_counted(finished_run: MadeRun) -> None:
+    table = pd.read_csv(finished_run.folder.predictions, sep="\t")
+    scored = table.p_virus.dropna()
+    counts = count_p_virus(finished_run.folder, finished_run.plan)
+    assert counts.sum() == len(scored) < len(table)
+    assert counts[25:].sum() == (scored >= 0.5).sum()
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(60.0, "seconds"), (600.0, "minutes")])

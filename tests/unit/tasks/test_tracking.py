@@ -255,10 +255,14 @@ def test_what_mlflow_refuses_is_left_out(client: MlflowClient, caplog: pytest.Lo
     assert "refuses" in caplog.text
 
 
-def test_a_figure_that_cannot_be_drawn_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_figure_that_cannot_be_drawn_is_left_out(
+    client: MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
     with tracked_run("sample", {}, {}) as run:
-        run.log_figure("broken", lambda: 1 // 0)  # type: ignore[arg-type, return-value]
-    assert "broken.png cannot be drawn" in caplog.text
+        run.log_figure("p_virus", counts=[1, 2], threshold="high")
+        run.log_figure("throughput", lanes=[("lane 0", [(1000.0, 5.0), (1060.0, 7.0)])])
+        assert [file.path for file in client.list_artifacts(str(run.run_id))] == ["throughput.png"]
+    assert "p_virus.png cannot be drawn" in caplog.text
 
 
 def test_messages_hold_no_password(tmp_path: Path, set_env: SetEnv, caplog: pytest.LogCaptureFixture) -> None:
