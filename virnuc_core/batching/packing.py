@@ -34,8 +34,9 @@ def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArra
     offsets = (column.offsets - column.offsets[0]).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     strings = pa.BinaryArray.from_buffers(pa.binary(), len(column), buffers)
-    # Numbered in the order of their first rows.
-    numbers = strings.dictionary_encode().indices.to_numpy().astype(np.int64)
+    # Numbered in the order of their first rows. `to_numpy` would import pandas.
+    buffer = strings.dictionary_encode().indices.buffers()[1]
+    numbers = np.frombuffer(buffer, np.int32, len(column)).astype(np.int64)
     is_first = np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0
     return np.flatnonzero(is_first), numbers
 
