@@ -6,7 +6,7 @@ A `KeyLayout` maps published tensor names to those of our parameters; "normalise
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.files import file_digest, parse_object
+from virnuc_core.files import parse_object
+from virnuc_core.models.digests import kept_digest
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.fused import quantize_layers
+from virnuc_core.models.memory import upload
 from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
 from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
@@ -343,10 +345,14 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over the weight files and the tokenizer, which determine every vector."""
+        """`fingerprint_from` the kept digests of unchanged files, and new ones of others."""
+        return self.fingerprint_from(kept_digest)
+
+    def fingerprint_from(self, digest: Callable[[Path], str]) -> str:
+        """SHA-256 (hex) over those of the weight files and the tokenizer, which determine every vector."""
         total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
         for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
-            total.update(bytes.fromhex(file_digest(path)))
+            total.update(bytes.fromhex(digest(path)))
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
@@ -377,21 +383,23 @@ class Checkpoint:
         return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All weights under our parameter names, on the CPU, in the dtype of the file; ESM-2's in `pair_rows` order.
+        """All weights under our parameter names, on the CPU, in the dtype of the file; see `assemble`.
 
         Raises:
             CheckpointError: tensors are missing, unknown, or of another shape.
         """
-        state = {
-            name: parts[0] if len(parts) == 1 else torch.cat(parts)
-            for name, parts in self.published_parts().items()
-        }
-        if self.family == "esm2":
-            rows = {
-                name: pair_rows(rows, self.spec.num_heads) for name, rows in state.items() if ".qkv." in name
-            }
-            return state | rows
-        return state | {TOKEN_TYPE: state[TOKEN_TYPE][0]}
+        return {name: self.assemble(name, parts) for name, parts in self.published_parts().items()}
+
+    def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """One of our parameters from its `published_parts`, in their dtype and on their device.
+
+        ESM-2's queries, keys and values are in the order of `pair_rows`.
+        """
+        if name == TOKEN_TYPE:
+            return parts[0][0]
+        if self.family == "esm2" and len(parts) > 1:
+            return pair_rows(*parts, num_heads=self.spec.num_heads)
+        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
     def _measured(self) -> dict[str, float]:
         """Values derived from the shapes of the tensors."""
@@ -515,8 +523,24 @@ class _Undrawn(TorchFunctionMode):
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
+def _read_weights(
+    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    state = {}
+    for name, parts in checkpoint.published_parts().items():
+        state[name] = checkpoint.assemble(name, [upload(part, device).to(dtype) for part in parts])
+        # The cast may overflow where the file's values are finite.
+        if not is_finite(state[name]) and not is_finite(checkpoint.assemble(name, parts)):
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."
+            )
+    return state
+
+
 def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
-    """A model in evaluation mode without gradients; its weights are cast on the host and moved to the device once.
+    """A model in evaluation mode without gradients.
+
+    Its weights reach the device one tensor at a time, as they are in the file, and are cast there.
 
     Raises:
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
@@ -524,8 +548,11 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
     spec = checkpoint.spec
     with torch.device("meta"), _Undrawn():
         model = build_model(spec)
-    is_random = checkpoint.random_spec is not None
-    state = random_state_dict(spec, device) if is_random else checkpoint.state_dict()
+    if checkpoint.random_spec is not None:
+        drawn = random_state_dict(spec, device)
+        state = {name: weights.to(_DTYPES[precision]) for name, weights in drawn.items()}
+    else:
+        state = _read_weights(checkpoint, device, _DTYPES[precision])
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
@@ -533,13 +560,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
             f"checkpoint {checkpoint.name} does not fit the {spec.family} architecture that its "
             f"configuration describes: {error}"
         ) from error
-    model = model.requires_grad_(False).eval().to(_DTYPES[precision]).to(device)
-    for name, weights in model.state_dict().items():
-        # Checked on the device first, which is faster; the cast may overflow where the file's values are finite.
-        if not is_finite(weights) and not is_finite(state[name]):
-            raise CheckpointError(
-                f"checkpoint {checkpoint.name} is broken: {name} holds numbers that are not finite. Fetch it again."
-            )
+    model = model.requires_grad_(False).eval()
     if precision == "fp8":
         quantize_layers(model)
     else:

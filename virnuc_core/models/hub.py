@@ -26,7 +26,7 @@ from virnuc_core.models.catalogue import (
     split_family,
 )
 from virnuc_core.models.checkpoint import Checkpoint
-from virnuc_core.models.classifier import classifier_fingerprint
+from virnuc_core.models.digests import new_digest
 from virnuc_core.models.heads import Head, describe_inputs, load_head
 from virnuc_core.models.tensor_files import find_weight_files, is_finite
 from virnuc_core.specs import Family
@@ -240,8 +240,8 @@ def read_sums(path: Path) -> dict[str, str]:
     return sums
 
 
-def check_hash(path: Path) -> tuple[str, str]:
-    """Compares a file with the `SHA256SUMS` beside it, or with its name in the hub's cache.
+def check_hash(path: Path, sha256: str) -> tuple[str, str]:
+    """Compares the SHA-256 of a file with the `SHA256SUMS` beside it, or with its name in the hub's cache.
 
     Returns:
         Where the expected hash is from, and what is wrong; either may be empty.
@@ -254,15 +254,13 @@ def check_hash(path: Path) -> tuple[str, str]:
         expected = read_sums(sums).get(path.name)
         if expected is None:
             return "", f"{path} is not in {sums}"
-        if not path.is_file():
-            return str(sums), f"{path} is missing"
-        same = file_digest(path) == expected
+        same = sha256 == expected
         return str(sums), "" if same else f"{path} is not what it was: its SHA-256 is not that in {sums}"
     blob = path.resolve()
     if not path.is_symlink() or blob.parent.name != "blobs":
         return "", ""
     if _SHA256.fullmatch(blob.name):
-        same = file_digest(blob) == blob.name
+        same = sha256 == blob.name
     elif _GIT_SHA1.fullmatch(blob.name):
         content = hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
         with blob.open("rb") as file:
@@ -357,14 +355,16 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
     weights = open_weights(location) if entry is None else Checkpoint.open(location, entry.family)
     problems = []
     if not isinstance(weights, Checkpoint):
-        files = [location]
-        fingerprint = classifier_fingerprint(location)
+        digests = {location: new_digest(location)}
+        fingerprint = digests[location]
         facts = f"head for {describe_inputs(weights)}"
     else:
         spec = weights.spec
         tokenizer = weights.tokenizer_path if spec.family == "dnabert_s" else None
-        files = [path for path in (*weights.files, weights.config, tokenizer) if path]
-        fingerprint = weights.fingerprint
+        digests = {
+            path: new_digest(path) for path in (*weights.files, weights.config, tokenizer) if path
+        }
+        fingerprint = weights.fingerprint_from(digests.__getitem__)
         facts = f"{spec.family}, {spec.num_layers} layers, width {spec.embedding_dim}, {spec.num_heads} heads"
         for attribute, words in (
             ("num_layers", "layers"),
@@ -378,7 +378,7 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
         problems += [
             f"{key} holds numbers that are not finite" for key, value in state.items() if not is_finite(value)
         ]
-    checks = [check_hash(path) for path in files]
+    checks = [check_hash(path, digest) for path, digest in digests.items()]
     return Verification(
         name=name,
         location=location,

@@ -19,6 +19,8 @@ _DEVICE_TEXTS = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
 _HOST_TEXT = "can't allocate memory"
+# Large enough for several threads to read a memory-mapped file side by side.
+_PINNED_BYTES = 1 << 24
 
 
 def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
@@ -67,3 +69,23 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
             f"this host could not pin {size / 1e6:.0f} MB of memory for copies to the GPU: end other programs, use "
             "smaller shards (--shard-seconds), or allow more memory (of the container or job)."
         ) from error
+
+
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the CPU on a device, contiguous there; as it is, if that is the CPU.
+
+    All threads read a memory-mapped file into pinned memory while the device copies; CUDA would read it with one thread.
+    Pinned memory is reused, and never more than the tensor.
+
+    Raises:
+        DeviceMemoryError: the host cannot pin more memory.
+    """
+    if torch.device(device).type == "cpu":
+        return tensor
+    uploaded = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    num_elements = _PINNED_BYTES // tensor.itemsize
+    pieces = zip(tensor.flatten().split(num_elements), uploaded.view(-1).split(num_elements), strict=True)
+    for piece, target in pieces:
+        target.copy_(empty_pinned(piece.shape, piece.dtype).copy_(piece), non_blocking=True)
+    torch.cuda.current_stream(uploaded.device).synchronize()
+    return uploaded

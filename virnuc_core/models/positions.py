@@ -24,15 +24,14 @@ def position_ids(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     return torch.arange(num_tokens, device=cu_seqlens.device) - starts
 
 
-def pair_rows(qkv: Tensor, num_heads: int) -> Tensor:
-    """Makes rotary partners, rows i and i + H / 2 of every query and key head of `qkv` (3 * N * H, ...), neighbours.
+def pair_rows(queries: Tensor, keys: Tensor, values: Tensor, num_heads: int) -> Tensor:
+    """Joins the rows of queries, keys and values, each (N * H, ...), to (3 * N * H, ...), with rotary partners side by side.
 
     Published weights rotate column i of a head with column i + H / 2. Scores do not change when the columns of
     queries and keys are permuted alike, and neighbours can be rotated within a register.
     """
-    queries_keys, values = qkv.tensor_split([2 * len(qkv) // 3])
-    paired = queries_keys.unflatten(0, (2 * num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    return torch.cat((paired, values))
+    paired = [part.unflatten(0, (num_heads, 2, -1)).transpose(1, 2) for part in (queries, keys)]
+    return torch.cat((*paired, values.unflatten(0, (num_heads, -1, 2)))).flatten(0, 2)
 
 
 def rotary_table(head_dim: int, positions: Tensor) -> Tensor:

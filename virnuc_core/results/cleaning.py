@@ -13,6 +13,7 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import parse_object
 from virnuc_core.inference.compile_cache import CacheEntry, iter_entries
+from virnuc_core.models.digests import digest_folder
 from virnuc_core.results.run_json import CLEANED, read_records, write_document
 from virnuc_core.results.run_opening import SHARD_FILES, locking
 from virnuc_core.run_folder import RunFolder
@@ -54,10 +55,13 @@ def clean_runs(folder: Path, before: datetime, *, dry_run: bool) -> Iterator[Cle
 
 
 def clean_home(before: datetime, *, dry_run: bool) -> Iterator[Cleaned]:
-    """Removes what was last used before a moment: compiled code, staged inputs, logs of `virnuc up`; cleans staged runs."""
+    """Removes what was last used before a moment: compiled code, digests, staged inputs, logs of `virnuc up`.
+
+    Also cleans staged runs.
+    """
     home = env().home
     staging = env().staging or home / "staging"
-    for cache in (home / "compiled", home / "up", staging / "inputs"):
+    for cache in (home / "compiled", digest_folder(), home / "up", staging / "inputs"):
         for entry in iter_entries(cache):
             if entry.last_used < before.timestamp():
                 yield _remove_entry(cache, entry, dry_run=dry_run)

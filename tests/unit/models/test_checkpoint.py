@@ -14,13 +14,12 @@ from torch import Tensor
 
 from benchmarks.reliability.hostile import hostile_json, safetensors_headers
 from benchmarks.reliability.samples import make_tokenizer
-from tests.made_models import GOLDEN, make_spec, published_config, write_model
+from tests.made_models import ESM2, GOLDEN, make_spec, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model, parameter_shapes
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.models.positions import pair_rows
-from virnuc_core.specs import Family
+from virnuc_core.specs import Family, ResolvedPrecision
 
 Tensors = dict[str, Tensor]
 
@@ -134,6 +133,13 @@ def by_transformers(folder: Path, name: str, tensors: Tensors, max_shard_size: s
     return folder
 
 
+def paired(qkv: Tensor) -> Tensor:
+    """Rows of queries, keys and values with the rotary partners of each head, four rows apart, side by side."""
+    order = [4 * half + row for row in range(4) for half in range(2)]
+    rows = [24 * part + 8 * head + row for part in range(2) for head in range(3) for row in order]
+    return qkv[[*rows, *range(48, 72)]]
+
+
 ESM2_LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "fair-esm": in_fair_esm_file,
     "fair-esm's state dict": lambda folder: in_torch_file(folder / "weights.pt", fair_esm()),
@@ -156,7 +162,7 @@ def test_every_esm2_layout_gives_the_same_tensors(layout: str, tmp_path: Path) -
     state, expected = checkpoint.state_dict(), weights()
     assert state.keys() == expected.keys()
     for name, rows in expected.items():
-        assert torch.equal(state[name], pair_rows(rows, SPEC.num_heads) if ".qkv." in name else rows), name
+        assert torch.equal(state[name], paired(rows) if ".qkv." in name else rows), name
     assert open_checkpoint(str(checkpoint.location), "esm2") == checkpoint
 
 
@@ -199,6 +205,34 @@ def test_the_fingerprint_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     golden = open_checkpoint(str(GOLDEN / "dnabert_s"), None)
     assert len({without.fingerprint, found.fingerprint, golden.fingerprint}) == 3
     assert open_checkpoint(str(folder), None).fingerprint == found.fingerprint
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("path", [ESM2, GOLDEN / "dnabert_s"])
+def test_a_loaded_model_has_the_weights_of_its_file(path: Path, precision: ResolvedPrecision) -> None:
+    checkpoint = open_checkpoint(str(path), None)
+    model = load_model(checkpoint, "cpu", precision)
+    assert not model.training
+    state, expected = model.state_dict(), checkpoint.state_dict()
+    assert state.keys() == expected.keys()
+    for name, weights in expected.items():
+        assert torch.equal(state[name], weights.bfloat16() if precision == "bf16" else weights), name
+        assert state[name].is_contiguous(), name
+
+
+@pytest.mark.parametrize("name", ["layers.1.qkv.bias", "layers.0.ffn_in.weight", "final_norm.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 3.4e38])
+def test_weights_that_are_not_finite(name: str, value: float, tmp_path: Path) -> None:
+    path = in_folder(tmp_path, published(TRANSFORMERS))
+    checkpoint = open_checkpoint(str(path), None)
+    checkpoint.published_parts()[name][-1].view(-1)[-1] = value
+    if value == 3.4e38:  # which bf16 rounds to infinity
+        weights = load_model(checkpoint, "cpu", "bf16").state_dict()[name]
+        assert weights.isinf().sum() == 1
+        return
+    for precision in ("fp32", "bf16"):
+        with pytest.raises(CheckpointError, match=rf"is broken: {name} holds numbers that are not finite"):
+            load_model(checkpoint, "cpu", precision)
 
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
