@@ -38,7 +38,7 @@ def choose_tiles(shared_memory: int) -> Tiles:
     return Tiles(128, 256, 64, 3) if shared_memory >= _DATACENTER_SHARED_MEMORY else Tiles(128, 128, 64, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gemm_gelu_kernel(
     x, weight, out, bias, num_tokens, num_columns, depth, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP_ROWS: tl.constexpr, PROGRAMS: tl.constexpr, GATED: tl.constexpr,

@@ -42,7 +42,7 @@ def _fp8_scale(row_max):
     return tl.maximum(row_max, 1e-12) / 448.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_kernel(
     branch, branch_bias, residual, gain, shift, total, normed, quantized, scales, num_rows, eps,
     D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, HAS_BRANCH: tl.constexpr,

@@ -3,7 +3,7 @@
     python compile_offline.py CAPABILITY SHARED_MEMORY VARIANT...
 
 A variant is product:DTYPE, gated_product:DTYPE, rowwise:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
-a JSON line per kernel: variant, name and bytes of shared memory.
+a JSON line per launch: variant, name of the kernel, bytes of shared memory, and hash of the code.
 """
 
 import json
@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 
 HEADS = 20
+NUM_TOKENS = (64, 65)  # Triton compiles arguments that are multiples of 16 apart, unless it is told not to
 LENGTHS = [0, 10, 20, 30, 300, 600, 900]  # cu_seqlens of three short and three long sequences
 
 
@@ -47,16 +48,20 @@ def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
 
 
 def multiply(gated: bool, dtype: torch.dtype) -> None:
-    x, weight = torch.zeros(64, 320, dtype=dtype), torch.zeros(1280, 320, dtype=dtype)
-    gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
+    weight = torch.zeros(1280, 320, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, 320, dtype=dtype)
+        gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
 
 
 def work_on_rows(dtype: torch.dtype, quantize: bool) -> None:
     """The widest rows, those of ESM-2 15B."""
-    x, weight = torch.zeros(8, 5120, dtype=dtype), torch.zeros(5120, dtype=dtype)
-    rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
-    rowwise.gelu_quantize(torch.zeros(8, 20_480, dtype=dtype), None, "gelu", quantize)
-    rowwise.segment_mean(x, torch.tensor([0, 3, 8], dtype=torch.int32), True)
+    weight = torch.zeros(5120, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, 5120, dtype=dtype)
+        rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
+        rowwise.gelu_quantize(torch.zeros(num_tokens, 20_480, dtype=dtype), None, "gelu", quantize)
+        rowwise.segment_mean(x, torch.tensor([0, 3, num_tokens], dtype=torch.int32), True)
 
 
 def main() -> None:
@@ -69,6 +74,7 @@ def main() -> None:
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         compiled = compile_or_launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         facts = {"variant": variant, "kernel": kernel.__name__, "shared": compiled.metadata.shared}
+        facts["hash"] = compiled.hash
         print(json.dumps(facts), flush=True)
 
     JITFunction.run = compile_only
