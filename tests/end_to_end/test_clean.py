@@ -80,7 +80,13 @@ def test_caches_of_the_home_folder(
     home = tmp_path / "home"
     files = {
         name: home / name
-        for name in ("compiled/triton/a/kernel", "digests/1-2", "up/worker.log", "staging/inputs/1/a.fa", "mlflow.db")
+        for name in (
+            "compiled/triton/a/kernel",
+            "digests/1-2",
+            "up/worker.log",
+            "staging/inputs/1/a.fa",
+            "mlflow.db",
+        )
     }
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,23 @@
 """Both models on a GPU: every precision and backend against the fp32 reference, and compiled layers."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from benchmarks.loading import make_folder
 from tests.kernel_checks import IF_FLASH_ATTN, bounds_of
 from virnuc_core.models.attention import TritonAttention, resolve_attention
+from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.fused import Fp8Linear
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.memory import upload
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +49,35 @@ def embed(
 
 def least_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(actual.double(), expected.double()).min())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_of_any_size_and_layout_are_uploaded(dtype: torch.dtype) -> None:
+    numbers = torch.arange(9_000_000).to(dtype)
+    for tensor in (numbers, numbers[:0], numbers[7:9], numbers.view(3000, 3000).t(), numbers[::2]):
+        uploaded = upload(tensor, DEVICE)
+        assert uploaded.is_contiguous()
+        assert uploaded.dtype == dtype
+        assert torch.equal(uploaded.cpu(), tensor)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("file_format", ["safetensors", "torch"])
+def test_weights_are_those_of_the_file_and_need_little_more_memory(
+    file_format: str, precision: ResolvedPrecision, tmp_path: Path
+) -> None:
+    [entry] = find_entries("35M", "esm2")
+    make_folder(entry.spec, tmp_path, file_format)
+    checkpoint = open_checkpoint(str(tmp_path), "esm2")
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    before = torch.cuda.memory_allocated(DEVICE)
+    model = load_model(checkpoint, DEVICE, precision)
+    beside = torch.cuda.max_memory_allocated(DEVICE) - torch.cuda.memory_allocated(DEVICE)
+    weights = model.state_dict()
+    assert sum(tensor.nbytes for tensor in weights.values()) <= torch.cuda.memory_allocated(DEVICE) - before
+    assert beside <= 3 * max(tensor.numel() * 4 for tensor in weights.values())
+    for name, tensor in checkpoint.state_dict().items():
+        assert torch.equal(weights[name].cpu(), tensor.to(weights[name].dtype)), name
 
 
 LENGTHS = np.random.default_rng(1).integers(30, 400, 200)

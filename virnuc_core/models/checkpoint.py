@@ -24,6 +24,7 @@ from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.fused import quantize_layers
+from virnuc_core.models.kernels import prepare_kernels
 from virnuc_core.models.memory import upload
 from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
@@ -397,8 +398,9 @@ class Checkpoint:
         """
         if name == TOKEN_TYPE:
             return parts[0][0]
-        if self.family == "esm2" and len(parts) > 1:
-            return pair_rows(*parts, num_heads=self.spec.num_heads)
+        if self.family == "esm2" and ".qkv." in name:
+            queries, keys, values = parts
+            return pair_rows(queries, keys, values, self.spec.num_heads)
         return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
     def _measured(self) -> dict[str, float]:
@@ -546,6 +548,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
+    prepare_kernels(torch.device(device))
     with torch.device("meta"), _Undrawn():
         model = build_model(spec)
     if checkpoint.random_spec is not None:

@@ -361,9 +361,7 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
     else:
         spec = weights.spec
         tokenizer = weights.tokenizer_path if spec.family == "dnabert_s" else None
-        digests = {
-            path: new_digest(path) for path in (*weights.files, weights.config, tokenizer) if path
-        }
+        digests = {path: new_digest(path) for path in (*weights.files, weights.config, tokenizer) if path}
         fingerprint = weights.fingerprint_from(digests.__getitem__)
         facts = f"{spec.family}, {spec.num_layers} layers, width {spec.embedding_dim}, {spec.num_heads} heads"
         for attribute, words in (
