@@ -497,8 +497,8 @@ def _is_valid(name: str, value: object) -> bool:
     return type(value) is int and 0 < value < _MAX_INTEGER
 
 
-def random_state_dict(spec: ModelSpec, device: torch.device | str) -> dict[str, Tensor]:
-    """All parameters of a model, fp32, drawn on `device`; the same numbers on every device of a kind.
+def random_state_dict(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All parameters of a model, drawn on `device` in fp32 and cast; the same numbers on every device of a kind.
 
     They are spread like trained ones (LayerNorm gains near 1, the rest normal), since the speed of a GPU at its power
     limit depends on them.
@@ -507,7 +507,7 @@ def random_state_dict(spec: ModelSpec, device: torch.device | str) -> dict[str, 
     state = {}
     for name, shape in parameter_shapes(spec).items():
         values = torch.empty(shape, device=device).normal_(std=_RANDOM_STD, generator=generator)
-        state[name] = values + 1 if name.endswith("norm.weight") else values
+        state[name] = (values + 1 if name.endswith("norm.weight") else values).to(dtype)
     return state
 
 
@@ -551,11 +551,9 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
     prepare_kernels(torch.device(device))
     with torch.device("meta"), _Undrawn():
         model = build_model(spec)
-    if checkpoint.random_spec is not None:
-        drawn = random_state_dict(spec, device)
-        state = {name: weights.to(_DTYPES[precision]) for name, weights in drawn.items()}
-    else:
-        state = _read_weights(checkpoint, device, _DTYPES[precision])
+    dtype = _DTYPES[precision]
+    is_random = checkpoint.random_spec is not None
+    state = random_state_dict(spec, device, dtype) if is_random else _read_weights(checkpoint, device, dtype)
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:

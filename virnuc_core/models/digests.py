@@ -1,7 +1,7 @@
 """SHA-256 of model files, kept in VIRNUC_HOME: a file of 11 GB takes many seconds to hash, and lanes start often.
 
-A digest is kept under what identifies a file and its last change, so it is never looked up for a changed file. Other
-accounts, which may write where models are, do not write here, and nor do other hosts, whose device numbers differ.
+The name of a digest identifies a file and its last change, so that none is found for a changed file. They are not kept
+beside the files: folders of models may be read-only, or written by other accounts, which could plant digests there.
 """
 
 import hashlib
@@ -30,8 +30,10 @@ def digest_folder() -> Path:
 
 def kept_digest(path: Path) -> str:
     """SHA-256 (hex) of a file, which is read only if none is kept of it as it is now."""
+    with path.open("rb") as file:  # NFS reports changes by other hosts when a file is opened
+        place = _place(os.fstat(file.fileno()))
     with suppress(OSError, UnicodeDecodeError):
-        kept = _place(path.stat()).read_text(encoding="ascii")
+        kept = place.read_text(encoding="ascii")
         if _SHA256.fullmatch(kept):
             return kept
     return new_digest(path)

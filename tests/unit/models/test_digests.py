@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_models import make_models, plan_run, write_contigs
+from virnuc_core.errors import MismatchError
 from virnuc_core.models import digests
 from virnuc_core.models.catalogue import BUNDLED_HEADS, find_entries
 from virnuc_core.models.digests import digest_folder, kept_digest, new_digest
@@ -159,6 +161,21 @@ def test_models_are_opened_with_kept_digests_and_verified_with_new_ones(name: st
     assert fingerprint() != right
     found = verify(name)
     assert (found.problems, found.fingerprint, fingerprint()) == ((), right, right)
+
+
+def test_a_lane_looks_up_what_was_hashed_for_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    models = make_models(tmp_path / "models")
+    until_later_than(models.dnabert / "tokenizer.json")
+    run = plan_run(tmp_path / "run", write_contigs(tmp_path / "in.fa", 3), models.config())
+    plant()
+    with pytest.raises(
+        MismatchError, match=r"the files of model \S+ .* have changed since the run was planned"
+    ):
+        run.compute()
+    for path in (models.esm2, models.dnabert):
+        assert verify(str(path)).is_whole
+    run.compute()
 
 
 def test_the_fingerprint_of_a_head_is_its_digest() -> None:
