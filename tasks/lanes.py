@@ -175,7 +175,7 @@ class LaneTracking:
         self._run.log_metrics(_gpu_metrics([sample for lane in lanes for sample in lane.gpu_samples]))
         self._run.log_metrics(gpu_use(sum(lane.gpu_seconds for lane in lanes)))
         curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
-        if curves and kind is None:
+        if any(len(curve) > 1 for _, curve in curves) and kind is None:
             self._run.log_figure("throughput", lanes=curves)
 
     def on_entry(self, name: str, entry: JournalEntry) -> None:

@@ -1,7 +1,5 @@
 """`python -m virnuc_cli`, the same as `virnuc`."""
 
-import sys
+from virnuc_cli.main import run_and_exit
 
-from virnuc_cli.main import main
-
-sys.exit(main())
+run_and_exit()

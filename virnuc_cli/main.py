@@ -8,14 +8,17 @@ one JSON object, also for errors.
 Slow imports wait until a command needs them, so that `virnuc --help` is fast.
 """
 
+import atexit
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -23,7 +26,7 @@ from virnuc_cli import deploy, models, upkeep  # noqa: F401 (they add their comm
 from virnuc_cli.commands import cli
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "run_and_exit"]
 
 UNEXPECTED: Final = 1
 INTERRUPTED: Final = 130
@@ -56,6 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unexpected {type(error).__name__}: {error}. Run it with --debug and report what that shows."
         )
         return _report(message, UNEXPECTED, arguments)
+
+
+def run_and_exit() -> NoReturn:
+    """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
+    exit_code = main()
+    if threading.active_count() > 1:
+        sys.exit(exit_code)
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # who reads the output has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def require_one_folder() -> None:
