@@ -28,6 +28,7 @@ from virnuc_core.inference.device import cpu_has_bf16, default_token_budget
 from virnuc_core.models.encoder import mean_pool
 from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.onednn import pack_layers
 
 SPEC = open_checkpoint("random:8M", "esm2").spec
 NUM_PROTEINS = 24
@@ -39,7 +40,8 @@ Contender = Callable[[], object]
 
 def virnuc(tokens: TokenColumn, token_budget: int, dtype: torch.dtype) -> Contender:
     """Packing, forward and pooling of all proteins, as in a run."""
-    model = ESM2(SPEC).eval().to(dtype)
+    model = ESM2(SPEC).requires_grad_(False).eval().to(dtype)
+    pack_layers(model)
 
     def run() -> list[Tensor]:
         vectors = []

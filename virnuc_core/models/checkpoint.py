@@ -26,6 +26,7 @@ from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.fused import quantize_layers
 from virnuc_core.models.kernels import prepare_kernels
 from virnuc_core.models.memory import upload
+from virnuc_core.models.onednn import pack_layers
 from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
 from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
@@ -566,6 +567,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         quantize_layers(model)
     else:
         model.prepare_inference()
+        pack_layers(model)
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,

@@ -20,12 +20,13 @@ from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.models.fused import (
     GemmInput,
     InterleavedGLU,
-    interleave_glu,
+    arrange_glu,
     layer_norm,
     linear,
     linear_add_norm,
     linear_gated_gelu,
 )
+from virnuc_core.models.onednn import SplitGLU
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
 
@@ -40,7 +41,7 @@ class DnabertSLayer(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in: nn.Linear | InterleavedGLU = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
+        self.ffn_in: nn.Linear | InterleavedGLU | SplitGLU = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
         self.ffn_out = nn.Linear(spec.ffn_dim, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
 
@@ -83,7 +84,7 @@ class DnabertS(Encoder):
         """See `Encoder.prepare_inference`."""
         for layer in cast(list[DnabertSLayer], list(self.layers)):
             if isinstance(layer.ffn_in, nn.Linear):
-                layer.ffn_in = interleave_glu(layer.ffn_in)
+                layer.ffn_in = arrange_glu(layer.ffn_in)
 
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """See `Encoder.build_layout`."""

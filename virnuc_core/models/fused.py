@@ -1,7 +1,6 @@
 """Matrix products of a layer and what follows them, fused as far as the device allows.
 
-    CPU     oneDNN fuses the product with what follows, through the operator that torch.compile uses too. torch's own
-            fp32 path calls MKL, which takes 2.3 times as long on AMD processors and never fuses.
+    CPU     oneDNN fuses the product with what follows, on weights that `models/onednn.py` packs when a model is loaded.
     CUDA    in 16 bit and fp8 one Triton kernel does everything between two products. cuBLAS multiplies, except for the
             first product of a feed-forward layer on Hopper and later, which is fused with its activation.
     else    plain torch, also for training.
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
+from virnuc_core.models.onednn import PackedLinear, SplitGLU, can_pack
 
-_HAS_ONEDNN: Final = torch.backends.mkldnn.is_available()
 _TMA_ALIGNMENT: Final = 8  # of the input width
 _FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0  # the largest finite e4m3
@@ -87,12 +86,14 @@ class InterleavedGLU(nn.Module):
         self.register_buffer("weight", torch.stack((gate, value), dim=1).flatten(0, 1))
 
 
-Linear = nn.Linear | Fp8Linear
+Linear = nn.Linear | Fp8Linear | PackedLinear
 GemmInput = Tensor | Quantized
 
 
-def interleave_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU:
-    """Interleaves the first layer of a gated feed-forward if the device has the fused kernel; for inference only."""
+def arrange_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU | SplitGLU:
+    """The first layer of a gated feed-forward as the kernel of its device takes it; for inference only."""
+    if can_pack(layer.weight):
+        return SplitGLU(layer)
     return InterleavedGLU(layer) if _fuses_activation(layer, layer.weight) else layer
 
 
@@ -101,8 +102,8 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
     if isinstance(layer, Fp8Linear):
         return layer.matmul(_quantized(x), layer.bias)
     assert isinstance(x, Tensor)
-    if _fuses_on_cpu(x):
-        return _onednn_linear(x, layer.weight, layer.bias, "none")
+    if isinstance(layer, PackedLinear):
+        return layer.multiply(x, "none")
     return functional.linear(x, layer.weight, layer.bias)
 
 
@@ -111,8 +112,8 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
     if isinstance(layer, Fp8Linear):
         return _gelu_quantize(layer.matmul(_quantized(x), None), layer.bias, "gelu", next_linear)
     assert isinstance(x, Tensor)
-    if _fuses_on_cpu(x):
-        return _onednn_linear(x, layer.weight, layer.bias, "gelu")
+    if isinstance(layer, PackedLinear):
+        return layer.multiply(x, "gelu")
     if _fuses_activation(layer, x) and not torch.is_grad_enabled():
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
@@ -120,7 +121,9 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
     return _gelu_quantize(y, None, "gelu", next_linear) if _has_kernels(y) else functional.gelu(y)
 
 
-def linear_gated_gelu(layer: Linear | InterleavedGLU, x: GemmInput, next_linear: nn.Module) -> GemmInput:
+def linear_gated_gelu(
+    layer: Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module
+) -> GemmInput:
     """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
     if isinstance(layer, Fp8Linear):
         return _gelu_quantize(layer.matmul(_quantized(x), None), None, "gated_gelu", next_linear)
@@ -128,10 +131,8 @@ def linear_gated_gelu(layer: Linear | InterleavedGLU, x: GemmInput, next_linear:
     if isinstance(layer, InterleavedGLU):
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, None, True)
         return fused
-    if _fuses_on_cpu(x):
-        gate_weight, value_weight = layer.weight.chunk(2)
-        gate = _onednn_linear(x, gate_weight, None, "gelu")
-        return _onednn_binary(x, gate, value_weight, None, "mul")
+    if isinstance(layer, SplitGLU):
+        return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
     y = functional.linear(x, layer.weight)
     if _has_kernels(y):
         return _gelu_quantize(y, None, "gated_gelu", next_linear)
@@ -159,8 +160,8 @@ def linear_add_norm(
         branch = layer.matmul(_quantized(x), None)
         return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
     assert isinstance(x, Tensor)
-    if _fuses_on_cpu(x):
-        total = _onednn_binary(x, residual, layer.weight, layer.bias, "add")
+    if isinstance(layer, PackedLinear):
+        total = layer.multiply_with(x, residual, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)
         if _has_kernels(branch):
@@ -225,21 +226,3 @@ def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
 
 def _is_half_on_cuda(x: Tensor) -> bool:
     return x.is_cuda and (x.dtype == torch.float16 or x.dtype == torch.bfloat16)
-
-
-def _fuses_on_cpu(x: Tensor) -> bool:
-    if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling() or not _HAS_ONEDNN:
-        return False
-    if x.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return x.dtype == torch.float32
-
-
-def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
-    return result
-
-
-def _onednn_binary(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None, operation: str) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, operation)
-    return result

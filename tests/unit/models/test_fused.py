@@ -6,6 +6,7 @@ from torch import nn
 
 from virnuc_core.models.fused import (
     Fp8Linear,
+    arrange_glu,
     linear,
     linear_add_norm,
     linear_gated_gelu,
@@ -13,32 +14,52 @@ from virnuc_core.models.fused import (
     quantize_layers,
     quantize_rows,
 )
+from virnuc_core.models.onednn import PackedLinear, can_pack, pack_layers
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("tokens", [1, 2, 77])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_equals_plain(tokens: int, dtype: torch.dtype) -> None:
+def test_packed_equals_plain(tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    layer = nn.Linear(24, 32).to(dtype)
-    gated = nn.Linear(24, 64, bias=False).to(dtype)
+    plain = nn.ModuleDict({"linear": nn.Linear(24, 32), "gated": nn.Linear(24, 64, bias=False)}).to(dtype)
     norm = nn.LayerNorm(32).to(dtype)
     x, residual = torch.randn(tokens, 24, dtype=dtype), torch.randn(tokens, 32, dtype=dtype)
+    packed = nn.ModuleDict({"linear": plain["linear"], "gated": arrange_glu(plain["gated"])})
+    pack_layers(packed)
+    if can_pack(plain["linear"].weight):
+        assert isinstance(packed["linear"], PackedLinear)
+        assert isinstance(packed["gated"].value, PackedLinear)
 
-    def outputs() -> list[torch.Tensor]:
+    def outputs(layers: nn.ModuleDict) -> list[torch.Tensor]:
+        layer = layers["linear"]
         return [
             linear(layer, x),
             linear_gelu(layer, x, layer),
-            linear_gated_gelu(gated, x, layer),
+            linear_gated_gelu(layers["gated"], x, layer),
             *linear_add_norm(layer, x, residual, norm, layer),
         ]
 
-    plain = outputs()
-    with torch.inference_mode():
-        fused = outputs()
     tolerance = 2e-6 if dtype == torch.float32 else 2e-2
-    for ours, theirs in zip(fused, plain, strict=True):
+    for ours, theirs in zip(outputs(packed), outputs(plain), strict=True):
         assert ours.dtype == dtype
-        torch.testing.assert_close(ours, theirs.detach(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_changes_no_bit_and_rows_do_not_depend_on_each_other(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(320, 1280).to(dtype)
+    if not can_pack(layer.weight):
+        pytest.skip("torch without oneDNN")
+    packed = PackedLinear(layer.weight, layer.bias)
+    x = torch.randn(600, 320, dtype=dtype)
+    plain = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "gelu", [], "none")
+    together = packed.multiply(x, "gelu")
+    assert torch.equal(together, plain)
+    for begin, end in ((0, 7), (7, 300), (300, 600)):
+        assert torch.equal(packed.multiply(x[begin:end], "gelu"), together[begin:end])
 
 
 def test_the_residual_of_dropout_and_of_a_post_norm_layer() -> None:
