@@ -5,8 +5,8 @@ from typing import Final, Literal
 
 Family = Literal["esm2", "dnabert_s"]
 MODEL_IN_WORDS: Final[dict[Family, str]] = {"esm2": "an ESM-2 model", "dnabert_s": "a DNABERT-S model"}
-ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
-Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8"]
+ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
 Engine = Literal["packed", "reference"]
 AttentionBackend = Literal["triton", "flash-attn", "varlen", "sdpa", "padded", "reference"]
 AttentionChoice = Literal["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]

@@ -15,9 +15,10 @@ from virnuc_core.benchmark.run import device_groups
 from virnuc_core.benchmark.settings import Lengths
 from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences, random_tokens
 from virnuc_core.errors import UsageError
+from virnuc_core.inference.device import cpu_has_int8
 from virnuc_core.models.checkpoint import build_model
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.specs import Family
+from virnuc_core.specs import Family, ResolvedPrecision
 
 QUICK = ["--devices", "cpu", "--seconds", "0.05", "--repeats", "3", "--token-budget", "512"]
 
@@ -38,7 +39,7 @@ def test_settings_of_a_command_line() -> None:
     ("arguments", "message"),
     [
         ([], "no model is given"),
-        (["--model", "a", "--precision", "fp16,int8"], "--precision int8 is unknown"),
+        (["--model", "a", "--precision", "fp16,int4"], "--precision int4 is unknown"),
         (["--model", "a", "--seconds", "0"], "must be above 0"),
         (["--model", "a", "--repeats", "0"], "must be above 0"),
         (["--model", "a", "--scaling"], "--end-to-end S as well"),
@@ -92,11 +93,13 @@ def test_the_floor_has_the_products_of_all_layers(family: Family) -> None:
     linears = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     shapes = sorted((module.in_features, module.out_features) for module in linears)
     assert shapes == sorted(gemm_shapes(spec))
-    floor = gemm_floor(spec, "fp32", 16, "cpu")
-    with torch.profiler.profile() as profile:
-        floor()
-    products = [event for event in profile.events() if "linear" in event.name]
-    assert len(products) == len(shapes) * spec.num_layers
+    precisions: list[ResolvedPrecision] = ["fp32", "int8"] if cpu_has_int8() else ["fp32"]
+    for precision in precisions:
+        floor = gemm_floor(spec, precision, 16, "cpu")
+        with torch.profiler.profile() as profile:
+            floor()
+        products = [event for event in profile.events() if "linear" in event.name]
+        assert len(products) == len(shapes) * spec.num_layers
 
 
 def test_whole_rounds_are_counted() -> None:

@@ -13,8 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
@@ -27,6 +26,7 @@ from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.fused import quantize_rows
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.onednn import Int8Linear, PackedLinear, can_pack, quantize_rows_uint8
 from virnuc_core.specs import ModelSpec, ResolvedPrecision
 
 _NUM_BATCHES: Final = 8
@@ -106,7 +106,10 @@ def gemm_floor(
     spec: ModelSpec, precision: ResolvedPrecision, num_tokens: int, device: str
 ) -> Callable[[], None]:
     """A function that launches the matrix products of a whole forward pass over `num_tokens` tokens."""
-    make = _fp8_gemms if precision == "fp8" else partial(_gemms, dtype=_DTYPES[precision])
+    if precision == "int8":
+        make = _int8_gemms
+    else:
+        make = _fp8_gemms if precision == "fp8" else partial(_gemms, dtype=_DTYPES[precision])
     per_shape = [make(num_tokens, *shape, device=device) for shape in gemm_shapes(spec)]
     layers = cycle(list(zip(*per_shape, strict=True)))
 
@@ -121,13 +124,25 @@ def _gemms(
     num_tokens: int, inputs: int, outputs: int, *, device: str, dtype: torch.dtype
 ) -> list[Callable[[], Tensor]]:
     """X W^T + b for each copy of W; by oneDNN on the CPU, as in the models."""
-    draw = partial(torch.randn, device=device, dtype=dtype)
-    x, bias = draw(num_tokens, inputs), draw(outputs)
-    weights = [draw(outputs, inputs) * _WEIGHT_STD for _ in range(_COPIES)]
-    if device == "cpu" and torch.backends.mkldnn.is_available():
-        multiply = torch.ops.mkldnn._linear_pointwise
-        return [partial(multiply, x, weight, bias, "none", [], "") for weight in weights]
-    return [partial(functional.linear, x, weight, bias) for weight in weights]
+    x = torch.randn((num_tokens, inputs), device=device, dtype=dtype)
+    layers = _layers(inputs, outputs, device=device, dtype=dtype)
+    if can_pack(layers[0].weight):
+        return [partial(PackedLinear(layer).multiply, x, "none") for layer in layers]
+    return [partial(layer, x) for layer in layers]
+
+
+def _int8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> list[Callable[[], Tensor]]:
+    """X W^T in int8, fp32 out, on the CPU."""
+    x = quantize_rows_uint8(torch.randn(num_tokens, inputs))
+    layers = _layers(inputs, outputs, device=device, dtype=torch.float32)
+    return [partial(Int8Linear(layer, torch.ones(inputs)).product, x) for layer in layers]
+
+
+def _layers(inputs: int, outputs: int, *, device: str, dtype: torch.dtype) -> list[nn.Linear]:
+    layers = [nn.Linear(inputs, outputs, device=device, dtype=dtype) for _ in range(_COPIES)]
+    for layer in layers:
+        nn.init.normal_(layer.requires_grad_(False).weight, std=_WEIGHT_STD)
+    return layers
 
 
 def _fp8_gemms(num_tokens: int, inputs: int, outputs: int, *, device: str) -> list[Callable[[], Tensor]]:

@@ -46,6 +46,7 @@ _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "fp16": 0.9999,
     "bf16": 0.999,
     "fp8": 0.99,
+    "int8": 0.99,
 }
 _MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
 # Raised by these programs for a checkpoint that they cannot use.

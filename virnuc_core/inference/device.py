@@ -25,8 +25,14 @@ _MIN_TOKENS: Final = 1024
 _BUDGET_STEP: Final = 1024
 # Of the memory beside the weights; the rest is for the other model, batches in flight and unaccounted allocations.
 _ACTIVATION_SHARE: Final = 0.4
-_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-_ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 2,
+    "int8": 4,
+}
 _FP8_CAPABILITY: Final = (8, 9)  # Ada; Hopper is (9, 0)
 
 _log = logging.getLogger(__name__)
@@ -69,7 +75,8 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
     On the CPU "auto" is bf16 for the longest stretches where `cpu_has_bf16`, and else fp32: VirNucPro's frames are scored
-    as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, fp8 needs Ada, Hopper or newer.
+    as VirNucPro does. The CPU has neither fp16 nor fp8; int8 is for CPUs where `cpu_has_int8`. On a GPU, fp8 needs Ada, Hopper
+    or newer.
 
     Raises:
         DeviceError: the device does not support the precision at a useful speed.
@@ -86,6 +93,15 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
         raise DeviceError(
             "this CPU has no bf16 instructions (AVX512_BF16, AMX, or those of Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
+        )
+    if device == "cpu" and choice == "int8" and not cpu_has_int8():
+        raise DeviceError(
+            "this CPU has no int8 instructions that torch uses (AVX512_VNNI or AMX), so int8 would be slow and less exact: "
+            "use --precision fp32"
+        )
+    if device != "cpu" and choice == "int8":
+        raise DeviceError(
+            f"int8 is for the CPU, not for {device}: use --precision fp16, or fp8 where the GPU has it"
         )
     if device != "cpu" and choice == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise DeviceError(f"the GPU {device} has no bf16 instructions: use --precision fp16 or fp32")
@@ -122,6 +138,12 @@ def cpu_has_bf16() -> bool:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     # oneDNN's own check holds on any x86 with AVX512, where it emulates bf16.
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def cpu_has_int8() -> bool:
+    """Whether the CPU multiplies int8 matrices in hardware without overflow, and torch uses it."""
+    has_instructions = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.backends.mkldnn.is_available() and has_instructions)
 
 
 def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices: str) -> int:

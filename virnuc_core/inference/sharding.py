@@ -20,7 +20,7 @@ RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
 # FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
-    "cpu": {"fp32": 5e10, "bf16": 5e10},
+    "cpu": {"fp32": 5e10, "bf16": 5e10, "int8": 5e10},
     "cuda": {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14},
 }
 # With one sequence at a time, a GPU is launch-bound, whatever the length.

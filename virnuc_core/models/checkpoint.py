@@ -8,10 +8,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -26,7 +27,7 @@ from virnuc_core.models.esm2 import ESM2
 from virnuc_core.models.fused import quantize_layers
 from virnuc_core.models.kernels import prepare_kernels
 from virnuc_core.models.memory import upload
-from virnuc_core.models.onednn import pack_layers
+from virnuc_core.models.onednn import pack_layers, quantize_int8
 from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
 from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
@@ -54,15 +55,20 @@ _FAIR_ESM_NAMES: Final = {
     "token_dropout": "token_dropout",
 }
 
-# The dtype of everything but the matrix products of fp8.
+# The dtype of everything but the matrix products of fp8 and int8.
 _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8": torch.bfloat16,
+    "int8": torch.float32,
 }
 _RANDOM_SEED: Final = 0
 _RANDOM_STD: Final = 0.02
+# Of random tokens that show which channels of a model are far above the others.
+_SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 4, 64
+# Special tokens come first in both vocabularies; in that of ESM-2, rare letters follow the twenty residues.
+_SPECIAL_END, _RESIDUES_END = 5, 24
 
 _log = logging.getLogger(__name__)
 
@@ -567,7 +573,10 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         quantize_layers(model)
     else:
         model.prepare_inference()
-        pack_layers(model)
+        if precision == "int8":
+            quantize_int8(model, partial(_embed_random_tokens, model))
+        else:
+            pack_layers(model)
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,
@@ -577,3 +586,12 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         device,
     )
     return model
+
+
+@torch.inference_mode()
+def _embed_random_tokens(model: Encoder) -> None:
+    end = _RESIDUES_END if model.spec.family == "esm2" else model.spec.vocab_size
+    size = _SAMPLE_SEQUENCES * _SAMPLE_TOKENS
+    input_ids = torch.from_numpy(np.random.default_rng(_RANDOM_SEED).integers(_SPECIAL_END, end, size=size))
+    cu_seqlens = np.arange(0, size + 1, _SAMPLE_TOKENS, dtype=np.int32)
+    model.embed(input_ids, model.build_layout(cu_seqlens, "sdpa"))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
-from virnuc_core.models.onednn import PackedLinear, SplitGLU, can_pack
+from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack
 
 _TMA_ALIGNMENT: Final = 8  # of the input width
 _FP8: Final = torch.float8_e4m3fn
@@ -86,7 +86,7 @@ class InterleavedGLU(nn.Module):
         self.register_buffer("weight", torch.stack((gate, value), dim=1).flatten(0, 1))
 
 
-Linear = nn.Linear | Fp8Linear | PackedLinear
+Linear = nn.Linear | Fp8Linear | OnednnLinear
 GemmInput = Tensor | Quantized
 
 
@@ -102,7 +102,7 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
     if isinstance(layer, Fp8Linear):
         return layer.matmul(_quantized(x), layer.bias)
     assert isinstance(x, Tensor)
-    if isinstance(layer, PackedLinear):
+    if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "none")
     return functional.linear(x, layer.weight, layer.bias)
 
@@ -112,7 +112,7 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
     if isinstance(layer, Fp8Linear):
         return _gelu_quantize(layer.matmul(_quantized(x), None), layer.bias, "gelu", next_linear)
     assert isinstance(x, Tensor)
-    if isinstance(layer, PackedLinear):
+    if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "gelu")
     if _fuses_activation(layer, x) and not torch.is_grad_enabled():
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
@@ -122,7 +122,7 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
 
 
 def linear_gated_gelu(
-    layer: Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module
+    layer: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU, x: GemmInput, next_linear: nn.Module
 ) -> GemmInput:
     """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
     if isinstance(layer, Fp8Linear):
@@ -160,7 +160,7 @@ def linear_add_norm(
         branch = layer.matmul(_quantized(x), None)
         return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
     assert isinstance(x, Tensor)
-    if isinstance(layer, PackedLinear):
+    if isinstance(layer, OnednnLinear):
         total = layer.multiply_with(x, residual, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)

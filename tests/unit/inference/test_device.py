@@ -10,6 +10,7 @@ import torch
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError, VirnucError
 from virnuc_core.inference.device import (
     cpu_has_bf16,
+    cpu_has_int8,
     default_token_budget,
     fitting_token_budget,
     needed_bytes,
@@ -55,6 +56,8 @@ def test_automatic_precision_for_the_longest_stretches() -> None:
         ("fp32", "cpu", "fp32"),
         ("fp16", "cpu", "does not compute in fp16"),
         ("fp8", "cpu", "does not compute in fp8"),
+        ("int8", "cpu", "int8" if cpu_has_int8() else "no int8 instructions"),
+        ("int8", "cuda:0", "int8 is for the CPU"),
         ("bf16", "cpu", "bf16" if cpu_has_bf16() else "no bf16 instructions"),
     ],
 )

@@ -6,6 +6,7 @@ import torch
 
 from tests.made_models import make_spec
 from virnuc_core.errors import UsageError
+from virnuc_core.inference.device import cpu_has_int8
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoint import build_model, load_model
 from virnuc_core.models.classifier import MLPClassifier
@@ -59,9 +60,18 @@ def random_sequences(vocab_size: int) -> tuple[torch.Tensor, np.ndarray]:
 
 
 @torch.inference_mode()
-def test_vectors_and_scores_in_bf16_are_those_in_fp32() -> None:
-    """Of the bundled models, on the CPU."""
-    vectors: dict[ResolvedPrecision, list[torch.Tensor]] = {"fp32": [], "bf16": []}
+@pytest.mark.parametrize(
+    ("low", "least_cosine"),
+    [
+        ("bf16", 0.9995),
+        pytest.param(
+            "int8", 0.9995, marks=pytest.mark.skipif(not cpu_has_int8(), reason="no int8 instructions")
+        ),
+    ],
+)
+def test_vectors_and_scores_on_the_cpu_are_those_in_fp32(low: ResolvedPrecision, least_cosine: float) -> None:
+    """Of the bundled models."""
+    vectors: dict[ResolvedPrecision, list[torch.Tensor]] = {"fp32": [], low: []}
     for precision, found in vectors.items():
         sizes: dict[Family, int] = {"dnabert_s": 4096, "esm2": 24}
         for family, vocab_size in sizes.items():
@@ -69,7 +79,7 @@ def test_vectors_and_scores_in_bf16_are_those_in_fp32() -> None:
             ids, cu_seqlens = random_sequences(vocab_size)
             found.append(model.embed(ids, model.build_layout(cu_seqlens, "sdpa")))
     for exact, close in zip(*vectors.values(), strict=True):
-        assert 0.9995 < torch.cosine_similarity(exact, close).min() < 1
+        assert least_cosine < torch.cosine_similarity(exact, close).min() < 1
     head = load_head(BUNDLED_HEADS["tiny-500"])
     assert isinstance(head, MLPClassifier)
     exact_p, close_p = (head(torch.cat(found, dim=1)).softmax(1)[:, 1] for found in vectors.values())
