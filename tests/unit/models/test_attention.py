@@ -76,16 +76,19 @@ def test_every_backend_equals_the_reference(
 
 @each_scheme
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("max_widened_head", [0, 24], ids=["products", "widened"])
 @pytest.mark.parametrize(("padded_share", "max_scores"), [(1.0, 2**22), (1.25, 500), (100.0, 2**22)])
-def test_matrix_products_in_bf16_equal_the_reference(
+def test_bf16_equals_the_reference(
     lengths: list[int],
     scheme: dict[str, int],
     padded_share: float,
     max_scores: int,
+    max_widened_head: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
     monkeypatch.setattr(attention_plain, "_MAX_SCORES", max_scores)
+    monkeypatch.setattr(attention_plain, "_MAX_WIDENED_HEAD", max_widened_head)
     qkv = random_qkv(lengths).bfloat16()
     found, expected = (
         packed_attention(qkv, layout_of(lengths, backend, scheme, torch.bfloat16))
