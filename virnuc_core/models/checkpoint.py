@@ -532,9 +532,12 @@ class _Undrawn(TorchFunctionMode):
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
-def _read_weights(
-    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All parameters of a model on a device, which they reach one at a time, as they are in the file, to be cast there.
+
+    Raises:
+        CheckpointError: the weights are missing, damaged or not finite.
+    """
     state = {}
     for name, parts in checkpoint.published_parts().items():
         state[name] = checkpoint.assemble(name, [upload(part, device).to(dtype) for part in parts])
@@ -549,8 +552,6 @@ def _read_weights(
 def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
     """A model in evaluation mode without gradients.
 
-    Its weights reach the device one tensor at a time, as they are in the file, and are cast there.
-
     Raises:
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
@@ -560,7 +561,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         model = build_model(spec)
     dtype = _DTYPES[precision]
     is_random = checkpoint.random_spec is not None
-    state = random_state_dict(spec, device, dtype) if is_random else _read_weights(checkpoint, device, dtype)
+    state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:

@@ -17,9 +17,9 @@ from benchmarks.reliability.samples import make_tokenizer
 from tests.made_models import ESM2, GOLDEN, make_spec, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries
-from virnuc_core.models.checkpoint import parameter_shapes, random_state_dict
+from virnuc_core.models.checkpoint import parameter_shapes, random_state_dict, read_weights
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.specs import Family, ResolvedPrecision
+from virnuc_core.specs import Family
 
 Tensors = dict[str, Tensor]
 
@@ -207,16 +207,14 @@ def test_the_fingerprint_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     assert open_checkpoint(str(folder), None).fingerprint == found.fingerprint
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("path", [ESM2, GOLDEN / "dnabert_s"])
-def test_a_loaded_model_has_the_weights_of_its_file(path: Path, precision: ResolvedPrecision) -> None:
+def test_weights_are_those_of_the_file(path: Path, dtype: torch.dtype) -> None:
     checkpoint = open_checkpoint(str(path), None)
-    model = load_model(checkpoint, "cpu", precision)
-    assert not model.training
-    state, expected = model.state_dict(), checkpoint.state_dict()
+    state, expected = read_weights(checkpoint, "cpu", dtype), checkpoint.state_dict()
     assert state.keys() == expected.keys()
     for name, weights in expected.items():
-        assert torch.equal(state[name], weights.bfloat16() if precision == "bf16" else weights), name
+        assert torch.equal(state[name], weights.to(dtype)), name
         assert state[name].is_contiguous(), name
 
 
@@ -227,18 +225,17 @@ def test_weights_that_are_not_finite(name: str, value: float, tmp_path: Path) ->
     checkpoint = open_checkpoint(str(path), None)
     checkpoint.published_parts()[name][-1].view(-1)[-1] = value
     if value == 3.4e38:  # which bf16 rounds to infinity
-        weights = load_model(checkpoint, "cpu", "bf16").state_dict()[name]
-        assert weights.isinf().sum() == 1
+        assert read_weights(checkpoint, "cpu", torch.bfloat16)[name].isinf().sum() == 1
         return
-    for precision in ("fp32", "bf16"):
+    for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(CheckpointError, match=rf"is broken: {name} holds numbers that are not finite"):
-            load_model(checkpoint, "cpu", precision)
+            read_weights(checkpoint, "cpu", dtype)
 
 
 @pytest.mark.parametrize("family", ["esm2", "dnabert_s"])
 def test_random_weights_are_the_same_every_time(family: Family) -> None:
     checkpoint = open_checkpoint("random:tiny", family)
-    first, second = (random_state_dict(checkpoint.spec, "cpu") for _ in range(2))
+    first, second = (random_state_dict(checkpoint.spec, "cpu", torch.float32) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert 0.01 < float(first["layers.0.ffn_out.weight"].std()) < 0.03
     assert abs(float(first["layers.0.ffn_norm.weight"].mean()) - 1) < 0.1
