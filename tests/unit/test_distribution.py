@@ -52,7 +52,7 @@ def test_wheel_and_sdist_hold_packages_data_and_licence(tmp_path: Path) -> None:
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     assert {name.partition("/")[0] for name in names if not name.startswith("virnuc-")} == set(PACKAGES)
     assert fields["License-Expression"] == "MIT"
-    assert "virnuc = virnuc_cli.main:main" in entries
+    assert "virnuc = virnuc_cli.main:run_and_exit" in entries
     with tarfile.open(sdist) as archive:
         names_of_source = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", *DATA} <= names_of_source
