@@ -63,9 +63,9 @@ class ByteColumn:
         return [raw[a:b].decode() for a, b in pairwise(bounds)]
 
     def to_arrow(self) -> "pa.StringArray":
-        """As an Arrow array, of strings that are UTF-8."""
+        """As an Arrow array on the same bytes, which are UTF-8 and less than 2 GiB."""
         import pyarrow as pa
 
         data = self.data[self.offsets[0] : self.offsets[-1]]
         offsets = (self.offsets - self.offsets[0]).astype(np.int32)
-        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data.tobytes()))
+        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))

@@ -28,14 +28,8 @@ def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArra
 
     The column has less than 2 GiB. Arrow does it without the interpreter, which launches kernels meanwhile.
     """
-    import pyarrow as pa
-
-    data = column.data[column.offsets[0] : column.offsets[-1]]
-    offsets = (column.offsets - column.offsets[0]).astype(np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    strings = pa.BinaryArray.from_buffers(pa.binary(), len(column), buffers)
     # Numbered in the order of their first rows. `to_numpy` would import pandas.
-    buffer = strings.dictionary_encode().indices.buffers()[1]
+    buffer = column.to_arrow().dictionary_encode().indices.buffers()[1]
     numbers = np.frombuffer(buffer, np.int32, len(column)).astype(np.int64)
     is_first = np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0
     return np.flatnonzero(is_first), numbers
