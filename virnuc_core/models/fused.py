@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
-from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack
+from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack, replace_layers
 
 _TMA_ALIGNMENT: Final = 8  # of the input width
 _FP8: Final = torch.float8_e4m3fn
@@ -69,10 +69,13 @@ class Fp8Linear(nn.Module):
 
 def quantize_layers(model: nn.Module) -> None:
     """Converts linear layers of a bf16 model to fp8 in place, except widths that tensor cores cannot take."""
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and not (layer.in_features | layer.out_features) % _FP8_ALIGNMENT:
-                setattr(parent, name, Fp8Linear(layer))
+    replace_layers(
+        model,
+        nn.Linear,
+        lambda layer: (
+            layer if (layer.in_features | layer.out_features) % _FP8_ALIGNMENT else Fp8Linear(layer)
+        ),
+    )
 
 
 class InterleavedGLU(nn.Module):

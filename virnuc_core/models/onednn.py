@@ -12,7 +12,7 @@ Shapes: T tokens, I and O a linear layer's input and output width.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ _FLOAT_BYTES: Final = 4
 _BLOCK_ROWS: Final = 256  # of int8, for each thread: what follows a product finds it in the cache
 
 Activation = Literal["none", "gelu"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class OnednnLinear(nn.Module):
@@ -177,23 +178,21 @@ def quantize_rows_uint8(matrix: Tensor) -> Tensor:
 
 def pack_layers(model: nn.Module) -> None:
     """Packs the linear layers of a model in place if it is on a CPU where oneDNN computes in its dtype."""
-    _replace(model, PackedLinear)
+    replace_layers(model, nn.Linear, lambda layer: PackedLinear(layer) if can_pack(layer.weight) else layer)
 
 
 def quantize_int8(model: nn.Module, forward: Callable[[], object]) -> None:
     """Converts the linear layers of an fp32 model on the CPU to int8 in place; `forward` runs it on some input."""
-    _replace(model, _Observer)
+    replace_layers(model, nn.Linear, lambda layer: _Observer(layer) if can_pack(layer.weight) else layer)
     forward()
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, _Observer):
-                setattr(parent, name, Int8Linear(layer.layer, layer.magnitudes))
+    replace_layers(model, _Observer, lambda observer: Int8Linear(observer.layer, observer.magnitudes))
 
 
-def _replace(model: nn.Module, make: Callable[[nn.Linear], OnednnLinear]) -> None:
+def replace_layers(model: nn.Module, kind: type[Layer], make: Callable[[Layer], nn.Module]) -> None:
+    """Replaces the layers of one kind in a model in place; `make` returns a layer that is to stay."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and can_pack(layer.weight):
+            if isinstance(layer, kind):
                 setattr(parent, name, make(layer))
 
 
