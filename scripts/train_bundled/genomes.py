@@ -29,6 +29,8 @@ CLASSES: Final = (
 NUM_VIRUS: Final = 2
 # Class of a virus whose host is not known, after those of the head.
 ANY_VIRUS: Final = len(CLASSES)
+# Source of DNA that is drawn at random: see `random_dna`.
+_RANDOM: Final = "random"
 _CLASS_OF: Final = {
     "plasmid": "plasmid",
     "bacteria": "bacterium",
@@ -38,19 +40,21 @@ _CLASS_OF: Final = {
     "plant": "eukaryote",
     "vertebrate": "eukaryote",
     "invertebrate": "eukaryote",
+    _RANDOM: "eukaryote",
 }
 # Share of the training samples of each class of the table; viruses of prokaryotes and of others share alike.
 _SHARES: Final = {
-    "viral": 0.5,
-    "bacteria": 0.19,
-    "plasmid": 0.07,
-    "vertebrate": 0.06,
-    "archaea": 0.04,
-    "fungi": 0.04,
-    "plant": 0.03,
-    "protozoa": 0.03,
+    "viral": 0.46,
+    "bacteria": 0.16,
+    "plasmid": 0.06,
+    "vertebrate": 0.055,
+    "archaea": 0.055,
+    "fungi": 0.05,
+    "plant": 0.045,
+    "protozoa": 0.045,
+    _RANDOM: 0.035,
     "invertebrate": 0.02,
-    "organelle": 0.02,
+    "organelle": 0.015,
 }
 _PROKARYOTIC_FAMILIES: Final = re.compile(
     r"phage|Kyanoviridae|Autographiviridae|Straboviridae|Herelleviridae|Vilmaviridae|Peduoviridae|Casjensviridae|"
@@ -63,6 +67,8 @@ _HOST_UNKNOWN: Final = re.compile(
     r"uncultivated|Cenote-Taker test|^length=|^\d+\|length|metagenomic_virus", re.IGNORECASE
 )
 _FIELD: Final = re.compile(r'(\w+)=("[^"]*"|\S+)')
+_COMPOSITION_SPREAD: Final = 0.4  # standard deviation of the logarithm of the change of each base's share
+_BASES: Final = np.frombuffer(b"ACGT", np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +171,23 @@ class Genomes:
                 held |= np.isin(self.groups, chosen) & (sources == source)
         return self.take(np.flatnonzero(~held)), self.take(np.flatnonzero(held))
 
+    def with_random_dna(self, count: int, length: int, seed: int) -> "Genomes":
+        """These and records of `random_dna` that resemble eukaryotes, in a group of their own."""
+        eukaryotes = self.take(np.flatnonzero(self.classes == CLASSES.index("eukaryote")))
+        drawn = random_dna(eukaryotes.bases, count, length, np.random.default_rng(seed))
+        return Genomes(
+            bases=ByteColumn(
+                np.concatenate((self.bases.data, drawn.data)),
+                np.concatenate((self.bases.offsets, self.bases.offsets[-1] + drawn.offsets[1:])),
+            ),
+            classes=np.concatenate((self.classes, np.full(count, CLASSES.index(_CLASS_OF[_RANDOM])))),
+            sources=(*self.sources, *[_RANDOM] * count),
+            groups=np.concatenate((self.groups, np.full(count, self.groups.max() + 1))),
+            organisms=(*self.organisms, *[_RANDOM] * count),
+            families=(*self.families, *[""] * count),
+            genera=(*self.genera, *[""] * count),
+        )
+
     def weights(self, group_power: float) -> npt.NDArray[np.float64]:
         """Sampling probability of each record, float64 (R,): fixed shares of sources, groups by their size to a power."""
         lengths = self.bases.lengths.astype(float)
@@ -180,6 +203,30 @@ class Genomes:
             share = _SHARES[source] / (2 if source == "viral" else 1)
             weights[own] *= share / weights[own].sum()
         return np.asarray(weights / weights.sum())
+
+
+def random_dna(templates: ByteColumn, count: int, length: int, rng: np.random.Generator) -> ByteColumn:
+    """DNA without genes: Markov chains of order 2, each with the triplets of a template in another composition.
+
+    There are few eukaryotes to learn from; from these, a network learns what any DNA looks like that codes for nothing.
+    """
+    codes = np.full(256, -1)
+    codes[_BASES] = np.arange(4)
+    tables = np.empty((count, 16, 4))
+    for row, template in enumerate(rng.integers(0, len(templates), count).tolist()):
+        own = codes[templates.data[templates.offsets[template] : templates.offsets[template + 1]]]
+        triplets = own[:-2] * 16 + own[1:-1] * 4 + own[2:]
+        known = (own[:-2] >= 0) & (own[1:-1] >= 0) & (own[2:] >= 0)
+        tables[row] = 1 + np.bincount(triplets[known], minlength=64).reshape(16, 4)
+    tables *= np.exp(rng.normal(0, _COMPOSITION_SPREAD, (count, 1, 4)))
+    limits = np.cumsum(tables / tables.sum(2, keepdims=True), axis=2)[:, :, :3]
+    context, rows = rng.integers(0, 16, count), np.arange(count)
+    drawn = np.empty((count, length), np.uint8)
+    for place in range(length):
+        base = (rng.random((count, 1)) > limits[rows, context]).sum(1)
+        drawn[:, place] = _BASES[base]
+        context = (context * 4 + base) % 16
+    return ByteColumn(drawn.ravel(), np.arange(count + 1) * length)
 
 
 def _records(fastas: Sequence[Path]) -> Iterator[tuple[str, str]]:

@@ -15,8 +15,9 @@ import torch
 
 from scripts.train_bundled import data, evaluation, network, train
 from scripts.train_bundled.data import DeviceChunks, View, cut
-from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
+from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes, random_dna
 from virnuc_core.batching.tokenizers import DnabertTokenizer
+from virnuc_core.columns import ByteColumn
 from virnuc_core.models.catalogue import BUNDLED_TOKENIZER, index_path
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import classifier_fingerprint
@@ -70,8 +71,31 @@ def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> No
     ]
     assert genomes.take(np.array([1])).lineages["group"] == ("bus",)
     assert genomes.weights(0.6)[genomes.is_viral].sum() == pytest.approx(
-        0.5 / (0.5 + 0.19 + 0.07 + 0.04 + 0.04 + 0.03)
+        0.46 / (0.46 + 0.16 + 0.06 + 0.055 + 0.05 + 0.045)
     )
+
+
+def test_random_dna_resembles_eukaryotes_in_triplets_and_has_a_group_of_its_own(
+    fasta: Path, table: Path
+) -> None:
+    genomes = Genomes.load([fasta], table)
+    more = genomes.with_random_dna(3, 6000, seed=1)
+    added = more.take(np.arange(len(genomes.classes), len(genomes.classes) + 3))
+    assert added.bases.lengths.tolist() == [6000] * 3
+    assert added.classes.tolist() == [CLASSES.index("eukaryote")] * 3
+    assert not added.is_viral.any()
+    assert len(set(added.groups.tolist())) == 1
+    assert not set(added.groups) & set(genomes.groups)
+    assert more.take(np.arange(len(genomes.classes))).bases.to_strings() == genomes.bases.to_strings()
+    shares = [[text.count(base) / 6000 for base in "ACGT"] for text in added.bases.to_strings()]
+    assert np.std(shares, axis=0).max() > 0.02  # compositions differ
+    assert more.weights(0.6)[-3:].sum() == pytest.approx(
+        0.035 / (0.46 + 0.16 + 0.06 + 0.055 + 0.05 + 0.045 + 0.035)
+    )
+    # A triplet that the template lacks is rare: no G after AA.
+    template = ByteColumn.from_strings(["AACT" * 3000])
+    [text] = random_dna(template, 1, 6000, np.random.default_rng(0)).to_strings()
+    assert text.count("AAG") < 0.01 * text.count("AAC")
 
 
 def test_every_chunk_has_rows_whatever_is_done_to_it(fasta: Path, table: Path) -> None:
@@ -187,7 +211,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert head.spec.classes == CLASSES
     path = tmp_path / "out" / "heads" / "tiny.safetensors"
     index = load_index(index_path(path), classifier_fingerprint(path))
-    trained_on = Genomes.load([fasta], table).split(0.2, 1)[0]
+    trained_on = Genomes.load([fasta], table).split(0.2, train.Settings().seed)[0]
     assert set(index.names.values) == set(trained_on.organisms)
     expected = dict(zip(trained_on.organisms, trained_on.lineages["class"], strict=True))
     assert {index.names[row]: index.lineage(row)["class"] for row in range(len(index))} == expected
