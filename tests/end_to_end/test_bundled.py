@@ -28,7 +28,7 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert "bundled" in result.out
     document = json.loads((out / "run.json").read_text())
     assert [model["name"] for model in document["models"]] == ["tiny", "tiny"]
-    assert document["head"]["name"] == "tiny-500"
+    assert document["head"]["name"] == "tiny"
     assert document["notes"]
 
     labels = column(examples_dir / "labels.tsv", "contig", "label")
