@@ -39,7 +39,7 @@ def class_rows(results: Results) -> Iterator[Json]:
     for name in sorted({name for group in groups for name in group}):
         shares = [group[name]["called_virus"] if name in group else None for group in groups]
         cells = ["" if share is None else f"{share:.1%}" for share in shares]
-        yield {"name": name, "count": groups[0].get(name, {}).get("count"), "cells": "|".join(cells)}
+        yield {"name": name, "cells": "|".join(cells)}
 
 
 def _class_table(results: Results) -> str:
