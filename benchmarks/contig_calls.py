@@ -4,12 +4,13 @@
 
 Records have class= in their headers, and the table columns id, class, family and organism. For each length: share of contigs
 with a score; AUROC, precision and recall, over contigs with a score and over all; calibration error; errors by novelty; how
-often calls of each tier and each kind of organism are right; and what became of promised false discovery rates in samples
+often calls of each tier, probability and class of organism are right; and what became of promised false discovery rates in samples
 drawn from the contigs. A shorter rest of a genome is left out.
 """
 
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,11 @@ from virnuc_core.training.metrics import KnownCalls
 LENGTHS: Final = (1_000, 3_000, 5_000, 10_000)
 TIERS: Final = ("confident", "likely", "unsure")
 
+_PROBABILITIES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
 # Arrays of the columns of contigs.tsv, one value a contig.
 Columns = dict[str, np.ndarray[Any, Any]]
+Mask = np.ndarray[Any, Any]
 
 
 def columns_of(rows: list[dict[str, str]]) -> Columns:
@@ -64,6 +68,7 @@ def measure_contigs(found: Columns, genomes: Genomes) -> Json:
         "class_right": round(float((found["class"] == named)[is_known].mean()), 4),
         "novelty": novelty_of(found, is_called != is_viral),
         "by_tier": {row["tier"]: row for row in tier_rows(found, is_viral)},
+        "by_probability": list(probability_rows(found, is_viral)),
         "worst_fdr": {
             f"{promised:g}": max(row["fdr"] for row in rates if row["promised"] == promised)
             for promised in sorted({row["promised"] for row in rates})
@@ -72,7 +77,7 @@ def measure_contigs(found: Columns, genomes: Genomes) -> Json:
     }
 
 
-def novelty_of(found: Columns, is_wrong: np.ndarray[Any, Any]) -> Json:
+def novelty_of(found: Columns, is_wrong: Mask) -> Json:
     """Errors among contigs with a novelty, and among the least novel of them over that."""
     has_novelty = ~np.isnan(found["novelty"])
     ratio = errors_by_novelty(found["novelty"][has_novelty].astype(np.float32), is_wrong[has_novelty])
@@ -82,19 +87,29 @@ def novelty_of(found: Columns, is_wrong: np.ndarray[Any, Any]) -> Json:
     }
 
 
-def tier_rows(found: Columns, is_viral: np.ndarray[Any, Any]) -> Iterator[Json]:
-    """How often calls of each tier are right; precision is of those called virus, None without any."""
-    is_called = found["call"] == "virus"
+def tier_rows(found: Columns, is_viral: Mask) -> Iterator[Json]:
+    """How often calls of each tier are right."""
     for tier in TIERS:
-        own = found["tier"] == tier
-        called = own & is_called
-        yield {
-            "tier": tier,
-            "contigs": int(own.sum()),
-            "right": int((is_called == is_viral)[own].sum()),
-            "called_virus": int(called.sum()),
-            "precision": round(float(is_viral[called].mean()), 4) if called.any() else None,
-        }
+        yield {"tier": tier, **rightness(found, is_viral, found["tier"] == tier)}
+
+
+def probability_rows(found: Columns, is_viral: Mask) -> Iterator[Json]:
+    """How often calls are right by their probability, which is that of not being a virus where `other` is called."""
+    probability = np.maximum(found["p_virus"], 1 - found["p_virus"])
+    for low, high in pairwise((*_PROBABILITIES, np.inf)):
+        yield {"from": low, **rightness(found, is_viral, (probability >= low) & (probability < high))}
+
+
+def rightness(found: Columns, is_viral: Mask, chosen: Mask) -> Json:
+    """Right calls of the contigs `chosen`; precision is of those called virus, None without any."""
+    is_called = found["call"] == "virus"
+    called = chosen & is_called
+    return {
+        "contigs": int(chosen.sum()),
+        "right": int((is_called == is_viral)[chosen].sum()),
+        "called_virus": int(called.sum()),
+        "precision": round(float(is_viral[called].mean()), 4) if called.any() else None,
+    }
 
 
 def main() -> None:

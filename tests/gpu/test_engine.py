@@ -110,7 +110,7 @@ def worst_cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def on_the_cpu(store: FrameStore) -> list[ShardResult]:
-    plan = plan_of(store, "cpu", token_budget=2048)
+    plan = plan_of(store, "cpu", token_budget=2048, precision="fp32")
     return run(store, plan, "cpu")
 
 

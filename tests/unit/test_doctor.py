@@ -99,7 +99,7 @@ def test_the_home_is_one_that_can_be_written(
 
 @pytest.mark.parametrize(
     ("change", "score_change", "state"),
-    [(np.nan, 0, "problem"), (50.0, 0, "problem"), (0, 0.02, "problem"), (0, 0.001, "ok")],
+    [(np.nan, 0, "problem"), (50.0, 0, "problem"), (0, 0.06, "problem"), (0, 0.001, "ok")],
 )
 def test_a_device_that_computes_wrongly_is_a_problem(change: float, score_change: float, state: str) -> None:
     vectors = VECTORS.copy()

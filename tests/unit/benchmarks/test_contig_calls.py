@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.contig_calls import columns_of, measure_contigs
+from scripts.train_bundled import evaluation
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.columns import ByteColumn
 
@@ -35,7 +36,8 @@ def genomes_of(classes: list[int]) -> Genomes:
     )
 
 
-def test_figures_of_contigs() -> None:
+def test_figures_of_contigs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_SAMPLES", {20: 20, 50: 5})
     names = ("call", "tier", "p_virus", "novelty", "class")
     columns = columns_of([dict(zip(names, row[1:], strict=True)) for row in CONTIGS])
     found = measure_contigs(columns, genomes_of([row[0] for row in CONTIGS]))
@@ -63,8 +65,16 @@ def test_figures_of_contigs() -> None:
         "precision": 0.5,
     }
     assert found["by_tier"]["confident"]["precision"] == 1
+    assert [row["contigs"] for row in found["by_probability"]] == [0, 2, 1, 1, 1, 0, 2]
+    assert found["by_probability"][2] == {
+        "from": 0.7,
+        "contigs": 1,
+        "right": 0,
+        "called_virus": 1,
+        "precision": 0.0,
+    }
     assert set(found["worst_fdr"]) == {"0.05", "0.1"}
     assert {(row["size"], row["share"]) for row in found["fdr"]} == {
-        (size, share) for size in (50, 500, 5000) for share in (0.005, 0.02, 0.1, 0.5)
+        (size, share) for size in (20, 50) for share in (0.005, 0.02, 0.1, 0.5)
     }
     assert found["worst_fdr"]["0.1"] == max(row["fdr"] for row in found["fdr"] if row["promised"] == 0.1)
