@@ -50,7 +50,7 @@ _TRIED_CAPABILITY: Final = (8, 0)
 
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
-# 16 bits stay above 0.99995 and, but for bf16, within 0.01 (docs/performance.md); a faulty device is far off.
+# Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
 _MOST_SCORE_DIFFERENCE: Final = 0.05
 
