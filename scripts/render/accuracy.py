@@ -39,7 +39,7 @@ def class_rows(results: Results) -> Iterator[Json]:
     for name in sorted({name for group in groups for name in group}):
         shares = [group[name]["called_virus"] if name in group else None for group in groups]
         cells = ["" if share is None else f"{share:.1%}" for share in shares]
-        yield {"name": name, "cells": "|".join(cells)}
+        yield {"name": name, "cells": " | ".join(cells)}
 
 
 def _class_table(results: Results) -> str:
@@ -58,7 +58,11 @@ def tier_rows(results: Results) -> Iterator[Json]:
     """How often calls of each tier are right."""
     for kind, group in _contigs(results):
         for tier in group["by_tier"].values():
-            yield {"kind": kind, **tier, "share": tier["right"] / max(1, tier["contigs"])}
+            yield {
+                "kind": kind,
+                **tier,
+                "share": tier["right"] / tier["contigs"] if tier["contigs"] else None,
+            }
 
 
 def promise_rows(results: Results) -> Iterator[Json]:
@@ -68,7 +72,7 @@ def promise_rows(results: Results) -> Iterator[Json]:
             rows = [row for row in group["fdr"] if row["promised"] == promised]
             shares = sorted({row["share"] for row in rows})
             worst = [max(row["fdr"] for row in rows if row["share"] == share) for share in shares]
-            yield {"kind": kind, "promised": promised, "cells": "|".join(f"{rate:.1%}" for rate in worst)}
+            yield {"kind": kind, "promised": promised, "cells": " | ".join(f"{rate:.1%}" for rate in worst)}
 
 
 SUMMARY: Final[dict[str, MakeTable]] = {

@@ -105,12 +105,12 @@ def test_figures_of_the_bundled_models_are_of_everything() -> None:
         "| contigs of 1,000 bp | 1,200 | 99.1% | 0.910 | 80.0% | 5.0% |  | 0.021 |",
     ]
     assert tables["classes"](results).splitlines()[0] == "| class | chunks of 500 bp | contigs of 1,000 bp |"
-    assert rows_of(tables["classes"], results) == ["| plant | 12.0%|10.0% |", "| viral | |90.0% |"]
+    assert rows_of(tables["classes"], results) == ["| plant | 12.0% | 10.0% |", "| viral |  | 90.0% |"]
     assert rows_of(tables["contigs"], results) == ["| contigs of 1,000 bp | 70.0% | 10.0% |  |"]
     assert rows_of(tables["contig-tiers"], results) == [
         "| contigs of 1,000 bp | `likely` | 4 | 75.0% | 0 |  |"
     ]
-    assert rows_of(tables["promises"], results) == ["| contigs of 1,000 bp | 5% | 6.0%|2.0% |"]
+    assert rows_of(tables["promises"], results) == ["| contigs of 1,000 bp | 5% | 6.0% | 2.0% |"]
     assert all("benchmarks.contig_calls" in make({}) for make in tables.values())
 
 
