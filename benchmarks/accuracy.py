@@ -2,13 +2,14 @@
 
     python -m benchmarks.accuracy FASTA... [--precision fp16,bf16,fp8] [--device 0]
 
-Writes benchmarks/results/accuracy.json. Every frame passes through a whole run, with processes, packing and shards,
-once per precision. The default models are the bundled ones, whose head also gives calls; other models
-(--esm-model random:650M) give vectors only.
+Writes benchmarks/results/accuracy.json. Every stop-free stretch passes through a whole run, with processes, packing and shards,
+once per precision. The default models are the bundled ones, whose head also gives calls of stretches, chunks and contigs;
+other models (--esm-model random:650M) give vectors only.
 """
 
 import tempfile
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,17 @@ from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.shard import iter_shard_results
+from virnuc_core.results.contig_scores import contig_head_of, score_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 
-# Float arrays of all frames by name: dna and protein (n, D), scores (n, 2) if there is a head.
-Results = dict[str, npt.NDArray[np.float32]]
+UNITS: Final = ("frame", "chunk", "contig")
+
+# Float arrays by name: dna and protein (n, D) of all frames; if there is a head, P(virus) of frames, chunks and contigs, NaN
+# without a score.
+Results = dict[str, npt.NDArray[Any]]
 
 
 def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str) -> Results:
@@ -39,15 +44,26 @@ def compute(config: RunConfig, store: FrameStore, folder: RunFolder, device: str
     write_plan(folder.plan, plan)
     run_lane(folder, range(len(plan.shards)), device)
     shards = [result for _, result in iter_shard_results(folder, plan)]
-    return {
-        name: np.concatenate([getattr(shard, name) for shard in shards])
-        for name in ("dna", "protein", "scores")
-        if getattr(shards[0], name) is not None
-    }
+
+    def joined(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(shard, name) for shard in shards])
+
+    found = {name: joined(name) for name in ("dna", "protein") if getattr(shards[0], name) is not None}
+    if (head := contig_head_of(plan)) is not None:
+        codes = joined("codes")
+        scores = score_contigs(
+            head,
+            lambda begin, end: codes[begin:end],
+            store.frame_chunk,
+            store.chunk_record,
+            store.num_records,
+        )
+        found |= {"frame": joined("scores")[:, 1], "chunk": scores.p_chunk, "contig": scores.p_contig}
+    return found
 
 
-def compare(found: Results, reference: Results, frame_chunk: npt.NDArray[np.int64]) -> Json:
-    """Cosines of the vectors, and agreement of the calls by frame and by chunk."""
+def compare(found: Results, reference: Results) -> Json:
+    """Cosines of the vectors, and agreement of the calls."""
     metrics: Json = {}
     for kind in ("dna", "protein"):
         if kind in found:
@@ -57,20 +73,17 @@ def compare(found: Results, reference: Results, frame_chunk: npt.NDArray[np.int6
                 "cosine_at_0.1_percent": float(np.quantile(cosine, 0.001)),
                 "mean_cosine": float(cosine.mean()),
             }
-    if "scores" in found:
-        metrics["largest_score_difference"] = float(np.abs(found["scores"] - reference["scores"]).max())
-        pairs = zip(calls(found["scores"], frame_chunk), calls(reference["scores"], frame_chunk), strict=True)
-        for unit, (called, expected) in zip(("frame", "chunk"), pairs, strict=True):
-            metrics[f"{unit}_calls_agree"] = float((called == expected).mean())
+    if "frame" in found:
+        difference = np.abs(found["frame"] - reference["frame"])
+        metrics["largest_score_difference"] = float(difference.max())
+        metrics |= {f"{unit}_calls_agree": agreement(found[unit], reference[unit]) for unit in UNITS}
     return metrics
 
 
-def calls(
-    scores: npt.NDArray[np.float32], frame_chunk: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Whether each frame, and each chunk, is viral; a chunk by its best scores for virus and for other."""
-    best = np.maximum.reduceat(scores, np.flatnonzero(np.diff(frame_chunk, prepend=-1)))
-    return scores[:, 1] >= scores[:, 0], best[:, 1] >= best[:, 0]
+def agreement(found: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
+    """Share of equal calls, from 0.5 on, among those with a score."""
+    is_scored = ~np.isnan(reference)
+    return float(((found >= 0.5) == (reference >= 0.5))[is_scored].mean())
 
 
 def main() -> None:
@@ -87,20 +100,21 @@ def main() -> None:
     models = {name: getattr(arguments, name) for name in ("esm_model", "dnabert_model", "chunk_length")}
     results: dict[str, Results] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        store = build_frame_store(arguments.fasta, Path(scratch) / "frames", arguments.chunk_length)
+        frames = Path(scratch) / "frames"
+        store = build_frame_store(arguments.fasta, frames, arguments.chunk_length, frames="longest")
         for precision in ("fp32", *arguments.precision.split(",")):
             config = RunConfig(**models, precision=precision)
             results[precision] = compute(config, store, RunFolder(Path(scratch) / precision), device)
-        frame_chunk = np.array(store.frame_chunk)
+        num_frames, num_chunks = store.num_frames, len(np.unique(store.frame_chunk))
     reference = results.pop("fp32")
     report = {
         "kind": "accuracy",
         "command": command_of("accuracy"),
         "machine": machine(device),
         "models": models,
-        "frames": len(frame_chunk),
-        "chunks_with_frames": len(np.unique(frame_chunk)),
-        "against_fp32": {name: compare(found, reference, frame_chunk) for name, found in results.items()},
+        "frames": num_frames,
+        "chunks_with_frames": num_chunks,
+        "against_fp32": {name: compare(found, reference) for name, found in results.items()},
     }
     print_and_write(report, arguments.out)
 

@@ -37,6 +37,7 @@ from virnuc_core.inference.events import LaneFinished, ModelsLoaded
 from virnuc_core.inference.lane_journal import JournalTail
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
+from virnuc_core.models.catalogue import frames_of
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
@@ -161,9 +162,8 @@ def plan_a_run(root: Path) -> RunFolder:
     """A planned run over the example contigs with the bundled models."""
     root.mkdir()
     folder = RunFolder(root)
-    models: Json = {"chunk_length": 500, "esm_model": "tiny", "dnabert_model": "tiny"}
-    config = RunConfig(**models, devices=("cpu",), shard_seconds=_SHARD_SECONDS)
-    store = build_frame_store([str(EXAMPLE)], folder.frames, 500)
+    config = RunConfig(chunk_length=500, devices=("cpu",), shard_seconds=_SHARD_SECONDS)
+    store = build_frame_store([str(EXAMPLE)], folder.frames, 500, frames=frames_of(config))
     open_plan(config, store, "predict", ("cpu",), folder)
     return folder
 

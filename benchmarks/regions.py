@@ -4,10 +4,10 @@
     python -m benchmarks.regions --fasta train.fa.gz --table genomes.tsv --compare \
         --out benchmarks/results/regions_methods.json
 
-The table has columns id and class. The segments are of viruses that score well alone: predicted by themselves, their
-chunks have a mean p_virus of at least 0.5. Precision, recall and F1 count bases. With --compare, every method of
-`benchmarks.region_methods` is measured with every setting on the same chunk scores; that is for the sequences that the
-models were trained on, so that nothing is chosen by the metrics that are reported.
+The table has columns id and class. Segments are drawn at random, however they score. Precision, recall and F1 count bases.
+With --compare, every method of `benchmarks.region_methods` is measured with every setting on the same scores, those of
+chunks in the context of their contig; that is for the sequences that the models were trained on, so that nothing is chosen
+by the metrics that are reported.
 """
 
 import csv
@@ -24,14 +24,19 @@ import numpy as np
 from benchmarks.region_methods import methods
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_cli.main import main as virnuc
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.results.contig_scores import contig_head_of
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
+from virnuc_core.results.tables import contig_blocks, score_block
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 
 SEED: Final = 6
 NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
 NUM_WITHOUT: Final = 12
 WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: minimum, maximum
 LEAST_FLANK: Final = 5_000  # minimum bp of it on either side of a segment
-SCORES_WELL: Final = 0.5  # minimum mean p_virus of a segment predicted alone
 _P_BOUNDS: Final = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 # A called region: index of its contig, begin and end (0-based, half-open).
@@ -64,7 +69,7 @@ def read_classes(path: Path) -> dict[str, str]:
     return {row["id"]: row["class"] for row in read_rows(path)}
 
 
-def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int, *options: str) -> Path:
+def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: str, *options: str) -> Path:
     """Runs `virnuc predict` with the bundled models on the CPU; an existing run in `folder` is reused.
 
     Raises:
@@ -74,7 +79,7 @@ def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int, *
     fasta = inputs if isinstance(inputs, Path) else folder / "input.fa"
     if not isinstance(inputs, Path):
         fasta.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in inputs.items()))
-    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", str(chunk_length)]
+    command = ["predict", str(fasta), "--out", str(folder / "run"), "--chunk-length", chunk_length]
     if code := virnuc([*command, "--embeddings", "none", "--devices", "cpu", "--quiet", *options]):
         raise SystemExit(code)
     return folder / "run"
@@ -83,18 +88,18 @@ def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: int, *
 def cut_segments(
     viral: Mapping[str, str], generator: random.Random, most: Mapping[int, int]
 ) -> dict[int, dict[str, str]]:
-    """Candidate segments by length and name, `most` per length, from either strand of long enough genomes."""
-    candidates: dict[int, dict[str, str]] = {}
+    """Segments by length and name, `most` per length, from either strand of long enough genomes."""
+    segments: dict[int, dict[str, str]] = {}
     for length, number in most.items():
         names = [name for name, sequence in viral.items() if len(sequence) >= length]
-        candidates[length] = {}
+        segments[length] = {}
         for name in generator.sample(names, min(number, len(names))):
             begin = generator.randint(0, len(viral[name]) - length)
             piece, strand = viral[name][begin : begin + length], generator.choice("+-")
             if strand == "-":
                 piece = piece[::-1].translate(str.maketrans("ACGT", "TGCA"))
-            candidates[length][f"{name}:{begin + 1}-{begin + length}{strand}"] = piece
-    return candidates
+            segments[length][f"{name}:{begin + 1}-{begin + length}{strand}"] = piece
+    return segments
 
 
 def paste(
@@ -119,10 +124,8 @@ def paste(
     return contigs
 
 
-def make_contigs(
-    fasta: Path, classes: Mapping[str, str], scratch: Path, chunk_length: int
-) -> tuple[list[SyntheticContig], Json]:
-    """Contigs with segments that score well alone, and the number of candidates of each length."""
+def make_contigs(fasta: Path, classes: Mapping[str, str]) -> list[SyntheticContig]:
+    """Contigs with segments of each length, and without any."""
     genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
     with dnaio.open(fasta) as records:
         for record in records:
@@ -130,19 +133,9 @@ def make_contigs(
             if classes[name] in genomes:
                 genomes[classes[name]][name] = record.sequence.upper()
     generator = random.Random(SEED)
-    most = {length: 2 * number for length, number in NUM_SEGMENTS.items()}
-    candidates = cut_segments(genomes["viral"], generator, most)
-    everything = {name: segment for group in candidates.values() for name, segment in group.items()}
-    run = predict(everything, scratch / "alone", chunk_length)
-    rows = read_rows(run / "contigs.tsv")
-    good = {row["contig"] for row in rows if row["mean_p"] != "NA" and float(row["mean_p"]) >= SCORES_WELL}
-    chosen: list[str] = []
-    counts = {}
-    for length, group in candidates.items():
-        scoring_well = [segment for name, segment in group.items() if name in good]
-        chosen += scoring_well[: NUM_SEGMENTS[length]]
-        counts[str(length)] = {"candidates": len(group), "score_well": len(scoring_well)}
-    return paste(chosen, genomes["bacteria"], NUM_WITHOUT, generator), counts
+    groups = cut_segments(genomes["viral"], generator, NUM_SEGMENTS).values()
+    segments = [segment for group in groups for segment in group.values()]
+    return paste(segments, genomes["bacteria"], NUM_WITHOUT, generator)
 
 
 def overlap(
@@ -201,29 +194,23 @@ def measure(contigs: Sequence[SyntheticContig], run: Path) -> Json:
     }
 
 
-def contig_tiers(classes: Mapping[str, str], run: Path) -> Json:
-    """Records by tier, and how many of them are called correctly."""
-    rows = read_rows(run / "contigs.tsv")
-    found: Json = {}
-    for tier in ("confident", "likely", "unsure", "NA"):
-        own = [row for row in rows if row["tier"] == tier]
-        found[tier] = {"contigs": len(own)}
-        if tier != "NA":
-            right = [(row["call"] == "virus") == (classes[row["contig"]] == "viral") for row in own]
-            found[tier]["right"] = sum(right)
-    return found
-
-
-def compare(contigs: Sequence[SyntheticContig], run: Path) -> Json:
-    """Evaluates every method with every setting on the chunk scores of a run, and the scores themselves."""
-    numbers = {contig.name: number for number, contig in enumerate(contigs)}
-    rows = read_rows(run / "predictions.tsv")
-    chunks = ChunkScores(
-        contig=np.array([numbers[row["contig"]] for row in rows]),
-        start=np.array([int(row["start"]) - 1 for row in rows]),
-        end=np.array([int(row["end"]) for row in rows]),
-        p_virus=np.array([float(row["p_virus"].replace("NA", "nan")) for row in rows]),
+def chunk_scores(run: Path) -> ChunkScores:
+    """All chunks of a run with what its regions are found from: the scores of chunks in the context of their contig."""
+    folder = RunFolder(run)
+    head, store = contig_head_of(read_plan(folder.plan)), FrameStore.open(folder.frames)
+    assert head is not None
+    with Embeddings(folder.embeddings, own=True) as file:
+        blocks = [score_block(head, store, file, *block).p_context for block in contig_blocks(store)]
+    return ChunkScores(
+        contig=np.array(store.chunk_record),
+        start=np.array(store.chunk_start),
+        end=np.array(store.chunk_end),
+        p_virus=np.concatenate(blocks),
     )
+
+
+def compare(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> Json:
+    """Evaluates every method with every setting on the scores of chunks, and the scores themselves."""
 
     def shares(regions: Iterable[Region]) -> dict[str, float]:
         return _shares(overlap(contigs, [(region.contig, region.start, region.end) for region in regions]))
@@ -285,29 +272,26 @@ def main() -> None:
     parser = options_of("regions", __doc__)
     for name in ("fasta", "table"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--chunk-length", type=int, default=500)
+    parser.add_argument("--chunk-length", default="auto")
     parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
     parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
     arguments = parser.parse_args()
-    chunk_length, classes = arguments.chunk_length, read_classes(arguments.table)
+    chunk_length = arguments.chunk_length
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
-        contigs, candidates = make_contigs(arguments.fasta, classes, scratch, chunk_length)
+        contigs = make_contigs(arguments.fasta, read_classes(arguments.table))
         sequences = {contig.name: contig.sequence for contig in contigs}
         run = predict(sequences, scratch / "pasted", chunk_length)
         found = measure(contigs, run)
-        if arguments.compare:
-            found |= compare(contigs, run)
-        else:
-            whole = predict(arguments.fasta, scratch / "whole", chunk_length)
-            found |= {"contig_tiers": contig_tiers(classes, whole), "tracks": tracks(contigs, run)}
+        found |= (
+            compare(contigs, chunk_scores(run)) if arguments.compare else {"tracks": tracks(contigs, run)}
+        )
     report = {
         "command": command_of("regions"),
         "data": arguments.fasta.name,
         "chunk_length": chunk_length,
         "contigs": len(contigs),
         "bases": sum(map(len, sequences.values())),
-        "segments": candidates,
         "model": asdict(DEFAULT_MODEL),
         **found,
     }

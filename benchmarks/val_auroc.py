@@ -1,10 +1,10 @@
-"""Accuracy of the bundled models on labelled genomes, measured through `virnuc predict` itself.
+"""Accuracy of the bundled models for chunks of labelled genomes, measured through `virnuc predict` itself.
 
     python -m benchmarks.val_auroc --fasta val.fa.gz --table genomes.tsv
 
-The table is tab-separated with columns id and class ("viral" or any other). Metrics are given for the chunks
-with a stop-free reading frame; and end to end, over all chunks, where one without a score counts as not called and
-ranks below every score.
+The table is tab-separated with columns id and class ("viral" or any other). Metrics are given for the chunks with a score;
+and over all chunks, where one without a score counts as not called and ranks below every score. `benchmarks.contig_calls`
+measures whole contigs.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from benchmarks.regions import predict, read_classes, read_rows
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from virnuc_core.results.tables import SCORED
-from virnuc_core.training.metrics import Confusion, KnownCalls, measure
+from virnuc_core.training.metrics import KnownCalls, measure
 
 CHUNK_LENGTHS = (500, 300)
 
@@ -25,7 +25,7 @@ def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json
     """Metrics of the rows of predictions.tsv, given the class of each contig."""
     names = [class_of[row["contig"]] for row in rows]
     class_names, classes = np.unique(names, return_inverse=True)
-    status = np.array([row["status"] for row in rows])
+    is_scored = np.array([row["status"] == SCORED for row in rows])
     calls = KnownCalls(
         is_viral=np.array(names) == "viral",
         is_called=np.array([row["call"] == "virus" for row in rows]),
@@ -34,38 +34,30 @@ def measure_chunks(rows: list[dict[str, str]], class_of: dict[str, str]) -> Json
         class_names=tuple(class_names.tolist()),
         lengths=np.zeros(len(rows), np.int64),
     )
-    scored = calls.take(status == SCORED)
-    confusion = Confusion.of(scored)
-    p_virus = np.where(status == SCORED, calls.p_virus, -1)
-    false_positives = confusion.other_called_virus / int((~calls.is_viral).sum())
-    return {
-        "chunks": len(rows),
-        "share_with_open_frame": round(len(scored.is_viral) / len(rows), 4),
-        **metrics_of(scored, calls),
-        "all_chunks": {
-            "recall": round(confusion.viral_called_virus / int(calls.is_viral.sum()), 4),
-            "false_positive_rate": round(false_positives, 4),
-            "precision": round(confusion.precision or 0.0, 4),
-            "auroc": round(float(roc_auc_score(calls.is_viral, p_virus)), 4),
-        },
-    }
+    return {"chunks": len(rows), "share_scored": round(float(is_scored.mean()), 4), **metrics_of(calls)}
 
 
-def metrics_of(scored: KnownCalls, everything: KnownCalls) -> Json:
-    """Metrics of scored chunks, with the number of all chunks of each class."""
-    metrics = measure(scored)
-    totals = {own.name: own.count for own in measure(everything).by_class}
+def metrics_of(calls: KnownCalls) -> Json:
+    """Metrics of the sequences with a score, and of all of them, of which one without a score is not called and ranks last."""
+    metrics = measure(calls)
+    confusion = metrics.confusion
     names = {"auroc": "auroc", "average_precision": "auprc", "accuracy": "accuracy"}
     return {
         **{name: round(getattr(metrics, key), 4) for name, key in names.items()},
         "ece_balanced": metrics.ece_balanced,
         "by_class": {
             own.name: {
-                "chunks": totals[own.name],
+                "count": own.count,
                 "scored": own.scored,
-                "called_virus": round(own.called_virus / own.scored, 4),
+                "called_virus": round(own.called_virus / own.count, 4),
             }
             for own in metrics.by_class
+        },
+        "everything": {
+            "recall": round(confusion.viral_called_virus / int(calls.is_viral.sum()), 4),
+            "false_positive_rate": round(confusion.other_called_virus / int((~calls.is_viral).sum()), 4),
+            "precision": round(confusion.precision or 0.0, 4),
+            "auroc": round(float(roc_auc_score(calls.is_viral, np.nan_to_num(calls.p_virus, nan=-1))), 4),
         },
     }
 
@@ -79,7 +71,7 @@ def main() -> None:
     classes, results = read_classes(arguments.table), {}
     for chunk_length in CHUNK_LENGTHS:
         with tempfile.TemporaryDirectory() as scratch:
-            run = predict(arguments.fasta, Path(scratch), chunk_length)
+            run = predict(arguments.fasta, Path(scratch), str(chunk_length))
             rows = read_rows(run / "predictions.tsv")
         results[str(chunk_length)] = measure_chunks(rows, classes)
     what = {"command": command_of("val_auroc"), "data": arguments.fasta.name}

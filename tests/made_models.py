@@ -16,10 +16,10 @@ from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.models.catalogue import chunk_rule_of, frames_of
+from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
 from virnuc_core.models.classifier import MLPClassifier
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, save_contig_head
+from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -163,6 +163,15 @@ def make_head(path: Path, width: int, seed: int = 0, bias: float = 2.98) -> Path
     with torch.no_grad():
         head.output_layer.bias[1] = bias
     save_file(head.state_dict(), path)
+    return path
+
+
+def write_other_head(path: Path) -> Path:
+    """A head for the bundled models, with other scores than their own."""
+    head = load_contig_head(BUNDLED_HEADS["tiny"])
+    for temperature in (head.chunk_temperature, head.context_temperature, head.contig_temperature):
+        temperature.mul_(1.5)
+    save_contig_head(head, path, {})
     return path
 
 

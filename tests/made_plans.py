@@ -32,7 +32,7 @@ PLAN = RunPlan(
     chunk_length=500,
     frames="open",
     models=(model("dnabert_s"), model("esm2")),
-    head=PlannedHead(name="tiny-500", fingerprint="d" * 64, location="/heads/tiny-500"),
+    head=PlannedHead(name="head_500.pth", fingerprint="d" * 64, location="/heads/head_500.pth"),
     embeddings="float32",
     shards=(Shard(index=0, begin=0, end=7, cost=1.5), Shard(index=1, begin=7, end=9, cost=0.5)),
     virnuc_version=__version__,

@@ -66,9 +66,9 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
 @command(models_group, _NAMES)
 def verify(names: tuple[str, ...]) -> Answer:
     """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
-    from virnuc_core.models.hub import verify as verify_one  # imports torch
+    from virnuc_core.models.hub import verify_all  # imports torch
 
-    found = [verify_one(name) for name in names]
+    found = [each for name in names for each in verify_all(name)]
     exit_code = 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
     document = {"models": [each.document for each in found]}
     return Answer(document, "\n".join(each.summary for each in found), exit_code)

@@ -138,7 +138,7 @@ class ScoringSettings(TwoModelSettings):
     chunk_length: AutoChunkLength | None = Field(
         default=None,
         description=f"{_CHUNK_LENGTH}; auto: what the head is for, by record length for longest frames "
-        "[auto with a head, else by the preset]",
+        "[by the preset]",
     )
     min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
     threshold: Probability = Field(
@@ -178,7 +178,7 @@ class RunConfig(ScoringSettings):
     """A run as passed to the planner, presets applied; "auto" and None are resolved when planning."""
 
     chunk_length: AutoChunkLength | None = Field(
-        default=500, description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
+        default="auto", description=f"{_CHUNK_LENGTH}; None embeds whole sequences"
     )
     esm_model: str | None = Field(default="tiny", description="ESM-2; None embeds DNA only")
     dnabert_model: str | None = Field(default="tiny", description="DNABERT-S; None embeds proteins only")
@@ -310,7 +310,7 @@ REPROCESS_DEFAULTS: Final = ReprocessSettings()
 TRAIN_DEFAULTS: Final = TrainSettings()
 
 PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
-    "tiny": {"chunk_length": 500, "esm_model": "tiny", "dnabert_model": "tiny"},
+    "tiny": {"chunk_length": "auto", "esm_model": "tiny", "dnabert_model": "tiny"},
     "virnucpro-500": {"chunk_length": 500, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
     "virnucpro-300": {"chunk_length": 300, "esm_model": "3B", "dnabert_model": "DNABERT-S"},
 }
@@ -361,10 +361,9 @@ def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings
 
 
 def predict_config(settings: PredictSettings) -> RunConfig:
-    """The run of `predict`: given settings override the preset; with a head, it chooses the chunk length of `tiny`."""
+    """The run of `predict`: given settings override the preset."""
     given = {name: value for name, value in settings.given.items() if name != "preset"}
-    by_head = {"chunk_length": "auto"} if "head" in given and settings.preset == "tiny" else {}
-    return RunConfig(**{**PRESETS[settings.preset], **by_head, **given})
+    return RunConfig(**{**PRESETS[settings.preset], **given})
 
 
 def embed_config(family: Family, model: str, settings: EngineSettings) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Fills the pages of docs/ whose tables come from result files or from code.
+"""Fills README and the pages of docs/ whose tables come from result files or from code.
 
     python -m scripts.render [--check] [PAGE...]
 
@@ -12,21 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from scripts.render import performance, regions, reliability, scaling, settings, speeds, tutorial
+from scripts.render import accuracy, performance, regions, reliability, scaling, settings, speeds, tutorial
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
 
 
 def _page(name: str, tables: Mapping[str, MakeTable]) -> tuple[Path, Callable[[str], str]]:
-    return ROOT / "docs" / name, lambda page: fill(page, tables, load_results())
+    return ROOT / name, lambda page: fill(page, tables, load_results())
 
 
 # Functions from the current text of a file to the expected one.
 PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
-    "performance": _page("performance.md", performance.TABLES),
-    "scaling": _page("scaling.md", scaling.TABLES),
-    "reliability": _page("reliability.md", reliability.TABLES),
-    "regions": _page("regions.md", regions.TABLES),
-    "settings": _page("configuration.md", settings.TABLES),
+    "performance": _page("docs/performance.md", performance.TABLES),
+    "scaling": _page("docs/scaling.md", scaling.TABLES),
+    "reliability": _page("docs/reliability.md", reliability.TABLES),
+    "regions": _page("docs/regions.md", {**regions.TABLES, **accuracy.TIERS}),
+    "readme": _page("README.md", accuracy.SUMMARY),
+    "science": _page("docs/science.md", accuracy.SUMMARY),
+    "model-card": _page("docs/model-card.md", accuracy.MODEL_CARD),
+    "settings": _page("docs/configuration.md", settings.TABLES),
     "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
     "tutorial": (tutorial.PAGE, tutorial.render),
 }

@@ -101,7 +101,7 @@ def accuracy_rows(results: Results) -> Iterator[Json]:
     for name, result in of_kind(results, "accuracy"):
         models = [result["models"][key].rpartition(":")[2] for key in ("esm_model", "dnabert_model")]
         for precision, found in result["against_fp32"].items():
-            shares = {"frame_calls_agree": None, "chunk_calls_agree": None}
+            shares = dict.fromkeys(f"{unit}_calls_agree" for unit in ("frame", "chunk", "contig"))
             names = {"models": " and ".join(dict.fromkeys(models)), "precision": precision, "file": name}
             yield {**names, "frames": result["frames"], **shares, **found}
 
@@ -159,10 +159,10 @@ TABLES: Final[dict[str, MakeTable]] = {
         peer_rows,
     ),
     "accuracy": table(
-        "models|precision|frames|worst cosine, protein|worst cosine, DNA|calls of frames agree|calls of chunks agree"
+        "models|precision|stretches|worst cosine, protein|worst cosine, DNA|calls of stretches agree|chunks|contigs"
         "|file",
         "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}"
-        "|{frame_calls_agree:share}|{chunk_calls_agree:share}|{file}",
+        "|{frame_calls_agree:share}|{chunk_calls_agree:share}|{contig_calls_agree:share}|{file}",
         accuracy_rows,
     ),
     "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),

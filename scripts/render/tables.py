@@ -60,12 +60,12 @@ def of_kind(results: Results, kind: str) -> Iterable[tuple[str, Json]]:
     return ((name, result) for name, result in results.items() if result.get("kind") == kind)
 
 
-def table(header: str, cells: str, rows: Callable[[Results], Rows]) -> MakeTable:
-    """A table of rows made from the results; columns are separated by `|`."""
+def table(header: str, cells: str, rows: Callable[[Results], Rows], missing: str = NOT_MEASURED) -> MakeTable:
+    """A table of rows made from the results; columns are separated by `|`. Without rows it says what is missing."""
 
     def make(results: Results) -> str:
         made = [[_CELLS.vformat(cell, (), row) for cell in cells.split("|")] for row in rows(results)]
-        return markdown(header, made) if made else NOT_MEASURED
+        return markdown(header, made) if made else missing
 
     return make
 

@@ -1,1 +1,1 @@
-"""Trains the bundled small models from labelled genomes: vocabulary, backbones and heads."""
+"""Trains the bundled small models from labelled genomes: vocabulary, backbones, head and index."""

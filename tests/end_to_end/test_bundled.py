@@ -10,6 +10,7 @@ import pytest
 from Bio import SeqIO
 
 from tests.end_to_end.conftest import CommandLine
+from virnuc_core.specs import CHUNKS_BY_RECORD
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -28,7 +29,9 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert "bundled" in result.out
     document = json.loads((out / "run.json").read_text())
     assert [model["name"] for model in document["models"]] == ["tiny", "tiny"]
-    assert document["head"]["name"] == "tiny-500"
+    assert document["head"]["name"] == "tiny"
+    assert document["frames"] == "longest"
+    assert document["chunk_length"] == CHUNKS_BY_RECORD
     assert document["notes"]
 
     labels = column(examples_dir / "labels.tsv", "contig", "label")
@@ -36,6 +39,13 @@ def test_the_viral_contigs_of_the_examples_are_found(
     viral = [contig for contig in calls if calls[contig] == "virus"]
     assert calls.keys() == labels.keys()
     assert set(viral) == {contig for contig in labels if labels[contig] == "virus"}
+    p_virus, classes, novelty, nearest = (
+        column(out / "contigs.tsv", "contig", name) for name in ("p_virus", "class", "novelty", "nearest")
+    )
+    assert {contig for contig, p in p_virus.items() if float(p) >= 0.5} == set(viral)
+    assert {contig for contig, name in classes.items() if name.endswith("virus")} == set(viral)
+    assert all(0 <= float(distance) <= 2 for distance in novelty.values())
+    assert "NA" not in nearest.values()
     with gzip.open(out / "viral_contigs.fa.gz", "rt") as file:
         assert [record.id for record in SeqIO.parse(file, "fasta")] == viral
     tiers = column(out / "regions.tsv", "contig", "tier")

@@ -109,7 +109,14 @@ def test_says_what_was_found_with_what(show: Any) -> None:
     page = show([island("prophage"), *many_contigs(3)], rejected=rejected, links=links, notes=notes)
     text = page.inner_text("body")
     assert page.inner_text("h1").endswith("1 other has a viral region; 1 has no score.")
-    facts = "in.fa", "tiny-500", "1 record was not used", "empty sequence", "NVIDIA Made", "2 January 2026"
+    facts = (
+        "in.fa",
+        "head_500.pth",
+        "1 record was not used",
+        "empty sequence",
+        "NVIDIA Made",
+        "2 January 2026",
+    )
     for part in facts:
         assert part in text, part
     assert "calibrated on made chunks" in page.inner_text("#confidence")

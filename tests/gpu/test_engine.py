@@ -51,7 +51,7 @@ def store() -> FrameStore:
         meta=StoreMeta(
             chunk_length=500,
             alphabet="dna",
-            frames="open",
+            frames="longest",
             inputs=(),
             num_records=NUM_ROWS,
             num_chunks=NUM_ROWS,
@@ -60,12 +60,12 @@ def store() -> FrameStore:
             num_renamed=0,
             content_sha256="0" * 64,
         ),
-        record_length=lengths[rows],
+        record_length=3 * lengths[rows],
         record_number=number + 1,
         chunk_record=number,
         chunk_index=np.zeros_like(number),
         chunk_start=np.zeros_like(number),
-        chunk_end=lengths[rows],
+        chunk_end=3 * lengths[rows],
         frame_chunk=number,
         frame_number=np.zeros(NUM_ROWS, np.uint8),
         frame_start=np.zeros_like(number),
@@ -110,7 +110,7 @@ def worst_cosine(left: np.ndarray, right: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def on_the_cpu(store: FrameStore) -> list[ShardResult]:
-    plan = plan_of(store, "cpu", token_budget=2048)
+    plan = plan_of(store, "cpu", token_budget=2048, precision="fp32")
     return run(store, plan, "cpu")
 
 

@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 
 from tests.end_to_end.conftest import write_class
+from tests.made_models import write_other_head
 from tests.production.conftest import (
     LANE_MINUTES,
     ON_GPUS,
@@ -26,8 +27,6 @@ from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 def num_runs(stack: Stack) -> int:
@@ -82,7 +81,7 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
 
 def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
     in_pool, here = (shutil.copytree(local_run, tmp_path / name) for name in ("pool", "here"))
-    head = str(ROOT / "virnuc_core" / "models" / "bundled" / "heads" / "tiny_300.safetensors")
+    head = str(write_other_head(tmp_path / "other.safetensors"))
     run = run_in_shell(stack, "reprocess/on-demand", "run", run=str(in_pool), settings={"head": head})
     done = stack.shell("virnuc_cli", "reprocess", here, "--head", head, "--mode", "local")
     assert done.returncode == 0, done.stderr

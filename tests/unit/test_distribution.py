@@ -12,10 +12,13 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+MAX_MODEL_BYTES = 60_000_000
 PACKAGES = ("virnuc_core", "tasks", "flows", "deployments", "virnuc_cli")
 DATA = {
     "virnuc_core/models/bundled/esm2_tiny/model.safetensors",
     "virnuc_core/models/bundled/dnabert_tiny/tokenizer.json",
+    "virnuc_core/models/bundled/heads/tiny.safetensors",
+    "virnuc_core/models/bundled/heads/tiny.index.safetensors",
     "virnuc_core/models/bundled/training.json",
     "virnuc_core/doctor/dnabert_s.fa",
     "virnuc_core/doctor/esm2.fa",
@@ -42,6 +45,7 @@ def test_wheel_and_sdist_hold_packages_data_and_licence(tmp_path: Path) -> None:
     [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        models = [info for info in archive.infolist() if "/bundled/" in info.filename]
         [metadata] = [name for name in names if name.endswith("/METADATA")]
         fields = Parser().parsestr(archive.read(metadata).decode())
         [entries] = [archive.read(name).decode() for name in names if name.endswith("/entry_points.txt")]
@@ -49,6 +53,7 @@ def test_wheel_and_sdist_hold_packages_data_and_licence(tmp_path: Path) -> None:
         path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
     }
     assert DATA | modules <= set(names)
+    assert sum(info.file_size for info in models) <= MAX_MODEL_BYTES
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     assert {name.partition("/")[0] for name in names if not name.startswith("virnuc-")} == set(PACKAGES)
     assert fields["License-Expression"] == "MIT"

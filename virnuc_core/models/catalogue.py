@@ -100,7 +100,7 @@ def _facebook(name: str, spec: ModelSpec, revision: str) -> CatalogueEntry:
 
 
 CATALOGUE: Final = (
-    CatalogueEntry(name="tiny", spec=_esm2(5, 256, 8), source=_BUNDLED / "esm2_tiny", licence="MIT"),
+    CatalogueEntry(name="tiny", spec=_esm2(5, 256, 4), source=_BUNDLED / "esm2_tiny", licence="MIT"),
     _facebook("8M", _esm2(6, 320, 20), "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
     _facebook("35M", _esm2(12, 480, 20), "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
     _facebook("150M", _esm2(30, 640, 20), "a695f6045e2e32885fa60af20c13cb35398ce30c"),
@@ -108,7 +108,7 @@ CATALOGUE: Final = (
     _facebook("3B", _esm2(36, 2560, 40), "476b639933c8baad5ad09a60ac1a87f987b656fc"),
     _facebook("15B", _esm2(48, 5120, 40), "5fbca39631164edc1d402a5aa369f982f72ee282"),
     CatalogueEntry(
-        name="tiny", spec=_dnabert(4, 256, 8, 512), source=_BUNDLED / "dnabert_tiny", licence="MIT"
+        name="tiny", spec=_dnabert(2, 256, 4, 512), source=_BUNDLED / "dnabert_tiny", licence="MIT"
     ),
     CatalogueEntry(
         name="DNABERT-S",
@@ -126,15 +126,12 @@ CATALOGUE: Final = (
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
 _USUAL_LENGTH: Final = 500  # chunk length in bp of a head for open reading frames that states none
-_HEAD_LENGTHS: Final = (300, 500)  # chunk lengths in bp that heads are bundled for
-BUNDLED_HEADS: Final = {
-    f"tiny-{length}": _BUNDLED / "heads" / f"tiny_{length}.safetensors" for length in _HEAD_LENGTHS
-}
+BUNDLED_HEADS: Final = {"tiny": _BUNDLED / "heads" / "tiny.safetensors"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadPurpose:
-    """What a head was trained for, as its file states it; published and bundled heads state nothing.
+    """What a head was trained for, as its file states it; published heads state nothing.
 
     Attributes:
         chunk_length: in bp; None if it is not stated.
@@ -200,13 +197,7 @@ def head_of(config: RunConfig) -> str:
     if any(entry.name != "tiny" for entry in (*esm2, *dnabert)) or not (esm2 and dnabert):
         names = " and ".join(Path(name).name for name in (config.dnabert_model, config.esm_model))
         raise UsageError(f"no head is bundled for {names}: give --head, or use both tiny models.")
-    name = f"tiny-{config.chunk_length}"
-    if name not in BUNDLED_HEADS:
-        raise UsageError(
-            f"no head is bundled for the tiny models at a chunk length of {config.chunk_length}: give --head, "
-            f"or --chunk-length {' or '.join(map(str, _HEAD_LENGTHS))}."
-        )
-    return name
+    return "tiny"
 
 
 def frames_of(config: RunConfig) -> FrameRule:

@@ -21,6 +21,7 @@ from virnuc_core.models.catalogue import (
     CatalogueEntry,
     HubCommit,
     find_entries,
+    index_path,
     known_names,
     require_known_model,
     split_family,
@@ -324,13 +325,22 @@ class Verification:
 
 
 def verify(name_or_path: str) -> Verification:
-    """Checks hashes, structure and numbers of a model or head on this machine, by name or path; fetches nothing."""
+    """Checks hashes, structure and numbers of a model or head on this machine, by name or path; fetches nothing.
+
+    Of the index beside a head, the hash is checked; whoever loads it checks the rest.
+    """
     location: Path | None = None
     try:
         location, entry = _find_here(name_or_path)
         return _verified(name_or_path, location, entry)
     except (CheckpointError, DamagedFileError) as error:
         return Verification(name=name_or_path, location=location, problems=(str(error),))
+
+
+def verify_all(name_or_path: str) -> list[Verification]:
+    """As `verify`; a name that bundled models share with their head is for all of them."""
+    entries = find_entries(name_or_path, None) if name_or_path in BUNDLED_HEADS else []
+    return [verify(name) for name in (*(entry.qualified_name for entry in entries), name_or_path)]
 
 
 def _find_here(name_or_path: str) -> tuple[Path, CatalogueEntry | None]:
@@ -355,9 +365,14 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
     weights = open_weights(location) if entry is None else Checkpoint.open(location, entry.family)
     problems = []
     if not isinstance(weights, Checkpoint):
-        digests = {location: new_digest(location)}
+        index = index_path(location)
+        if name in BUNDLED_HEADS and not index.is_file():
+            problems.append(f"{index} is missing")
+        digests = {path: new_digest(path) for path in (location, index) if path == location or path.is_file()}
         fingerprint = digests[location]
-        facts = f"head for {describe_inputs(weights)}"
+        facts = (
+            f"head for {describe_inputs(weights)}{', with an index of genomes' if index in digests else ''}"
+        )
     else:
         spec = weights.spec
         tokenizer = weights.tokenizer_path if spec.family == "dnabert_s" else None

@@ -1,13 +1,27 @@
 """Synthetic contigs are as described, and bases are counted correctly."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.region_methods import methods
-from benchmarks.regions import LEAST_FLANK, SyntheticContig, cut_segments, evidence, overlap, paste
-from virnuc_core.results.regions import ChunkScores
+from benchmarks.regions import (
+    LEAST_FLANK,
+    SyntheticContig,
+    chunk_scores,
+    cut_segments,
+    evidence,
+    overlap,
+    paste,
+    read_rows,
+)
+from tests.made_models import MadeModels, plan_run
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.contig_scores import contig_head_of
+from virnuc_core.results.regions import ChunkScores, find_regions
+from virnuc_core.results.tables import write_tables
 
 
 def genome(length: int, seed: int) -> str:
@@ -70,3 +84,16 @@ def test_evidence_is_by_class(island: tuple[list[SyntheticContig], ChunkScores])
     assert sum(row["viral"] for row in rows) == 18
     assert sum(row["other"] for row in rows) == 38
     assert [row["log_ratio"] > 0 for row in rows if row["viral"] or row["other"]] == [False, True]
+
+
+def test_methods_see_what_the_regions_of_a_run_are_found_from(
+    made_models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    made = plan_run(tmp_path / "run", contigs, made_models.config(head=str(made_models.longest_head)))
+    made.compute()
+    aggregate(made.folder, made.plan, made.store)
+    write_tables(made.folder, made.store, head=contig_head_of(made.plan))
+    names = [row["contig"] for row in read_rows(made.folder.contigs)]
+    found = find_regions(chunk_scores(made.folder.root))
+    called = [(row["contig"], int(row["start"]), int(row["end"])) for row in read_rows(made.folder.regions)]
+    assert [(names[each.contig], each.start + 1, each.end) for each in found] == called != []

@@ -46,7 +46,7 @@ def test_a_model_is_found_by_each_of_its_names(name: str) -> None:
 def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
     for name in ("tiny", "facebook/esm2_t33_650M_UR50D", "random:3B", "someone/something", str(tmp_path)):
         require_known_model(name, "esm2")
-    assert set(BUNDLED_HEADS) == {"tiny-300", "tiny-500"}
+    assert set(BUNDLED_HEADS) == {"tiny"}
     assert all(resolve_head(name) == path for name, path in BUNDLED_HEADS.items())
     (tmp_path / "mine.pth").touch()
     assert resolve_head(str(tmp_path / "mine.pth")) == tmp_path / "mine.pth"
@@ -59,20 +59,19 @@ def test_what_can_be_the_name_of_a_model_or_head(tmp_path: Path) -> None:
 def test_what_can_be_no_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"there is no model .*: .*650M, 3B, 15B"):
         require_known_model(name, "esm2")
-    with pytest.raises(CheckpointError, match=r"there is no classifier head .*: .* tiny-300, tiny-500"):
+    with pytest.raises(CheckpointError, match=r"there is no classifier head .*: .* not one of tiny\."):
         resolve_head(name)
 
 
 def test_the_head_asked_for_or_the_bundled_one() -> None:
-    assert head_of(RunConfig(chunk_length=300)) == "tiny-300"
-    assert head_of(RunConfig(chunk_length=500, esm_model="TINY")) == "tiny-500"
+    assert head_of(RunConfig()) == "tiny"
+    assert head_of(RunConfig(chunk_length=400, esm_model="TINY")) == "tiny"
     assert head_of(RunConfig(chunk_length=400, esm_model="3B", head="a.pth")) == "a.pth"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunk_length": 400}, r"tiny models at a chunk length of 400: give --head, or --chunk-length 300"),
         ({"esm_model": "3B"}, r"no head is bundled for tiny and 3B: give --head"),
         ({"dnabert_model": "/models/mine"}, r"no head is bundled for mine and tiny"),
         ({"esm_model": None}, "need both"),
@@ -112,7 +111,7 @@ def test_a_head_that_states_its_frames_is_for_no_others(tmp_path: Path) -> None:
         assert resolve_head(str(head), frames=own) == resolve_head(str(head)) == head
         with pytest.raises(MismatchError, match=rf"Use a head for those \(`virnuc train --frames {other}`\)"):
             resolve_head(str(head), frames=other)
-    assert frames_of(RunConfig()) == "open"
+    assert frames_of(RunConfig()) == "longest"
     assert frames_of(RunConfig(head=str(head), frames="longest")) == "longest"
 
 
@@ -137,13 +136,19 @@ def test_the_head_chooses_the_chunk_length(
     assert chunk_rule_of(config) == expected
 
 
+def test_the_bundled_head_is_for_chunks_of_every_length() -> None:
+    assert chunk_rule_of(RunConfig()) == CHUNKS_BY_RECORD
+    for rule in (300, 500, 2000, CHUNKS_BY_RECORD):
+        assert resolve_head("tiny", rule, "longest") == BUNDLED_HEADS["tiny"]
+    with pytest.raises(MismatchError, match=r"head tiny was trained for the longest stop-free stretches"):
+        resolve_head("tiny", 500, "open")
+
+
 def test_records_cut_by_their_length_are_not_for_a_head_of_one_length(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     save_classifier(MLPClassifier(8), head, {"chunk_length": 300})
     with pytest.raises(MismatchError, match=r"these have 500 bp in records below 2000 bp, .*, 2000 bp\. Use"):
         resolve_head(str(head), CHUNKS_BY_RECORD)
-    with pytest.raises(UsageError, match="no head is bundled for the tiny models at a chunk length of auto"):
-        chunk_rule_of(RunConfig(chunk_length="auto"))
 
 
 @pytest.mark.parametrize(

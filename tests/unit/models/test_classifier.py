@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from virnuc_core.errors import CheckpointError, MismatchError
-from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint, load_classifier
 
 
@@ -103,8 +102,3 @@ def test_the_fingerprint_is_that_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert classifier_fingerprint(tmp_path / "a") == expected
-
-
-@pytest.mark.parametrize("name", BUNDLED_HEADS)
-def test_bundled_heads_fit_the_bundled_models(name: str) -> None:
-    assert load_classifier(BUNDLED_HEADS[name]).in_features == 512

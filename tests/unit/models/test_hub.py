@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,16 @@ from tests.made_hub import COMMIT, git_sha1, running_hub
 from tests.made_models import GOLDEN
 from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
 from virnuc_core.files import file_digest
-from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
-from virnuc_core.models.hub import SUMS_NAME, check_hash, family_of, open_checkpoint, read_sums, write_sums
+from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, index_path
+from virnuc_core.models.hub import (
+    SUMS_NAME,
+    check_hash,
+    family_of,
+    open_checkpoint,
+    read_sums,
+    verify_all,
+    write_sums,
+)
 from virnuc_core.specs import Family
 
 REPOSITORIES = {
@@ -139,6 +148,25 @@ def test_bundled_files_are_those_that_are_listed() -> None:
         files = [path for path in folder.iterdir() if path.name != SUMS_NAME]
         assert set(read_sums(folder / SUMS_NAME)) == {path.name for path in files}
         assert [check(path)[1] for path in files] == [""] * len(files)
+
+
+def test_the_index_of_the_bundled_head_is_verified_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = shutil.copytree(BUNDLED_HEADS["tiny"].parent, tmp_path / "heads")
+    monkeypatch.setitem(BUNDLED_HEADS, "tiny", heads / "tiny.safetensors")
+    found = verify_all("tiny")
+    assert [(each.name, each.problems) for each in found] == [
+        ("esm2:tiny", ()),
+        ("dnabert:tiny", ()),
+        ("tiny", ()),
+    ]
+    index = index_path(heads / "tiny.safetensors")
+    index.write_bytes(index.read_bytes()[:-1])
+    assert "tiny.index.safetensors is not what it was" in verify_all("tiny")[-1].summary
+    index.unlink()
+    assert "tiny.index.safetensors is missing" in verify_all("tiny")[-1].summary
+    assert [each.document for each in verify_all("esm2:tiny")] == [found[0].document]
 
 
 def test_a_list_is_that_of_sha256sum_and_tells_altered_and_unlisted_files(tmp_path: Path) -> None:

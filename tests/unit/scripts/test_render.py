@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scripts.render import performance, regions, reliability, tutorial
+from scripts.render import accuracy, performance, regions, reliability, tutorial
 from scripts.render.__main__ import PAGES, main
 from scripts.render.tables import FORMATS, NOT_MEASURED, MakeTable, fill, load_results, table
 
@@ -70,6 +70,48 @@ def test_speed_is_compared_within_one_run() -> None:
     rows = rows_of(performance.TABLES["peers"], {"peers": document})
     assert rows[0] == "| 650M |  | esm-efficient bf16 | esme is not installed |  |  |"
     assert rows[1] == "| 650M | fixed:166 | fair-esm fp32 | 20,000 | fp16 20.00, fp8 30.00 | peers |"
+
+
+def test_figures_of_the_bundled_models_are_of_everything() -> None:
+    everything = {"recall": 0.8, "false_positive_rate": 0.05, "precision": None, "auroc": 0.91}
+    group = {
+        "share_scored": 0.991,
+        "auroc": 0.95,
+        "ece_balanced": 0.021,
+        "by_class": {"plant": {"called_virus": 0.12}},
+        "everything": everything,
+    }
+    rates = [
+        {"promised": 0.05, "share": share, "size": size, "fdr": rate}
+        for share, size, rate in ((0.1, 50, 0.01), (0.1, 500, 0.06), (0.5, 50, 0.02))
+    ]
+    contigs = {
+        "contigs": 1200,
+        "class_right": 0.7,
+        "novelty": {"errors": 0.1, "errors_least_novel_over_all": None},
+        "by_tier": {
+            "likely": {"tier": "likely", "contigs": 4, "right": 3, "called_virus": 0, "precision": None}
+        },
+        "fdr": rates,
+        "by_class": {"plant": {"called_virus": 0.1}, "viral": {"called_virus": 0.9}},
+    }
+    results: dict[str, Any] = {
+        "val_auroc": {"chunk_length": {"500": {"chunks": 20, **group}}},
+        "contig_calls": {"length": {"1000": {**group, **contigs}}},
+    }
+    tables = accuracy.MODEL_CARD
+    assert rows_of(tables["summary"], results) == [
+        "| chunks of 500 bp | 20 | 99.1% | 0.910 | 80.0% | 5.0% |  | 0.021 |",
+        "| contigs of 1,000 bp | 1,200 | 99.1% | 0.910 | 80.0% | 5.0% |  | 0.021 |",
+    ]
+    assert tables["classes"](results).splitlines()[0] == "| class | chunks of 500 bp | contigs of 1,000 bp |"
+    assert rows_of(tables["classes"], results) == ["| plant | 12.0% | 10.0% |", "| viral |  | 90.0% |"]
+    assert rows_of(tables["contigs"], results) == ["| contigs of 1,000 bp | 70.0% | 10.0% |  |"]
+    assert rows_of(tables["contig-tiers"], results) == [
+        "| contigs of 1,000 bp | `likely` | 4 | 75.0% | 0 |  |"
+    ]
+    assert rows_of(tables["promises"], results) == ["| contigs of 1,000 bp | 5% | 6.0% | 2.0% |"]
+    assert all("benchmarks.contig_calls" in make({}) for make in tables.values())
 
 
 def test_what_is_wrong_is_not_hidden_in_a_sum() -> None:

@@ -46,7 +46,6 @@ def test_standard_input_becomes_a_file_for_the_time_of_the_run(
         ("predict absent.fa --out run --esm-model 4B", 4, "no model 4B"),
         ("predict absent.fa --out run --dnabert-model 650M", 4, "no model 650M"),
         ("predict absent.fa --out run --head absent.pth", 4, "no classifier head absent.pth"),
-        ("predict absent.fa --out run --chunk-length 400", 2, "chunk length of 400"),
         ("predict absent.fa --out run --preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
         ("embed absent.fa --out a.h5 --model esm2:4B", 4, "no model 4B"),
     ],
