@@ -42,10 +42,10 @@ _MIXED_CHUNKS: Final = 500
 _MIXED_CONTIGS: Final = (5000, 500)
 _PROMISES: Final = (0.05, 0.1)
 _SHARES: Final = (0.005, 0.02, 0.1, 0.5)
-# Candidates for the default: what it is, about half of that, and nothing.
+# Candidates for the default: what it is, about twice that, and nothing.
 GUARDS: Final = (
     DEFAULT_GUARD,
-    Guard(temperature=1.1, outliers=5e-5, margin=0.05, caution=0.25),
+    Guard(temperature=1.2, outliers=1e-4, margin=0.1, caution=0.5),
     Guard(temperature=1.0, outliers=0.0, margin=0.0, caution=0.0),
 )
 # How many samples of each size.

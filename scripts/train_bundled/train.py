@@ -74,12 +74,12 @@ _SAVE_EVERY: Final = 60.0
 class Settings:
     """Everything that decides the result, apart from the data, the views and the weights of the loss."""
 
-    steps: int = 10_000
+    steps: int = 8281
     seed: int = 3
     learning_rate: float = 1.2e-3
     weight_decay: float = 0.1
-    dropout: float = 0.15
-    head_dropout: float = 0.3
+    dropout: float = 0.08
+    head_dropout: float = 0.2
     dna_dropout: float = 0.3
     group_power: float = 0.6
     held_out: float = 0.05

@@ -36,9 +36,9 @@ _LOG_ODDS_BOUND: Final = 30.0
 class Guard:
     """What keeps the promise although calibration is imperfect and samples are small.
 
-    The defaults are chosen by simulation for shares of 0.5 to 50 % and calibration errors of up to 0.03. They cost recall where
-    the scores are perfect: at an AUROC of 0.98 and a promise of 5 %, 0.82 instead of 0.89 of the viruses are called where half
-    are viruses, and 0.36 instead of 0.57 where a tenth are; where 0.5 % are, next to nothing is called.
+    The defaults are the least cautious of a few that keep the promise on simulated scores with calibration errors of up to 0.03,
+    and on the validation genomes of the bundled models (`python -m benchmarks.contig_calls`). They cost recall, the more the fewer
+    viruses there are: where 0.5 % are, next to nothing is called.
 
     Attributes:
         temperature: divides the log-likelihood ratios, for classifiers that are overconfident on new data; 1 trusts them.
@@ -51,12 +51,12 @@ class Guard:
             the estimate; 0 takes the estimate itself.
     """
 
-    temperature: float = 1.2
+    temperature: float = 1.15
     outliers: float = 1e-4
-    margin: float = 0.1
+    margin: float = 0.05
     pseudo_viruses: float = 0.5
     pseudo_others: float = 1.5
-    caution: float = 0.5
+    caution: float = 0.35
 
     def __post_init__(self) -> None:
         """Raises ValueError for values out of range."""
