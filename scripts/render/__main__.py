@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from scripts.render import performance, regions, reliability, scaling, settings, speeds, tutorial
+from scripts.render import accuracy, performance, regions, reliability, scaling, settings, speeds, tutorial
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
 
 
@@ -26,6 +26,7 @@ PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
     "scaling": _page("scaling.md", scaling.TABLES),
     "reliability": _page("reliability.md", reliability.TABLES),
     "regions": _page("regions.md", regions.TABLES),
+    "accuracy": _page("accuracy.md", accuracy.TABLES),
     "settings": _page("configuration.md", settings.TABLES),
     "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
     "tutorial": (tutorial.PAGE, tutorial.render),
