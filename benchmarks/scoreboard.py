@@ -49,7 +49,7 @@ Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 
 MOST_OVERLAP: Final = 0.05
-MOST_PIECES: Final = 5_000  # of each length: fewer than there are of 300, 500 and 1,000 bp
+MOST_PIECES: Final = 4_000  # of each length: fewer than there are of 300, 500 and 1,000 bp
 TIERS: Final = ("confident", "likely", "unsure")
 EVERYTHING: Final = "all"
 WITHOUT_EUKARYOTIC: Final = "without eukaryotic viruses"
@@ -445,6 +445,7 @@ def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
     ]
     tiny = next(own for own, _ in own_sets if own.length == 3000).bases.rows(0, 1)
     started = {program.name: measure_start_up(program, tiny, scratch) for program in programs}
+    print("training of the 6-mers, start-up:", json.dumps([training, started]), flush=True)
     if arguments.compare:
         training_bases = load_training_genomes(arguments.data).bases
         own_sets += compared_sets(arguments.compare, training_bases)

@@ -92,7 +92,7 @@ def conditions(results: Results) -> str:
     return (
         f"From [scoreboard.json](../benchmarks/results/scoreboard.json):\n\n    {found['command']}\n\n{computer['cpu']}, {computer['threads']} cores; torch {computer['torch']}, "
         f"Python {computer['python']}. Programs: {versions}. Training the 6-mer classifier took "
-        f"{trained['seconds']:.0f} s and {trained['peak_mb']:,} MB, which no row includes."
+        f"{trained['seconds']:.0f} s and {trained['peak_mb']:,} MB."
     )
 
 
