@@ -294,6 +294,8 @@ def test_the_page_has_what_was_measured_and_no_other_row(tmp_path: Path) -> None
         "| gut | without overlap | virnuc ",
     ]
     assert tables["overlap"] == ["| gut | 4 | 2 | 2 | 1 | 25.0 % | 0.0 % |"]
+    without_compare = {"scoreboard": {**report, "sets": report["sets"][:1]}}
+    assert accuracy.TABLES["compare"](without_compare) == accuracy.NOT_MEASURED
     assert tables["tiers"][1] == "| 500 bp | `likely` | 4 | 75.0 % | 3 | 66.7 % |"
     assert tables["speed"][0] == "| start-up | virnuc |  | 2.0 |  |  | 1,234 |"
     assert "python -m benchmarks.scoreboard --data data" in accuracy.TABLES["conditions"](
