@@ -313,7 +313,8 @@ def run_measured(command: Sequence[str], scratch: Path, refusal: str | None = No
         check=False,
     )
     # Logs may be wrapped at the width of a terminal.
-    has_refused = bool(refusal and re.search(refusal, " ".join(ended.stdout.split())))
+    said = " ".join(ended.stdout.split())
+    has_refused = bool(ended.returncode and refusal and re.search(refusal, said))
     if ended.returncode and not has_refused:
         raise SystemExit(
             f"{' '.join(command)} ended with exit code {ended.returncode}:\n{ended.stdout[-3000:]}"
