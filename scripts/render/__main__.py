@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from scripts.render import accuracy, performance, regions, reliability, scaling, settings, speeds, tutorial
+from scripts.render import (
+    accuracy,
+    performance,
+    regions,
+    reliability,
+    scaling,
+    scoreboard,
+    settings,
+    speeds,
+    tutorial,
+)
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
 
 
@@ -29,6 +39,7 @@ PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
     "readme": _page("README.md", accuracy.SUMMARY),
     "science": _page("docs/science.md", accuracy.SUMMARY),
     "model-card": _page("docs/model-card.md", accuracy.MODEL_CARD),
+    "accuracy": _page("docs/accuracy.md", scoreboard.TABLES),
     "settings": _page("docs/configuration.md", settings.TABLES),
     "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
     "tutorial": (tutorial.PAGE, tutorial.render),

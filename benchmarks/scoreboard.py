@@ -1,0 +1,488 @@
+"""The scoreboard: virnuc, Jaeger and a classifier by 6-mers on the same sequences and the same cores.
+
+    python -m benchmarks.scoreboard --data FOLDER [--jaeger VENV] [--compare FOLDER] [-- OPTION...]
+
+FOLDER has val.fa.gz, train.fa.gz, extra.fa.gz (labelled by class= in the headers) and genomes.tsv. The genomes of
+val.fa.gz are cut into consecutive pieces of each length; a shorter rest is left out, and of more than --pieces pieces that
+many are taken, evenly spaced. With --compare, the FASTA files of that folder (class=viral or another one) are scored as
+they are, and figures are given with and without those of which more than 5 % of the 21-mers are in the training files. Every program runs by its own command and with its defaults;
+options after `--` are passed to `virnuc predict`. VENV is a virtual environment with `jaeger-bio[cpu]`; without it there
+is no row of Jaeger. A sequence without a score counts as not called, and ranks below every score.
+
+What is read of each program:
+
+virnuc: `p_virus`, `call` and `tier` of contigs.tsv, where a piece is a contig.
+Jaeger: the softmax over the four class scores, of it the phage's; called by `prediction` ("Jaeger"), and by its table of
+phages, which takes a least score and reliability, too ("Jaeger, filtered").
+6-mers: a logistic regression (benchmarks.kmers); called from 0.5 on.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import dnaio
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.metrics import average_precision_score, matthews_corrcoef, roc_auc_score
+
+from benchmarks.kmers import LENGTHS, NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
+from benchmarks.regions import read_rows
+from benchmarks.reports import Json, command_of, options_of, write_report
+from scripts.train_bundled.evaluation import pieces
+from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
+from virnuc_core.columns import ByteColumn
+from virnuc_core.training.metrics import Confusion, KnownCalls, measure
+
+Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
+
+MOST_OVERLAP: Final = 0.05
+MOST_PIECES: Final = 4_000  # of each length: fewer than there are of 300, 500 and 1,000 bp
+TIERS: Final = ("confident", "likely", "unsure")
+EVERYTHING: Final = "all"
+WITHOUT_EUKARYOTIC: Final = "without eukaryotic viruses"
+WITHOUT_OVERLAP: Final = "without overlap"
+ROOT: Final = Path(__file__).parents[1]
+_VIRUSES: Final = {**dict(enumerate(CLASSES)), ANY_VIRUS: "virus, host unknown"}
+_JAEGER_CLASSES: Final = ("phage_score", "bacteria_score", "eukarya_score", "archaea_score")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceSet:
+    """n labelled sequences.
+
+    Attributes:
+        name: of the file.
+        length: bp of every sequence; None where they differ.
+        kinds: the class of each.
+        subsets: bool (n,) by name; figures are given for each.
+    """
+
+    name: str
+    length: int | None
+    bases: ByteColumn
+    is_viral: Bool
+    kinds: tuple[str, ...]
+    subsets: Mapping[str, Bool]
+
+    @property
+    def title(self) -> str:
+        """Name and length."""
+        return self.name if self.length is None else f"{self.name}, {self.length:,} bp"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What a program says of n sequences.
+
+    Attributes:
+        p_virus: float64 (n,), NaN without a score.
+        is_called: bool (n,) whether called a virus.
+        tiers: of the calls, "NA" without one; None for programs that have none.
+    """
+
+    p_virus: Float64
+    is_called: Bool
+    tiers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A program that scores a FASTA file.
+
+    Attributes:
+        rows: names of its rows: one for each way of reading its calls.
+        command: of FASTA and output (a folder or a file).
+        read: from the output the answers for n sequences, named s0, s1, ...; one for each of `rows`.
+        refusal: what it prints when it ends with an error since no sequence is one for it.
+    """
+
+    name: str
+    rows: tuple[str, ...]
+    version: str
+    command: Callable[[Path, Path], list[str]]
+    read: Callable[[Path, int], tuple[Answers, ...]]
+    refusal: str | None = None
+
+
+def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[SequenceSet]:
+    """Pieces of the validation genomes, at most so many of each length, evenly spaced.
+
+    Their kinds are those of the table, viruses by their hosts.
+    """
+    genomes = Genomes.load([data / "val.fa.gz"], data / "genomes.tsv")
+    for length in lengths:
+        cut = pieces(genomes, length)
+        if len(cut.bases) > most:
+            cut = cut.take(np.linspace(0, len(cut.bases) - 1, most).astype(np.int64))
+        kinds = tuple(
+            _VIRUSES[number] if is_viral else source
+            for number, source, is_viral in zip(
+                cut.classes.tolist(), cut.sources, cut.is_viral.tolist(), strict=True
+            )
+        )
+        others = np.array([kind != "eukaryotic virus" for kind in kinds], np.bool_)
+        yield SequenceSet(
+            name="val",
+            length=length,
+            bases=cut.bases,
+            is_viral=cut.is_viral,
+            kinds=kinds,
+            subsets={EVERYTHING: np.ones(len(kinds), np.bool_), WITHOUT_EUKARYOTIC: others},
+        )
+
+
+def read_compared(path: Path) -> tuple[ByteColumn, tuple[str, ...]]:
+    """Sequences and their classes.
+
+    Raises:
+        SystemExit: a header has no class.
+    """
+    sequences, kinds = [], []
+    with dnaio.open(path) as records:
+        for record in records:
+            found = re.search(r"\bclass=(\S+)", record.name)
+            if found is None:
+                raise SystemExit(f"{path}: no class= in the header of {record.name}")
+            sequences.append(record.sequence)
+            kinds.append(found[1])
+    return ByteColumn.from_strings(sequences), tuple(kinds)
+
+
+def compared_sets(folder: Path, training: ByteColumn) -> Iterator[tuple[SequenceSet, Json]]:
+    """The sets of a folder, each with what it shares with the training sequences."""
+    for path in sorted(folder.glob("*.fa.gz")):
+        bases, kinds = read_compared(path)
+        is_viral = np.array([kind == "viral" for kind in kinds])
+        shares = shares_found(bases, training)
+        is_new = shares <= MOST_OVERLAP
+        own = SequenceSet(
+            name=path.name.removesuffix(".fa.gz"),
+            length=None,
+            bases=bases,
+            is_viral=is_viral,
+            kinds=kinds,
+            subsets={EVERYTHING: np.ones(len(kinds), np.bool_), WITHOUT_OVERLAP: is_new},
+        )
+        yield (
+            own,
+            {
+                "overlapping": int((~is_new).sum()),
+                "overlapping_viral": int((~is_new & is_viral).sum()),
+                "mean_share_viral": _mean(shares[is_viral]),
+                "mean_share_other": _mean(shares[~is_viral]),
+            },
+        )
+
+
+def virnuc(options: Sequence[str]) -> Program:
+    """`virnuc predict` of this checkout on the CPU, without stored vectors."""
+    base = [sys.executable, "-m", "virnuc_cli", "predict"]
+    fixed = ["--devices", "cpu", "--embeddings", "none", "--quiet"]
+    return Program(
+        name="virnuc",
+        rows=("virnuc",),
+        version=importlib.metadata.version("virnuc"),
+        command=lambda fasta, out: [*base, str(fasta), "--out", str(out), *fixed, *options],
+        read=lambda out, count: (read_contigs(out / "contigs.tsv", count),),
+    )
+
+
+def jaeger(environment: Path, threads: int) -> Program:
+    """`jaeger predict` of a virtual environment on the CPU."""
+    executable = environment.absolute() / "bin" / "jaeger"
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, check=True).stdout
+    fixed = ["--workers", str(threads), "--cpu"]
+    return Program(
+        name="Jaeger",
+        rows=("Jaeger", "Jaeger, filtered"),
+        version=said.split()[-1],
+        command=lambda fasta, out: [str(executable), "predict", "-i", str(fasta), "-o", str(out), *fixed],
+        read=read_jaeger,
+        refusal=r"all records in .* are < \d+bp",
+    )
+
+
+def kmers(model: Path) -> Program:
+    """A trained model of benchmarks.kmers."""
+    base = [sys.executable, "-m", "benchmarks.kmers", "predict", "--model", str(model)]
+    return Program(
+        name="6-mers",
+        rows=("6-mers",),
+        version=f"scikit-learn {importlib.metadata.version('scikit-learn')}",
+        command=lambda fasta, out: [*base, "--fasta", str(fasta), "--out", str(out)],
+        read=lambda out, count: (read_kmers(out, count),),
+    )
+
+
+def read_contigs(path: Path, count: int) -> Answers:
+    """What a contigs.tsv says; rejected records have no row there.
+
+    Raises:
+        SystemExit: it has no p_virus of contigs, since the head is for stop-free frames.
+    """
+    rows = read_rows(path)
+    if rows and "p_virus" not in rows[0]:
+        raise SystemExit(f"{path.name} has no column p_virus: the scoreboard takes heads for `longest` only")
+    p_virus, is_called, tiers = np.full(count, np.nan), np.zeros(count, np.bool_), ["NA"] * count
+    for row in rows:
+        number = _number(row["contig"])
+        p_virus[number] = _score(row["p_virus"])
+        is_called[number] = row["call"] == "virus"
+        tiers[number] = row["tier"]
+    return Answers(p_virus=p_virus, is_called=is_called, tiers=tuple(tiers))
+
+
+def read_jaeger(out: Path, count: int) -> tuple[Answers, Answers]:
+    """What Jaeger's two tables say: by `prediction`, and by being among the phages; short sequences have no row there."""
+    tables = out / "default"
+    p_virus, is_phage, is_listed = (
+        np.full(count, np.nan),
+        np.zeros(count, np.bool_),
+        np.zeros(count, np.bool_),
+    )
+    for row in read_rows(tables / "input_jaeger.tsv"):
+        scores, number = np.array([float(row[name]) for name in _JAEGER_CLASSES]), _number(row["contig_id"])
+        p_virus[number] = 1 / np.exp(scores - scores[0]).sum()
+        is_phage[number] = row["prediction"] == "phage"
+    for row in read_rows(tables / "input_phages_jaeger.tsv"):
+        is_listed[_number(row["contig_id"])] = True
+    return Answers(p_virus=p_virus, is_called=is_phage), Answers(p_virus=p_virus, is_called=is_listed)
+
+
+def read_kmers(path: Path, count: int) -> Answers:
+    """What benchmarks.kmers wrote."""
+    p_virus = np.full(count, np.nan)
+    for row in read_rows(path):
+        p_virus[_number(row["contig"])] = _score(row["p_virus"])
+    return Answers(p_virus=p_virus, is_called=np.nan_to_num(p_virus) >= 0.5)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("s"))
+
+
+def _score(cell: str) -> float:
+    return float(cell.replace("NA", "nan"))
+
+
+def run(program: Program, bases: ByteColumn, scratch: Path) -> tuple[Json, dict[str, Answers]]:
+    """Seconds and peak memory of a program on some sequences, and its answers.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        fasta, out = Path(folder) / "input.fa", Path(folder) / "out"
+        records = enumerate(bases.to_strings())
+        fasta.write_text("".join(f">s{number}\n{sequence}\n" for number, sequence in records))
+        used = run_measured(program.command(fasta, out), scratch, program.refusal)
+        count = len(bases)
+        if used["refused"]:
+            nothing = Answers(p_virus=np.full(count, np.nan), is_called=np.zeros(count, np.bool_))
+            return used, dict.fromkeys(program.rows, nothing)
+        return used, dict(zip(program.rows, program.read(out, count), strict=True))
+
+
+def run_measured(command: Sequence[str], scratch: Path, refusal: str | None = None) -> Json:
+    """Runs a command; gives what benchmarks/child_usage.py measures, and whether it refused its input.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    usage = scratch / "usage.json"
+    wrapper = [sys.executable, str(ROOT / "benchmarks" / "child_usage.py"), str(usage)]
+    ended = subprocess.run(
+        [*wrapper, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    # Logs may be wrapped at the width of a terminal.
+    said = " ".join(ended.stdout.split())
+    has_refused = bool(ended.returncode and refusal and re.search(refusal, said))
+    if ended.returncode and not has_refused:
+        raise SystemExit(
+            f"{' '.join(command)} ended with exit code {ended.returncode}:\n{ended.stdout[-3000:]}"
+        )
+    used: Json = json.loads(usage.read_text())
+    return {**used, "refused": has_refused}
+
+
+def speeds(used: Json, bases: int, start_up: float) -> Json:
+    """Mbp a minute, with and without the seconds that a tiny input takes; None where nothing was scored."""
+    seconds = used["seconds"] - start_up
+    is_measured = not used["refused"]
+    return {
+        **used,
+        "mbp_per_minute": round(bases / 1e6 / used["seconds"] * 60, 2) if is_measured else None,
+        "mbp_per_minute_without_start_up": (
+            round(bases / 1e6 / seconds * 60, 2) if is_measured and seconds > 0 else None
+        ),
+    }
+
+
+def figures(answers: Answers, is_viral: Bool, kinds: Sequence[str], rows: Bool) -> Json:
+    """Figures of the chosen rows, bool (n,), with the refused sequences as not called and below every score."""
+    class_names, classes = np.unique(np.array(kinds), return_inverse=True)
+    calls = KnownCalls(
+        is_viral=is_viral,
+        is_called=answers.is_called,
+        p_virus=answers.p_virus,
+        classes=classes,
+        class_names=tuple(class_names.tolist()),
+        lengths=np.zeros(len(is_viral), np.int64),
+    ).take(rows)
+    ranks = np.where(calls.is_scored, calls.p_virus, -1.0)
+    confusion, of_scored = Confusion.of(replace(calls, p_virus=ranks)), measure(calls)
+    has_both = bool(calls.is_viral.any() and not calls.is_viral.all())
+    return {
+        "sequences": len(ranks),
+        "viral": int(calls.is_viral.sum()),
+        "scored": _mean(calls.is_scored),
+        "auroc": _rounded(roc_auc_score(calls.is_viral, ranks)) if has_both else None,
+        "auprc": _rounded(average_precision_score(calls.is_viral, ranks)) if has_both else None,
+        "mcc": _rounded(matthews_corrcoef(calls.is_viral, calls.is_called)) if has_both else None,
+        "precision": confusion.precision,
+        "recall": confusion.recall,
+        "ece_balanced": of_scored.ece_balanced,
+        "called_virus": {own.name: _rounded(own.called_virus / own.count) for own in of_scored.by_class},
+    }
+
+
+def tiers(answers: Answers, is_viral: Bool) -> Json:
+    """For each tier the number of sequences, how many are called right, and of those called viruses the share that are."""
+    found: Json = {}
+    for tier in TIERS if answers.tiers else ():
+        own = np.array([each == tier for each in answers.tiers or ()], np.bool_)
+        called = own & answers.is_called
+        found[tier] = {
+            "sequences": int(own.sum()),
+            "right": _mean((answers.is_called == is_viral)[own]),
+            "called_virus": int(called.sum()),
+            "precision": _mean(is_viral[called]),
+        }
+    return found
+
+
+def _mean(values: npt.NDArray[np.generic]) -> float | None:
+    return _rounded(float(np.mean(values.astype(float)))) if len(values) else None
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), 4)
+
+
+def measure_start_up(program: Program, tiny: ByteColumn, scratch: Path) -> Json:
+    """What a program takes for next to nothing; the faster of two runs, since the first one reads its files from disk."""
+    runs = [run(program, tiny, scratch)[0] for _ in range(2)]
+    return min(runs, key=lambda used: float(used["seconds"]))
+
+
+def score_set(
+    own: SequenceSet, programs: Sequence[Program], start_up: Mapping[str, float], scratch: Path
+) -> Json:
+    """Runs all programs on a set."""
+    bases = int(own.bases.lengths.sum())
+    runs, results, of_tiers = {}, {}, {}
+    for program in programs:
+        used, answers = run(program, own.bases, scratch)
+        runs[program.name] = speeds(used, bases, start_up[program.name])
+        print(own.title, program.name, json.dumps(runs[program.name]), flush=True)
+        for name, each in answers.items():
+            results[name] = {
+                subset: figures(each, own.is_viral, own.kinds, rows) for subset, rows in own.subsets.items()
+            }
+            if each.tiers:
+                of_tiers[name] = tiers(each, own.is_viral)
+    names, counts = np.unique(np.array(own.kinds), return_counts=True)
+    return {
+        "name": own.name,
+        "length": own.length,
+        "sequences": len(own.bases),
+        "viral": int(own.is_viral.sum()),
+        "bases": bases,
+        "classes": dict(zip(names.tolist(), counts.tolist(), strict=True)),
+        "runs": runs,
+        "results": results,
+        "tiers": of_tiers,
+    }
+
+
+def machine(threads: int) -> Json:
+    """Processor and versions."""
+    return {
+        "cpu": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Trains the baseline, runs every program on every set, and writes the report after each."""
+    trained = scratch / "kmers.npz"
+    train = ["benchmarks.kmers", "train", "--data", str(arguments.data.absolute()), "--model", str(trained)]
+    training = run_measured([sys.executable, "-m", *train, "--pieces", str(arguments.kmer_pieces)], scratch)
+    programs = [virnuc(arguments.option), kmers(trained)]
+    if arguments.jaeger:
+        programs.insert(1, jaeger(arguments.jaeger, arguments.threads))
+    own_sets: list[tuple[SequenceSet, Json | None]] = [
+        (own, None) for own in val_sets(arguments.data, LENGTHS, arguments.pieces)
+    ]
+    tiny = next(own for own, _ in own_sets if own.length == 3000).bases.rows(0, 1)
+    started = {program.name: measure_start_up(program, tiny, scratch) for program in programs}
+    print("training of the 6-mers, start-up:", json.dumps([training, started]), flush=True)
+    if arguments.compare:
+        training_bases = load_training_genomes(arguments.data).bases
+        own_sets += compared_sets(arguments.compare, training_bases)
+    report: Json = {
+        "kind": "scoreboard",
+        "command": command_of("scoreboard"),
+        "machine": machine(arguments.threads),
+        "data": ["val.fa.gz", *TRAINING_FILES],
+        "programs": {program.name: program.version for program in programs},
+        "start_up": started,
+        "kmer_training": training,
+        "sets": [],
+    }
+    for own, overlap in own_sets:
+        start_up = {name: used["seconds"] for name, used in started.items()}
+        found = score_set(own, programs, start_up, scratch)
+        report["sets"].append(found if overlap is None else {**found, "overlap": overlap})
+        write_report(report, arguments.out)
+
+
+def main() -> None:
+    """Command line."""
+    parser = options_of("scoreboard", __doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--jaeger", type=Path, metavar="VENV")
+    parser.add_argument("--compare", type=Path, metavar="FOLDER")
+    parser.add_argument("--pieces", type=int, default=MOST_PIECES, help="of each length, at most")
+    parser.add_argument("--threads", type=int, default=2, help="cores that all programs are given [2]")
+    parser.add_argument("--kmer-pieces", type=int, default=NUM_PIECES, help="the baseline's, of each length")
+    parser.add_argument("option", nargs="*", help="of virnuc predict")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        measure_all(arguments, Path(scratch))
+
+
+if __name__ == "__main__":
+    main()
