@@ -191,12 +191,14 @@ def make_contig_head(dna_width: int, protein_width: int, seed: int = 0) -> Conti
     return head.requires_grad_(False).eval()
 
 
-def write_contigs(path: Path, num_records: int = 40, seed: int = 0) -> Path:
+def write_contigs(
+    path: Path, num_records: int = 40, seed: int = 0, lengths: Sequence[int] = (30, 60, 150, 400)
+) -> Path:
     """Random contigs in FASTA, some without a stop-free frame."""
     letters = random.Random(seed)
     with path.open("w") as file:
         for number in range(num_records):
-            length = letters.choice([30, 60, 150, 400])
+            length = letters.choice(lengths)
             sequence = "".join(letters.choices("ACGT", k=length))
             if number % 7 == 3:
                 sequence = NO_OPEN_FRAME

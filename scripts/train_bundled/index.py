@@ -33,20 +33,20 @@ def index_genomes(
 @torch.inference_mode()
 def embed_genomes(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> LabelledPieces:
     """A few pieces of each genome, of each length; names are organisms."""
-    embeddings, genome, kinds = [], [], []
-    for kind, (length, chunk_length) in enumerate(_PIECES):
+    embeddings, genome, num_chunks = [], [], []
+    for length, chunk_length in _PIECES:
         record, bases = _spread_pieces(genomes.bases, length)
         chunks = cut(genomes.of(record, bases), View(chunk_length=chunk_length), tokenizer)
         place = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
         found = network.head.contigs(chunk_codes(network, chunks), place, len(record)).embedding
-        with_chunks = np.unique(chunks.record)
+        with_chunks, counts = np.unique(chunks.record, return_counts=True)
         embeddings.append(found.cpu().numpy()[with_chunks])
         genome.append(record[with_chunks])
-        kinds.append(np.full(len(with_chunks), kind))
+        num_chunks.append(counts)
     return LabelledPieces(
         embeddings=np.concatenate(embeddings),
         genome=np.concatenate(genome),
-        kinds=np.concatenate(kinds),
+        num_chunks=np.concatenate(num_chunks),
         names=genomes.organisms,
         lineages=genomes.lineages,
         groups=genomes.groups,

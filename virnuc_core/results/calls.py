@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.results.nearest import GenomeIndex
+from virnuc_core.results.nearest import LEAST_CHUNKS, GenomeIndex
 
 NO_FRAME: Final = 255
 DEFAULT_THRESHOLD: Final = 0.5
@@ -233,7 +233,8 @@ def call_scored_contigs(
 def look_up_contigs(calls: ContigCalls, scores: ContigScores, index: GenomeIndex | None) -> ContigCalls:
     """Adds the nearest training genome of each contig with an embedding; None if the head has no index.
 
-    A contig more novel than the index's limit is unsure, whatever its probability.
+    A contig more novel than the index's limit is unsure, whatever its probability. One of fewer than `LEAST_CHUNKS` scored chunks
+    has a novelty, and no nearest genome.
 
     Raises:
         MismatchError: the index holds embeddings of another width.
@@ -247,6 +248,8 @@ def look_up_contigs(calls: ContigCalls, scores: ContigScores, index: GenomeIndex
         found = index.search(scores.embedding[rows])
         novelty[rows] = found.novelty
         nearest[rows], lineage[rows] = index.describe(found)
+        is_short = calls.scored_chunks < LEAST_CHUNKS
+        nearest[is_short] = lineage[is_short] = None
         if index.unsure_above is not None:
             tiers[novelty > index.unsure_above] = "unsure"
     return replace(

@@ -35,6 +35,8 @@ Int64 = npt.NDArray[np.int64]
 # From the broadest to the deepest. A group is a genus or what comes near to one.
 RANKS: Final = ("class", "family", "group")
 UNKNOWN: Final = "unlike anything known"
+# Scored chunks of a contig from which on its nearest genome is given; of fewer, even the class is often another.
+LEAST_CHUNKS: Final = 3
 # Share of contigs whose calls are not unsure for their novelty alone.
 COVERAGE: Final = 0.8
 

@@ -16,6 +16,7 @@ from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.plain_text import cell_text
 from virnuc_core.results.contig_scores import score_contigs
 from virnuc_core.results.nearest import (
+    LEAST_CHUNKS,
     RANKS,
     GenomeIndex,
     choose_representatives,
@@ -31,7 +32,7 @@ _MOST_OF_GROUP: Final = 500
 _TOLERANCE: Final = 0.01
 # Of the lineages that the nearest genome gives to held-out contigs.
 _PRECISION: Final = 0.9
-# Numbers of chunks from which pieces count as longer.
+# Numbers of chunks from which pieces are of another kind.
 _LENGTH_CLASSES: Final = (2, 6)
 
 Bool = npt.NDArray[np.bool_]
@@ -47,7 +48,7 @@ class LabelledPieces:
     Attributes:
         embeddings: fp32 (P, Z).
         genome: int64 (P,), row of the genome of each piece.
-        kinds: int64 (P,), such as the length: pieces of a group stand for others of their kind only.
+        num_chunks: int64 (P,); pieces of a group stand only for others of about as many.
         names: of the G genomes.
         lineages: G labels for each of `RANKS`, "" where unknown.
         groups: int64 (G,), related genomes share one.
@@ -55,7 +56,7 @@ class LabelledPieces:
 
     embeddings: npt.NDArray[np.float32]
     genome: Int64
-    kinds: Int64
+    num_chunks: Int64
     names: Sequence[str]
     lineages: Mapping[str, Sequence[str]]
     groups: Int64
@@ -63,7 +64,10 @@ class LabelledPieces:
     def take(self, rows: Int64) -> "LabelledPieces":
         """Selects pieces."""
         return replace(
-            self, embeddings=self.embeddings[rows], genome=self.genome[rows], kinds=self.kinds[rows]
+            self,
+            embeddings=self.embeddings[rows],
+            genome=self.genome[rows],
+            num_chunks=self.num_chunks[rows],
         )
 
     def joined(self, other: "LabelledPieces") -> "LabelledPieces":
@@ -71,7 +75,7 @@ class LabelledPieces:
         return LabelledPieces(
             embeddings=np.concatenate((self.embeddings, other.embeddings)),
             genome=np.concatenate((self.genome, other.genome + len(self.names))),
-            kinds=np.concatenate((self.kinds, other.kinds)),
+            num_chunks=np.concatenate((self.num_chunks, other.num_chunks)),
             names=(*self.names, *other.names),
             lineages={rank: (*self.lineages[rank], *other.lineages[rank]) for rank in RANKS},
             groups=np.concatenate((self.groups, other.groups + self.groups.max(initial=-1) + 1)),
@@ -92,8 +96,9 @@ class LabelledPieces:
 def build_index(train: LabelledPieces, held_out: LabelledPieces, head: str, seed: int = 0) -> GenomeIndex:
     """The index of a head: at most about 20,000 pieces of the genomes that it was trained on.
 
-    Its limits are fitted on genomes that were held out in whole groups, one piece of each. Those of groups that are known do not
-    occur among them; so for the cuts, half of the genomes of every other group that has several count as indexed.
+    Its limits are fitted on genomes that were held out in whole groups, one piece of each; the cuts, on pieces of at least
+    `LEAST_CHUNKS`. Groups that are known do not occur among them; so for the cuts, half of the genomes of every other group that
+    has several count as indexed.
 
     Args:
         train: pieces of the genomes, at least one.
@@ -103,9 +108,11 @@ def build_index(train: LabelledPieces, held_out: LabelledPieces, head: str, seed
     """
     chosen = train.take(_representatives(train))
     index = chosen.index(head)
-    queries = held_out.take(_one_of_each(held_out.genome, np.random.default_rng(seed)))
-    is_known = _known_genomes(held_out)
-    asked = queries.take(np.flatnonzero(~is_known[queries.genome]))
+    rng, is_known = np.random.default_rng(seed), _known_genomes(held_out)
+    queries = held_out.take(_one_of_each(held_out.genome, rng))
+    is_asked = (held_out.num_chunks >= LEAST_CHUNKS) & ~is_known[held_out.genome]
+    asked = held_out.take(np.flatnonzero(is_asked))
+    asked = asked.take(_one_of_each(asked.genome, rng))
     known = held_out.take(np.flatnonzero(is_known[held_out.genome]))
     trial = chosen.joined(known.take(_representatives(known))).index(head)
     # Labels as they are in the index.
@@ -124,10 +131,11 @@ def build_index(train: LabelledPieces, held_out: LabelledPieces, head: str, seed
 
 
 def _representatives(pieces: LabelledPieces) -> Int64:
-    """Rows of at most about _MOST_PIECES pieces, alike many of each group and kind as far as there are."""
+    """Rows of at most about _MOST_PIECES pieces, alike many of each group and kind of length as far as there are."""
     if not len(pieces.genome):
         return np.empty(0, np.int64)
-    strata = pieces.groups[pieces.genome] * (pieces.kinds.max() + 1) + pieces.kinds
+    kinds = np.digitize(pieces.num_chunks, _LENGTH_CLASSES)
+    strata = pieces.groups[pieces.genome] * (len(_LENGTH_CLASSES) + 1) + kinds
     _, counts = np.unique(strata, return_counts=True)
     fitting = (
         most for most in range(_MOST_OF_GROUP, 1, -1) if np.minimum(counts, most).sum() <= _MOST_PIECES
@@ -158,7 +166,7 @@ def _known_genomes(pieces: LabelledPieces) -> Bool:
 def embed_pieces(
     head: ContigHead, runs: LabelledRuns, seed: int = 0
 ) -> tuple[npt.NDArray[np.float32], Int64, Int64]:
-    """Cuts runs into pieces of 1 to 24 chunks and embeds these; also gives the run and the kind of each, int64 (P,)."""
+    """Cuts runs into pieces of 1 to 24 chunks and embeds these; also gives the run and the chunks of each, int64 (P,)."""
 
     def read_codes(begin: int, end: int) -> npt.NDArray[np.float16]:
         rows = slice(begin, end)
@@ -171,4 +179,4 @@ def embed_pieces(
     chunk_piece = np.repeat(np.arange(len(pieces)), lengths)
     scores = score_contigs(head, read_codes, row_chunk, chunk_piece, len(pieces))
     run = np.array([run for run, _ in pieces], np.int64)
-    return scores.embedding, run, np.digitize(lengths, _LENGTH_CLASSES)
+    return scores.embedding, run, lengths

@@ -310,13 +310,13 @@ def _fit_contig_head(
 def _pieces(head: Head, runs: LabelledRuns, records: Int64, table: RecordTable, seed: int) -> LabelledPieces:
     """Pieces of the records of runs, whose rows in the table are `records` (T,)."""
     assert isinstance(head, ContigHead)
-    embeddings, run, kinds = embed_pieces(head, runs, seed)
+    embeddings, run, num_chunks = embed_pieces(head, runs, seed)
     unknown = ("",) * len(table.names)
     classes = [table.class_names[number] for number in table.classes.tolist()]
     return LabelledPieces(
         embeddings=embeddings,
         genome=records[run],
-        kinds=kinds,
+        num_chunks=num_chunks,
         names=table.names,
         lineages={"class": classes, "family": unknown, "group": table.group_names},
         groups=table.groups,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.made_indexes import head_with_index, made_index
 from tests.made_lanes import counters
-from tests.made_models import WIDTH, MadeModels, MadeRun, make_contig_head, plan_run
+from tests.made_models import WIDTH, MadeModels, MadeRun, make_contig_head, plan_run, write_contigs
 from tests.made_moves import begin_move, copy_of, write_results
 from virnuc_core import search
 from virnuc_core.errors import CheckpointError, InputError, MismatchError, UsageError
@@ -27,7 +27,7 @@ from virnuc_core.results import nearest, tables
 from virnuc_core.results.contig_scores import genome_index_of, score_contigs
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.integrity import check_run, inspect_path
-from virnuc_core.results.nearest import UNKNOWN, quantise, save_index
+from virnuc_core.results.nearest import LEAST_CHUNKS, UNKNOWN, quantise, save_index
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.search import search_lines, search_run, write_search
 from virnuc_core.results.tables import differing_tables, write_tables
@@ -60,6 +60,12 @@ def finish(run: MadeRun) -> None:
     run.compute()
     write_results(run)
     run.folder.report.write_text(json.dumps({"files": []}))
+
+
+@pytest.fixture(scope="session")
+def contigs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Most of them of several chunks, so that their nearest genomes are given."""
+    return write_contigs(tmp_path_factory.mktemp("long") / "contigs.fa", lengths=(60, 300, 400, 600))
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +131,17 @@ def test_each_contig_has_its_nearest_genome(indexed: IndexedRun, bare: MadeRun) 
             for rank, cut in zip(labels, index.cuts, strict=True)
             if labels[rank] and contig.novelty <= 1 - cut
         ]
-        assert contig.nearest == (f"genome {best}" if supported else UNKNOWN)
         lineage = None if pd.isna(contig.lineage) else contig.lineage
-        assert lineage == (labels[supported[-1]] if supported else None)
+        if contig.scored_chunks < LEAST_CHUNKS:
+            assert pd.isna(contig.nearest)
+            assert lineage is None
+        else:
+            assert contig.nearest == (f"genome {best}" if supported else UNKNOWN)
+            assert lineage == (labels[supported[-1]] if supported else None)
         is_far = contig.novelty > index.unsure_above
         assert contig.tier == ("unsure" if is_far else without.tier[row])
-        seen.add((is_far, without.tier[row] != "unsure", len(supported)))
+        depth = len(supported) if contig.scored_chunks >= LEAST_CHUNKS else None
+        seen.add((is_far, without.tier[row] != "unsure", depth))
     assert {(far, sure) for far, sure, _ in seen} == {(a, b) for a in (True, False) for b in (True, False)}
     assert {depth for _, _, depth in seen} >= {0, 1, 2}
     table = read(indexed.made.folder.contigs)
@@ -231,7 +242,7 @@ def test_an_index_of_another_head_is_refused(
 def test_changed_columns_are_found(indexed: IndexedRun, tmp_path: Path) -> None:
     made = copy_of(indexed.made, tmp_path / "run")
     text = made.folder.contigs.read_text()
-    made.folder.contigs.write_text(text.replace("genome 1", "genome 2", 1))
+    made.folder.contigs.write_text(text.replace("\tgenome ", "\tgenus ", 1))
     found = [one.message for one in check_run(made.folder, thorough=True) if one.is_bad]
     assert any(f"{made.folder.contigs} is not what the shards give" in message for message in found)
 
@@ -250,7 +261,7 @@ def test_the_first_that_a_search_finds_is_that_of_the_table(indexed: IndexedRun,
     assert found["rank"].tolist() == [1, 2, 3, 4] * len(scored)
     first = found[found["rank"] == 1]
     assert (1 - first.similarity.to_numpy()) == pytest.approx(scored.novelty.to_numpy(), abs=1e-7)
-    named = (scored.nearest != UNKNOWN).to_numpy()
+    named = (scored.nearest.notna() & (scored.nearest != UNKNOWN)).to_numpy()
     assert first.name.to_numpy()[named].tolist() == scored.nearest[named].tolist()
     similarity = cosines(indexed.embeddings[scored.index], indexed)
     assert found.similarity.to_numpy().reshape(-1, 4) == pytest.approx(-np.sort(-similarity)[:, :4], abs=1e-6)

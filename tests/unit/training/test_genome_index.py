@@ -9,7 +9,7 @@ import torch
 
 from tests.made_models import make_contig_head
 from tests.unit.training.test_contigs import made_runs
-from virnuc_core.results.nearest import RANKS
+from virnuc_core.results.nearest import LEAST_CHUNKS, RANKS
 from virnuc_core.training import genome_index
 from virnuc_core.training.genome_index import LabelledPieces, build_index, embed_pieces
 
@@ -38,7 +38,7 @@ def made_pieces(families: range, seed: int) -> LabelledPieces:
     return LabelledPieces(
         embeddings=unit(np.concatenate(embeddings)),
         genome=np.array(genome),
-        kinds=np.arange(len(genome)) % PIECES,
+        num_chunks=np.array((1, 3, 6))[np.arange(len(genome)) % PIECES],
         names=names,
         lineages=dict(zip(RANKS, columns, strict=True)),
         groups=np.arange(len(names)) // OF_GENUS,
@@ -89,11 +89,27 @@ def test_an_index_is_bounded_and_no_group_crowds_out_others(monkeypatch: pytest.
     assert len(np.unique(few.lineages[1].codes)) == 10
 
 
+def test_cuts_are_of_pieces_of_several_chunks() -> None:
+    """Single chunks that are near anything would support nothing."""
+    train, held_out = made_pieces(range(20), 0), made_pieces(range(20, 40), 1)
+    rng, is_short = np.random.default_rng(5), held_out.num_chunks < LEAST_CHUNKS
+    embeddings = held_out.embeddings.copy()
+    embeddings[is_short] = train.embeddings[rng.integers(0, len(train.genome), is_short.sum())]
+    confusing = replace(held_out, embeddings=embeddings)
+    assert build_index(train, confusing, "").cuts[0] is not None
+    everything = replace(confusing, num_chunks=np.full(len(confusing.genome), LEAST_CHUNKS))
+    assert build_index(train, everything, "").cuts[2] is None
+
+
 def test_one_piece_stands_for_others_like_it() -> None:
     pieces = made_pieces(range(2), 0)
-    same = replace(pieces, embeddings=np.ones_like(pieces.embeddings), kinds=np.zeros_like(pieces.kinds))
+    same = replace(
+        pieces, embeddings=np.ones_like(pieces.embeddings), num_chunks=np.ones_like(pieces.num_chunks)
+    )
     assert len(build_index(same, same, "")) == 8, "one of each group"
-    assert len(build_index(replace(same, kinds=pieces.kinds), same, "")) == 8 * PIECES, "and of each kind"
+    assert len(build_index(replace(same, num_chunks=pieces.num_chunks), same, "")) == 8 * PIECES, (
+        "and of each kind"
+    )
 
 
 def test_labels_are_made_fit_for_tables() -> None:
@@ -104,12 +120,12 @@ def test_labels_are_made_fit_for_tables() -> None:
 
 def test_pieces_are_embedded_as_the_contigs_of_a_run() -> None:
     head, runs = make_contig_head(8, 6), made_runs(20, 0)
-    embeddings, run, kinds = embed_pieces(head, runs, seed=3)
+    embeddings, run, num_chunks = embed_pieces(head, runs, seed=3)
     _, codes = head.score_rows(torch.from_numpy(runs.features), torch.from_numpy(runs.sizes))
     again = embed_pieces(head, runs, seed=3)
     assert np.array_equal(embeddings, again[0])
     assert set(run.tolist()) == set(range(20))
-    assert set(kinds.tolist()) == {0, 1, 2}
+    assert set(np.digitize(num_chunks, (2, 6)).tolist()) == {0, 1, 2}
     # Runs that were not cut are contigs.
     whole = np.flatnonzero(np.bincount(run) == 1)
     assert len(whole) > 3
@@ -121,4 +137,4 @@ def test_pieces_are_embedded_as_the_contigs_of_a_run() -> None:
         found = head.contigs(pooled, torch.zeros(len(pooled), dtype=torch.int64), 1).embedding[0].numpy()
         [piece] = np.flatnonzero(run == number)
         np.testing.assert_allclose(embeddings[piece], found, atol=1e-5)
-        assert kinds[piece] == int(end - first >= 2) + int(end - first >= 6)
+        assert num_chunks[piece] == end - first
