@@ -23,7 +23,7 @@ from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
-from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.launcher import assign_shards, set_gpu_variables
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
@@ -101,13 +101,15 @@ class WatchedLanes(ABC):
 class LocalLanes(WatchedLanes):
     """One lane per device of this machine: threads, each with a process of its own for its device.
 
-    `compute` is the flow `embed_lane` in a flow, whose subflows they are. Otherwise the CPU's lane is this process.
+    `compute` is the flow `embed_lane` in a flow, whose subflows they are. Otherwise the only lane is this process.
     """
 
     def __init__(self, devices: tuple[str, ...], compute: ComputeLane = compute_lane) -> None:
         super().__init__(",".join(devices))
         self._devices = devices
         self._compute = compute
+        if devices != ("cpu",):
+            set_gpu_variables()
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Plans in this process."""

@@ -19,7 +19,7 @@ from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.inference.prefetch import Collator
-from virnuc_core.inference.runner import ComputedShard, InferenceRunner, ModelRunner, Scorer
+from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedModels, ModelRunner, Scorer
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
@@ -34,9 +34,10 @@ from virnuc_core.specs import AttentionBackend
 def run_all(run: MadeRun, **changes: object) -> ShardResult:
     """All rows of a run as one shard."""
     shard = Shard(index=0, begin=0, end=run.store.num_frames, cost=1.0)
-    plan, streams = replace(run.plan, shards=(shard,), **changes), Streams("cpu")
-    inputs = Collator.load(plan, run.store, streams).collate(shard)
-    [computed] = InferenceRunner.load(plan, streams).run(iter([inputs]))
+    plan, models = replace(run.plan, shards=(shard,), **changes), LoadedModels("cpu")
+    inputs = Collator.load(plan, run.store, models.streams).collate(shard)
+    models.load(plan)
+    [computed] = InferenceRunner(plan, models).run(iter([inputs]))
     assert computed.shard == shard
     assert computed.seconds.forward > 0 < computed.seconds.tokenize
     return computed.result()
@@ -131,7 +132,8 @@ def protein_model(run: MadeRun) -> tuple[PlannedModel, Encoder]:
 
 
 def embed_proteins(run: MadeRun, model: ModelRunner, streams: Streams, num_shards: int) -> list[ShardResult]:
-    runner = InferenceRunner(replace(run.plan, models=(model.planned,)), streams, [model], None)
+    plan = replace(run.plan, models=(model.planned,), head=None)
+    runner = InferenceRunner(plan, LoadedModels(str(streams.device), [model]))
     collator = Collator(run.store, ((model.planned, Esm2Tokenizer()),), streams)
     bounds = np.linspace(0, run.store.num_frames, num_shards + 1).astype(int).tolist()
     shards = [Shard(index=i, begin=bounds[i], end=bounds[i + 1], cost=1.0) for i in range(num_shards)]
@@ -187,7 +189,7 @@ def test_a_changed_model_or_head_is_noticed(tmp_path: Path, file: str, message: 
     tensors = load_file(tmp_path / file)
     save_file({name: tensor + 1e-4 for name, tensor in tensors.items()}, tmp_path / file)
     with pytest.raises(MismatchError, match=message):
-        InferenceRunner.load(run.plan, Streams("cpu"))
+        LoadedModels("cpu").load(run.plan)
 
 
 def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_is_dropped(

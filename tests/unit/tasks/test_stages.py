@@ -13,7 +13,8 @@ from tests.made_models import MadeRun
 from tests.made_moves import copy_of
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
-from virnuc_core.pipeline import LanesHere, Run
+from virnuc_core.inference.resident import ResidentModels
+from virnuc_core.pipeline import Run
 from virnuc_core.settings import RunConfig
 
 
@@ -83,7 +84,7 @@ def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path
     left = [whole.folder.shards / path.name for path in left]
     for path in left:
         path.touch()
-    finished = Run(whole.folder, RunConfig(), "predict", lanes=LanesHere(("cpu",)))
+    finished = Run(whole.folder, RunConfig(), "predict", lanes=ResidentModels(("cpu",)))
     finished.plan = whole.plan
     pipeline.validate(finished)
     assert not any(path.exists() for path in left)

@@ -1,0 +1,147 @@
+"""Models that stay loaded in this process between runs."""
+
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from typing import Final
+
+from virnuc_core.errors import DeviceLostError, UsageError
+from virnuc_core.inference.compile_cache import using_compile_cache
+from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.lane_journal import LaneJournal
+from virnuc_core.inference.launcher import assign_shards, has_lost_device, run_lane_here, set_gpu_variables
+from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.settings import RunConfig
+
+# Devices that compute, for whichever `ResidentModels` of this process: threads of different ones would share settings of
+# torch, memory of the device and tables of the kernels. Guarded by `_changed`.
+_busy: Final[set[str]] = set()
+_changed: Final = threading.Condition()
+
+
+class ResidentModels:
+    """Lanes in this process, whose models are loaded by the first run and kept for the next ones.
+
+    May be used by several threads: a run takes the devices that no other run uses, and waits while there are none. Results
+    are the same whatever was computed before. `devices` are resolved: "cpu", or "cuda:0", "cuda:1", ...
+    """
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices
+        self._on_gpus = devices[0].startswith("cuda")
+        self._models: Final[Mapping[str, LoadedModels]] = {name: LoadedModels(name) for name in devices}
+        self._before: RunPlan | None = None
+        self._planning = threading.Lock()
+        self._in_use: set[str] = set()
+        self._is_closed = False
+        self._process = os.getpid()
+        self._cache = ExitStack()
+        if self._on_gpus:
+            set_gpu_variables()
+            self._cache.enter_context(using_compile_cache())
+
+    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
+        """Plans in this process, with the token budgets of the run before: the models have taken memory since."""
+        self._require_usable()
+        is_new, store = not folder.plan.exists(), FrameStore.open(folder.frames)
+        with self._planning:
+            plan = open_plan(config, store, kind, self._devices, folder, before=self._before)
+            if is_new:
+                self._before = plan
+        return plan
+
+    def compute(self, folder: RunFolder) -> list[LaneReport]:
+        """Computes the missing shards, when devices are free; no other process may work in the folder.
+
+        If this thread is interrupted, so are the lanes; the models stay. After any other failure the next run loads them
+        anew.
+
+        Raises:
+            UsageError: the models are closed, or of another process.
+            DeviceLostError: a GPU failed in this process, now or before.
+            VirnucError: a lane failed; finished shards are kept.
+        """
+        plan = read_plan(folder.plan)
+        pending = pending_shards(folder, plan)
+        remove_shard_temporaries(folder, pending)
+        if not pending:
+            return []
+        devices = self._take(len(pending))
+        lanes: list[Future[LaneReport]] = []
+        try:
+            with ThreadPoolExecutor(len(devices), thread_name_prefix="lane") as threads:
+                for lane, shards in enumerate(assign_shards(plan, pending, len(devices))):
+                    lanes.append(threads.submit(self._compute_lane, folder, shards, devices[lane], lane))
+                try:
+                    wait(lanes)
+                except BaseException:
+                    for name in devices:
+                        self._models[name].stopping.set()
+                    raise
+        finally:
+            self._give_back(devices[len(lanes) :])
+        return [lane.result() for lane in lanes]
+
+    def close(self) -> None:
+        """Waits for runs under way, and frees the memory of the devices; may be called again."""
+        if self._process != os.getpid():
+            return
+        with _changed:
+            self._is_closed = True
+            _changed.notify_all()
+            _changed.wait_for(lambda: not self._in_use)
+            for models in self._models.values():
+                if not has_lost_device():
+                    models.close()
+        self._cache.close()
+
+    def _compute_lane(self, folder: RunFolder, shards: Sequence[int], device: str, lane: int) -> LaneReport:
+        models = self._models[device]
+        try:
+            path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
+            with LaneJournal(path) as journal, journal.recording_failure(lane):
+                return run_lane_here(folder, shards, models, journal.write, lane)
+        except Exception:
+            if not has_lost_device():
+                models.close()
+            raise
+        finally:
+            models.stopping.clear()
+            self._give_back([device])
+
+    def _take(self, most: int) -> list[str]:
+        """Waits until devices are free, and takes these."""
+        with _changed:
+            _changed.wait_for(lambda: self._is_closed or not _busy.issuperset(self._devices))
+            self._require_usable()
+            taken = [name for name in self._devices if name not in _busy][:most]
+            _busy.update(taken)
+            self._in_use.update(taken)
+        return taken
+
+    def _give_back(self, devices: Iterable[str]) -> None:
+        with _changed:
+            _busy.difference_update(devices)
+            self._in_use.difference_update(devices)
+            _changed.notify_all()
+
+    def _require_usable(self) -> None:
+        if self._process != os.getpid():
+            raise UsageError(
+                f"these models were loaded by process {self._process}, and this is its child {os.getpid()}: make them where "
+                "they are used."
+            )
+        if self._is_closed:
+            raise UsageError("these models are closed: make new ones, or close them later.")
+        if self._on_gpus and has_lost_device():
+            raise DeviceLostError(
+                "a GPU failed in this process, which can compute on none any more: start it (in a notebook, the kernel) again."
+            )
