@@ -58,7 +58,7 @@ def compute_lane(
     run = RunFolder(Path(folder))
     name = lane_journal_name(lane, run_id or secrets.token_hex(4))
     journal = LaneJournal(run.lane_journal(name))
-    alone = computes_here(device, num_lanes)
+    alone = computes_here(num_lanes)
     with working_in(run, token, journal, lane), recording_log(run.lane_log(name), alone=alone):
         own = own_device(device)
         with sampling_gpu(own, lane, journal.write):
@@ -122,7 +122,7 @@ class LocalLanes(WatchedLanes):
         if not assignments:
             return
         watch.follow_all(skip=True)
-        if computes_here(self._devices[0], len(assignments)):
+        if computes_here(len(assignments)):
             with _polling(watch):
                 self._compute(str(folder.root), assignments[0], 0, self._devices[0])
             return

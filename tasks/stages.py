@@ -184,7 +184,7 @@ def compute_shards(
             done += rows[event.shard]
             bar.update(100 * done / total)
 
-    if computes_here(device, num_lanes):
+    if computes_here(num_lanes):
         from virnuc_core.inference.runner import LoadedModels  # slow imports
 
         models = LoadedModels(device)
@@ -194,7 +194,7 @@ def compute_shards(
         launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
 
 
-def computes_here(device: str, num_lanes: int) -> bool:
+def computes_here(num_lanes: int) -> bool:
     """Whether a lane is computed in this process: the only one of a run without a flow, until a GPU fails here."""
     return num_lanes == 1 and not in_flow() and not launcher.has_lost_device()
 

@@ -74,17 +74,19 @@ class ResidentModels:
         remove_shard_temporaries(folder, pending)
         if not pending:
             return []
-        devices = self._take(len(pending))
+        stopping = threading.Event()
         lanes: list[Future[LaneReport]] = []
+        devices = self._take(len(pending))
         try:
             with ThreadPoolExecutor(len(devices), thread_name_prefix="lane") as threads:
-                for lane, shards in enumerate(assign_shards(plan, pending, len(devices))):
-                    lanes.append(threads.submit(self._compute_lane, folder, shards, devices[lane], lane))
                 try:
+                    for lane, shards in enumerate(assign_shards(plan, pending, len(devices))):
+                        models = self._models[devices[lane]]
+                        models.stopping = stopping
+                        lanes.append(threads.submit(self._compute_lane, folder, shards, models, lane))
                     wait(lanes)
                 except BaseException:
-                    for name in devices:
-                        self._models[name].stopping.set()
+                    stopping.set()
                     raise
         finally:
             self._give_back(devices[len(lanes) :])
@@ -103,8 +105,9 @@ class ResidentModels:
                     models.close()
         self._cache.close()
 
-    def _compute_lane(self, folder: RunFolder, shards: Sequence[int], device: str, lane: int) -> LaneReport:
-        models = self._models[device]
+    def _compute_lane(
+        self, folder: RunFolder, shards: Sequence[int], models: LoadedModels, lane: int
+    ) -> LaneReport:
         try:
             path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
             with LaneJournal(path) as journal, journal.recording_failure(lane):
@@ -114,8 +117,7 @@ class ResidentModels:
                 models.close()
             raise
         finally:
-            models.stopping.clear()
-            self._give_back([device])
+            self._give_back([models.device])
 
     def _take(self, most: int) -> list[str]:
         """Waits until devices are free, and takes these."""

@@ -408,12 +408,12 @@ class LoadedModels:
     A plan with other weights or arithmetic, or another head, has its own loaded in their place.
 
     Attributes:
-        stopping: when set, the run under way ends after its current batch with KeyboardInterrupt.
+        stopping: of the run under way; when set, it ends after its current batch with KeyboardInterrupt.
     """
 
     def __init__(self, device: str, models: Iterable[ModelRunner] = ()) -> None:
         self.device: Final = device
-        self.stopping: Final = threading.Event()
+        self.stopping = threading.Event()
         self._models = {model.planned.family: model for model in models}
         self._head: PlannedHead | None = None
         self._scorer: Scorer | None = None

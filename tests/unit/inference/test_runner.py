@@ -161,6 +161,22 @@ def test_batches_are_halved_until_they_fit(
     np.testing.assert_allclose(result.protein, packed.protein, atol=1e-5, rtol=0)
 
 
+def test_what_one_run_ran_into_does_not_limit_the_next(finished_run: MadeRun) -> None:
+    planned, model = protein_model(finished_run)
+    device, streams = FakeDevice(model, max_tokens=300), Streams("cpu")
+    models = LoadedModels("cpu", [ModelRunner(planned, device, streams)])
+    plan = replace(finished_run.plan, models=(planned,), head=None)
+    shard = Shard(index=0, begin=0, end=finished_run.store.num_frames, cost=1.0)
+    inputs = Collator(finished_run.store, ((planned, Esm2Tokenizer()),), streams).collate(shard)
+    tried = []
+    for _ in range(2):
+        device.tried.clear()
+        [computed] = InferenceRunner(plan, models).run([inputs])
+        assert computed.result().counters.models[0].out_of_memory == 2
+        tried.append(list(device.tried))
+    assert tried[0] == tried[1]
+
+
 def test_a_sequence_that_fits_nowhere_is_named_and_not_tried_again(finished_run: MadeRun) -> None:
     longest = int(finished_run.store.protein.lengths.argmax())
     [name] = finished_run.store.frame_ids(longest, longest + 1)
