@@ -38,7 +38,7 @@ class ResidentModels:
         self._devices = devices
         self._on_gpus = devices[0].startswith("cuda")
         self._models: Final[Mapping[str, LoadedModels]] = {name: LoadedModels(name) for name in devices}
-        self._before: RunPlan | None = None
+        self._before: tuple[RunConfig, RunPlan] | None = None
         self._planning = threading.Lock()
         self._in_use: set[str] = set()
         self._is_closed = False
@@ -49,13 +49,21 @@ class ResidentModels:
             self._cache.enter_context(using_compile_cache())
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Plans in this process, with the token budgets of the run before: the models have taken memory since."""
+        """Plans in this process.
+
+        What an earlier run with the same configuration found is kept: token budgets, since the models have taken memory
+        meanwhile, and where its models are, of which the hub may have newer ones.
+        """
         self._require_usable()
-        is_new, store = not folder.plan.exists(), FrameStore.open(folder.frames)
+        store, is_new = FrameStore.open(folder.frames), not folder.plan.exists()
         with self._planning:
-            plan = open_plan(config, store, kind, self._devices, folder, before=self._before)
+            before, asked = None, config
+            if self._before is not None and self._before[0] == config:
+                before = self._before[1]
+                asked = _with_locations(config, before)
+            plan = open_plan(asked, store, kind, self._devices, folder, before=before)
             if is_new:
-                self._before = plan
+                self._before = config, plan
         return plan
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -147,3 +155,11 @@ class ResidentModels:
             raise DeviceLostError(
                 "a GPU failed in this process, which can compute on none any more: start it (in a notebook, the kernel) again."
             )
+
+
+def _with_locations(config: RunConfig, plan: RunPlan) -> RunConfig:
+    """A configuration with the locations of its models for their names, unless a bundled head goes by these."""
+    if plan.kind == "predict" and config.head is None:
+        return config
+    models = {"esm_model": plan.model("esm2"), "dnabert_model": plan.model("dnabert_s")}
+    return config.model_copy(update={name: model.location for name, model in models.items() if model})

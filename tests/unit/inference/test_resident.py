@@ -25,7 +25,8 @@ from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
 from virnuc_core.inference.resident import ResidentModels
 from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.encoder import Encoder
-from virnuc_core.specs import ResolvedPrecision
+from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.specs import Family, ResolvedPrecision
 
 MODEL = f"esm2:{ESM2}"
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
@@ -224,6 +225,20 @@ def test_memory_that_its_own_models_take_changes_no_plan(
         plans.append(models.plan(run.folder, config, "predict"))
     assert plans[0] == plans[1]
     assert [model.token_budget for model in plans[0].models] == [3000, 2000]
+
+
+def test_a_model_of_the_hub_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for = []
+
+    def open_once(name: str, family: Family) -> Checkpoint:
+        looked_for.append(name)
+        return open_checkpoint(str(ESM2) if name == "owner/name" else name, family)
+
+    monkeypatch.setattr(planning, "open_checkpoint", open_once)
+    with Embedder("esm2:owner/name", devices="cpu") as model:
+        for _ in range(2):
+            model.embed(PROTEINS)
+    assert looked_for == ["owner/name", str(ESM2)]
 
 
 def test_models_of_another_process_are_refused() -> None:
