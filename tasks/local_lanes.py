@@ -23,7 +23,7 @@ from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
-from virnuc_core.inference.launcher import assign_shards, set_gpu_variables
+from virnuc_core.inference.launcher import assign_shards, prepare_for_gpus
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
@@ -108,8 +108,8 @@ class LocalLanes(WatchedLanes):
         super().__init__(",".join(devices))
         self._devices = devices
         self._compute = compute
-        if devices != ("cpu",):
-            set_gpu_variables()
+        if devices != ("cpu",) and computes_here(len(devices)):  # planning will use the GPU
+            prepare_for_gpus()
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Plans in this process."""

@@ -169,24 +169,18 @@ class Embedder(_Resident):
 
 
 class Predictor(_Resident):
-    """The models and the head of `predict`, kept loaded as by `Embedder`; the arguments are those of `predict`.
+    """The models and the head of `predict`, kept loaded as by `Embedder`.
+
+    Args:
+        **options: fields of `virnuc_core.settings.ScoringSettings`.
 
     Raises:
         VirnucError: there is no such model, head, setting or device.
     """
 
     @_takes_settings(ScoringSettings)
-    def __init__(
-        self,
-        *,
-        chunk_length: int | Literal["auto"] | None = None,
-        esm_model: str = "tiny",
-        dnabert_model: str = "tiny",
-        head: str | None = None,
-        **options: Any,
-    ) -> None:
-        names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
-        settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
+    def __init__(self, **options: Any) -> None:
+        settings = read_settings(ScoringSettings, options)
         config = predict_config(PredictSettings(**settings.given))
         require_head(config)  # before the inputs are read, which is slow
         super().__init__(config)
@@ -198,7 +192,7 @@ class Predictor(_Resident):
         out: str | Path | None = None,
         force: bool = False,
     ) -> Predictions:
-        """As the function `predict`, whose arguments and errors these are; UsageError if the models are closed."""
+        """As the function `predict`, with its arguments and errors; UsageError if the models are closed."""
         keeping = nullcontext(out) if out is not None else scratch_folder()
         with keeping as root, _files(source) as inputs:
             folder = RunFolder(output_path(str(root)))

@@ -1,7 +1,4 @@
-"""Local lanes: one process per device, or for a single device this one.
-
-Torch must not be imported before a lane's process has selected its device.
-"""
+"""Local lanes, one process per device; torch must not be imported before a lane's process has selected its device."""
 
 import ctypes
 import heapq
@@ -56,8 +53,6 @@ _SIGNAL_HINTS: Final = {
 _SWITCH_SECONDS: Final = 5e-5
 
 _lost_device: Final = threading.Event()
-_switching: Final = threading.Lock()
-_num_switching, _switch_seconds_before = 0, 0.0
 
 _log = logging.getLogger(__name__)
 
@@ -145,16 +140,17 @@ def run_lane_here(
 
     started = time.perf_counter()
     entries, emit = _recorder(on_event)
-    device, settings = models.device, _using_threads()
-    if device.startswith("cuda"):
-        device, settings = f"cuda:{physical_gpu(int(device.partition(':')[2]))}", _as_on_a_gpu()
+    device, on_gpu = models.device, models.device.startswith("cuda")
+    if on_gpu:
+        prepare_for_gpus()
+        device = f"cuda:{physical_gpu(int(device.partition(':')[2]))}"
     try:
-        with settings:
+        with using_compile_cache() if on_gpu else _using_threads():
             emit(_lane_started(lane, device, os.getpid(), indices))
             run_shards(folder, indices, models, lane, emit)
             emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
     except RuntimeError as error:
-        if (lost := _device_lost(error, lane)) is None:
+        if not isinstance(lost := _unexpected(error, lane), DeviceLostError):
             raise
         _lost_device.set()
         raise lost from error
@@ -166,8 +162,9 @@ def has_lost_device() -> bool:
     return _lost_device.is_set()
 
 
-def set_gpu_variables() -> None:
-    """Sets the variables of libraries that compute on a GPU, unless the user has; before they are first used there."""
+def prepare_for_gpus() -> None:
+    """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     os.environ.update(compile_cache_environment())
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -184,25 +181,6 @@ def _using_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """Lets threads switch often, until the last of the lanes side by side has ended, and holds the compiled code in use."""
-    global _num_switching, _switch_seconds_before
-    with _switching:
-        if not _num_switching:
-            _switch_seconds_before = sys.getswitchinterval()
-            sys.setswitchinterval(_SWITCH_SECONDS)
-        _num_switching += 1
-    try:
-        with using_compile_cache():
-            yield
-    finally:
-        with _switching:
-            _num_switching -= 1
-            if not _num_switching:
-                sys.setswitchinterval(_switch_seconds_before)
 
 
 def lane_timeout(costs: Iterable[float]) -> float:
@@ -312,8 +290,7 @@ def _lane_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     _die_with_parent()
     os.environ.update(environment)
-    set_gpu_variables()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    prepare_for_gpus()
     pipe = _PipeHandler(sender)
     logging.getLogger().setLevel(log_level)
     logging.getLogger().addHandler(pipe)
@@ -333,25 +310,15 @@ def _lane_main(
         pipe.send(_FINISHED)
 
 
-def _device_lost(error: Exception, lane: int) -> DeviceLostError | None:
-    """What to report for an error of the libraries that compute on a GPU; None for another error."""
-    text = _in_short(error)
+def _unexpected(error: Exception, lane: int) -> VirnucError:
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     # By text: torch has a class for these since 2.8, but other libraries have none.
     if "CUDA error" in text or "CUDNN_STATUS" in text or "CUBLAS_STATUS" in text:
         return DeviceLostError(
             f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
             "the same command again to go on."
         )
-    return None
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def _unexpected(error: Exception, lane: int) -> VirnucError:
-    text = _in_short(error)
-    return _device_lost(error, lane) or VirnucError(
+    return VirnucError(
         f"lane {lane} failed unexpectedly: {text}. This is a fault of virnuc or of this installation: run again with "
         "--debug to see where, and report it. Finished shards are kept."
     )

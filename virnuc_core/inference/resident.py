@@ -3,6 +3,7 @@
 import os
 import secrets
 import threading
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from virnuc_core.errors import DeviceLostError, UsageError
 from virnuc_core.inference.compile_cache import using_compile_cache
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
-from virnuc_core.inference.launcher import assign_shards, has_lost_device, run_lane_here, set_gpu_variables
+from virnuc_core.inference.launcher import assign_shards, has_lost_device, prepare_for_gpus, run_lane_here
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
@@ -38,32 +39,30 @@ class ResidentModels:
         self._devices = devices
         self._on_gpus = devices[0].startswith("cuda")
         self._models: Final[Mapping[str, LoadedModels]] = {name: LoadedModels(name) for name in devices}
-        self._before: tuple[RunConfig, RunPlan] | None = None
+        self._before: dict[RunConfig, RunPlan] = {}
         self._planning = threading.Lock()
         self._in_use: set[str] = set()
         self._is_closed = False
         self._process = os.getpid()
         self._cache = ExitStack()
         if self._on_gpus:
-            set_gpu_variables()
+            prepare_for_gpus()
             self._cache.enter_context(using_compile_cache())
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Plans in this process.
 
-        What an earlier run with the same configuration found is kept: token budgets, since the models have taken memory
-        meanwhile, and where its models are, of which the hub may have newer ones.
+        From an earlier run with this configuration are kept the token budgets, since the models have taken memory
+        meanwhile, and where the models are, of which the hub may have newer ones.
         """
         self._require_usable()
         store, is_new = FrameStore.open(folder.frames), not folder.plan.exists()
         with self._planning:
-            before, asked = None, config
-            if self._before is not None and self._before[0] == config:
-                before = self._before[1]
-                asked = _with_locations(config, before)
+            before = self._before.get(config)
+            asked = _with_locations(config, before)
             plan = open_plan(asked, store, kind, self._devices, folder, before=before)
             if is_new:
-                self._before = config, plan
+                self._before[config] = plan
         return plan
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
@@ -120,8 +119,9 @@ class ResidentModels:
             path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
             with LaneJournal(path) as journal, journal.recording_failure(lane):
                 return run_lane_here(folder, shards, models, journal.write, lane)
-        except Exception:
+        except Exception as error:
             if not has_lost_device():
+                _clear_frames(error)
                 models.close()
             raise
         finally:
@@ -157,9 +157,16 @@ class ResidentModels:
             )
 
 
-def _with_locations(config: RunConfig, plan: RunPlan) -> RunConfig:
+def _with_locations(config: RunConfig, before: RunPlan | None) -> RunConfig:
     """A configuration with the locations of its models for their names, unless a bundled head goes by these."""
-    if plan.kind == "predict" and config.head is None:
+    if before is None or (before.kind == "predict" and config.head is None):
         return config
-    models = {"esm_model": plan.model("esm2"), "dnabert_model": plan.model("dnabert_s")}
+    models = {"esm_model": before.model("esm2"), "dnabert_model": before.model("dnabert_s")}
     return config.model_copy(update={name: model.location for name, model in models.items() if model})
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drops what the functions that an error went through refer to: notebooks keep the last error, and with it models."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -408,6 +408,7 @@ class LoadedModels:
     A plan with other weights or arithmetic, or another head, has its own loaded in their place.
 
     Attributes:
+        scorer: the head, None until one is loaded.
         stopping: of the run under way; when set, it ends after its current batch with KeyboardInterrupt.
     """
 
@@ -416,7 +417,7 @@ class LoadedModels:
         self.stopping = threading.Event()
         self._models = {model.planned.family: model for model in models}
         self._head: PlannedHead | None = None
-        self._scorer: Scorer | None = None
+        self.scorer: Scorer | None = None
 
     @cached_property
     def streams(self) -> Streams:
@@ -439,7 +440,7 @@ class LoadedModels:
         with raise_on_oom("the models", self.streams.device):
             loaded = [ModelRunner.load(model, self.streams) for model in wanted]
             if plan.head is not None and plan.head != self._head:
-                self._scorer = Scorer(load_planned_head(plan.head), self.streams.device)
+                self.scorer = Scorer(load_planned_head(plan.head), self.streams.device)
                 self._head = plan.head
             if self.streams.device.type != "cpu":
                 for model in loaded:
@@ -453,13 +454,9 @@ class LoadedModels:
                 self._models[planned.family] = ModelRunner.load(planned, self.streams)
         return self._models[planned.family].for_run(planned)
 
-    def scorer(self, plan: RunPlan) -> Scorer | None:
-        """The head of a plan that was loaded; None if nothing is scored."""
-        return None if plan.head is None else self._scorer
-
     def close(self) -> None:
         """Drops the models, and returns their memory to the device."""
-        self._models, self._head, self._scorer = {}, None, None
+        self._models, self._head, self.scorer = {}, None, None
         if "streams" in vars(self):  # or nothing was ever there
             self.streams.free_memory()
 
@@ -472,7 +469,7 @@ class InferenceRunner:
         self._loaded = loaded
         self._streams = loaded.streams
         self._models: dict[Family, ModelRunner] = {}
-        self._scorer = loaded.scorer(plan)
+        self._scorer = loaded.scorer if plan.head is not None else None
         self._last_complete = 0.0
 
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:

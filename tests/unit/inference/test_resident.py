@@ -4,10 +4,9 @@ import errno
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from benchmarks.reliability.harness import run_forked
 from tests.made_models import ESM2, MadeModels, MadeRun, make_esm2, plan_run
 from virnuc_core import Embedder, Predictor, embed, predict
 from virnuc_core.errors import MismatchError, StorageError, UsageError
-from virnuc_core.inference import launcher, planning, resident, runner, worker
+from virnuc_core.inference import planning, resident, runner, worker
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
 from virnuc_core.inference.resident import ResidentModels
@@ -251,15 +250,3 @@ def test_models_of_another_process_are_refused() -> None:
 def _refused(model: Embedder) -> None:
     with model, pytest.raises(UsageError, match="make them where they are used"):
         model.embed(PROTEINS)
-
-
-def test_threads_switch_often_until_the_last_lane_has_ended(
-    set_env: Callable[..., None], tmp_path: Path
-) -> None:
-    set_env(VIRNUC_HOME=tmp_path)
-    before = sys.getswitchinterval()
-    with launcher._as_on_a_gpu():
-        with launcher._as_on_a_gpu():
-            assert sys.getswitchinterval() < before / 10
-        assert sys.getswitchinterval() < before / 10
-    assert sys.getswitchinterval() == before
