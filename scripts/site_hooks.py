@@ -32,7 +32,7 @@ API: Final = "api-reference.md"
 COPIES: Final = "files"
 API_NAMES: Final = (
     *(f"virnuc_core.api.{name}" for name in ("embed", "predict", "open_embeddings", "export_embeddings")),
-    "virnuc_core.api.Predictions",
+    *(f"virnuc_core.api.{name}" for name in ("Embedder", "Predictor", "Predictions")),
     *(f"virnuc_core.settings.{name}" for name in ("EngineSettings", "ScoringSettings")),
     *(f"virnuc_core.results.embeddings.{name}" for name in ("Embeddings", "Rows")),
     "virnuc_core.errors.VirnucError",

@@ -23,7 +23,7 @@ from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal, reporting_outcome
-from virnuc_core.inference.launcher import assign_shards
+from virnuc_core.inference.launcher import assign_shards, prepare_for_gpus
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
 from virnuc_core.inference.shard import missing_shards
 from virnuc_core.run_folder import RunFolder
@@ -58,7 +58,7 @@ def compute_lane(
     run = RunFolder(Path(folder))
     name = lane_journal_name(lane, run_id or secrets.token_hex(4))
     journal = LaneJournal(run.lane_journal(name))
-    alone = computes_here(device, num_lanes)
+    alone = computes_here(num_lanes)
     with working_in(run, token, journal, lane), recording_log(run.lane_log(name), alone=alone):
         own = own_device(device)
         with sampling_gpu(own, lane, journal.write):
@@ -101,13 +101,15 @@ class WatchedLanes(ABC):
 class LocalLanes(WatchedLanes):
     """One lane per device of this machine: threads, each with a process of its own for its device.
 
-    `compute` is the flow `embed_lane` in a flow, whose subflows they are. Otherwise the CPU's lane is this process.
+    `compute` is the flow `embed_lane` in a flow, whose subflows they are. Otherwise the only lane is this process.
     """
 
     def __init__(self, devices: tuple[str, ...], compute: ComputeLane = compute_lane) -> None:
         super().__init__(",".join(devices))
         self._devices = devices
         self._compute = compute
+        if devices != ("cpu",) and computes_here(len(devices)):  # planning will use the GPU
+            prepare_for_gpus()
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Plans in this process."""
@@ -120,7 +122,7 @@ class LocalLanes(WatchedLanes):
         if not assignments:
             return
         watch.follow_all(skip=True)
-        if computes_here(self._devices[0], len(assignments)):
+        if computes_here(len(assignments)):
             with _polling(watch):
                 self._compute(str(folder.root), assignments[0], 0, self._devices[0])
             return

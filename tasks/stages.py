@@ -166,7 +166,7 @@ def compute_shards(
 ) -> None:
     """Computes shards on a device, and raises the lane's errors; called again, it skips finished ones.
 
-    In a process of its own; but the only lane of a run without a flow computes in this one on the CPU.
+    In a process of its own, unless `computes_here`.
     """
     left = missing_shards(folder, shards)
     if not left:
@@ -184,15 +184,19 @@ def compute_shards(
             done += rows[event.shard]
             bar.update(100 * done / total)
 
-    if computes_here(device, num_lanes):
-        launcher.run_lane_here(folder, left, emit)
+    if computes_here(num_lanes):
+        from virnuc_core.inference.runner import LoadedModels  # slow imports
+
+        models = LoadedModels(device)
+        launcher.run_lane_here(folder, left, models, emit)
+        models.close()
     else:
         launcher.run_lane(folder, left, device, lane=lane, num_lanes=num_lanes, on_event=emit)
 
 
-def computes_here(device: str, num_lanes: int) -> bool:
-    """Whether a lane needs no process of its own."""
-    return device == "cpu" and num_lanes == 1 and not in_flow()
+def computes_here(num_lanes: int) -> bool:
+    """Whether a lane is computed in this process: the only one of a run without a flow, until a GPU fails here."""
+    return num_lanes == 1 and not in_flow() and not launcher.has_lost_device()
 
 
 def end_lane_processes() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from benchmarks.reliability.samples import make_tokenizer, random_weights
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
@@ -86,7 +87,7 @@ class MadeRun:
     def compute(self, indices: Sequence[int] | None = None) -> None:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
-        run_shards(self.folder, chosen, self.device, 0, lambda event: None)
+        run_shards(self.folder, chosen, LoadedModels(self.device), 0, lambda event: None)
 
 
 def plan_run(

@@ -4,11 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from virnuc_core.api import embed, export_embeddings, open_embeddings, predict, search
+    from virnuc_core.api import (
+        Embedder,
+        Predictor,
+        embed,
+        export_embeddings,
+        open_embeddings,
+        predict,
+        search,
+    )
 
 __version__: Final = "0.1.0"
 
-__all__ = ["__version__", "embed", "export_embeddings", "open_embeddings", "predict", "search"]
+__all__ = [
+    "Embedder",
+    "Predictor",
+    "__version__",
+    "embed",
+    "export_embeddings",
+    "open_embeddings",
+    "predict",
+    "search",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,27 +1,29 @@
 """Python API: a few functions over the same code as the commands; see docs/python-api.md.
 
-from virnuc_core import embed, predict, open_embeddings
+from virnuc_core import Embedder, Predictor, embed, predict, open_embeddings
 """
 
 import inspect
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.files import scratch_folder
+from virnuc_core.inference.device import resolve_devices
+from virnuc_core.inference.resident import ResidentModels
 from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.remote import output_path
-from virnuc_core.results.embeddings import EMBED_VECTORS, Embeddings, export_embeddings
+from virnuc_core.results.embeddings import Embeddings, export_embeddings
 from virnuc_core.results.search import search_run
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
@@ -29,6 +31,7 @@ from virnuc_core.sequences.reader import rejection_reason
 from virnuc_core.settings import (
     EngineSettings,
     PredictSettings,
+    RunConfig,
     ScoringSettings,
     Settings,
     embed_config,
@@ -38,8 +41,10 @@ from virnuc_core.settings import (
 from virnuc_core.specs import Alphabet
 
 __all__ = [
+    "Embedder",
     "Embeddings",
     "Predictions",
+    "Predictor",
     "embed",
     "export_embeddings",
     "open_embeddings",
@@ -109,9 +114,102 @@ class Predictions:
     folder: Path | None
 
 
+class _Resident:
+    """Models of one kind of run, loaded by its first call and kept until they are closed; a context manager."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._models = ResidentModels(resolve_devices(config.devices))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the memory of the devices, after calls of other threads have ended; later calls are a UsageError."""
+        self._models.close()
+
+
+class Embedder(_Resident):
+    """A model that stays loaded between calls, which may come from several threads; use it in a `with` block, or close it.
+
+    Args:
+        model: `esm2:NAME|PATH` for proteins, `dnabert:NAME|PATH` for DNA, or a path alone.
+        **options: fields of `virnuc_core.settings.EngineSettings`.
+
+    Raises:
+        VirnucError: there is no such model, setting or device.
+    """
+
+    @_takes_settings(EngineSettings)
+    def __init__(self, model: str, **options: Any) -> None:
+        self._family, self._name = family_of(model)
+        require_known_model(self._name, self._family)
+        super().__init__(embed_config(self._family, self._name, read_settings(EngineSettings, options)))
+
+    def embed(self, sequences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Mean vectors of proteins or DNA, float32 (n, D), in the order of the sequences.
+
+        The first call loads the model, and a later one again if its files have changed. If a call is interrupted or fails,
+        the next one may be made all the same.
+
+        Raises:
+            InputError: a sequence cannot be embedded; identified by its index, from 0.
+            UsageError: the model is closed.
+            VirnucError: any other failure; the message says what to do.
+        """
+        _require_usable(sequences, "protein" if self._family == "esm2" else "dna")
+        if not sequences:
+            return np.empty((0, open_checkpoint(self._name, self._family).spec.embedding_dim), np.float32)
+        with scratch_folder() as root:
+            fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
+            return embed_run([fasta], root / "run", self._config, self._models)
+
+
+class Predictor(_Resident):
+    """The models and the head of `predict`, kept loaded as by `Embedder`.
+
+    Args:
+        **options: fields of `virnuc_core.settings.ScoringSettings`.
+
+    Raises:
+        VirnucError: there is no such model, head, setting or device.
+    """
+
+    @_takes_settings(ScoringSettings)
+    def __init__(self, **options: Any) -> None:
+        settings = read_settings(ScoringSettings, options)
+        config = predict_config(PredictSettings(**settings.given))
+        require_head(config)  # before the inputs are read, which is slow
+        super().__init__(config)
+
+    def predict(
+        self,
+        source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]],
+        *,
+        out: str | Path | None = None,
+        force: bool = False,
+    ) -> Predictions:
+        """As the function `predict`, with its arguments and errors; UsageError if the models are closed."""
+        keeping = nullcontext(out) if out is not None else scratch_folder()
+        with keeping as root, _files(source) as inputs:
+            folder = RunFolder(output_path(str(root)))
+            report = predict_run(inputs, str(root), self._config, self._models, force=force)
+            return Predictions(
+                contigs=_read_table(folder.contigs),
+                chunks=_read_table(folder.predictions),
+                regions=_read_table(folder.regions),
+                rejected=_read_table(folder.rejected),
+                report=report.document,
+                folder=folder.root if out is not None else None,
+            )
+
+
 @_takes_settings(EngineSettings)
 def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[np.float32]:
-    """Embeds proteins or DNA: one mean vector per sequence.
+    """Embeds proteins or DNA: one mean vector per sequence; `Embedder` keeps the model for further calls.
 
     Args:
         sequences: in upper or lower case; duplicates are computed once.
@@ -125,19 +223,8 @@ def embed(sequences: Sequence[str], model: str, **options: Any) -> npt.NDArray[n
         InputError: a sequence cannot be embedded; identified by its index, from 0.
         VirnucError: any other failure; the message says what to do.
     """
-    family, name = family_of(model)
-    require_known_model(name, family)
-    config = embed_config(family, name, read_settings(EngineSettings, options))
-    _require_usable(sequences, "protein" if family == "esm2" else "dna")
-    if not sequences:
-        return np.empty((0, open_checkpoint(name, family).spec.embedding_dim), np.float32)
-    with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
-        root = Path(scratch)
-        fasta = _write_fasta(root / "sequences.fa", ((str(i), text) for i, text in enumerate(sequences)))
-        folder = RunFolder(root / "run")
-        embed_run([fasta], folder.root, config)
-        with Embeddings(folder.embeddings, own=True) as file:
-            return file.rows(EMBED_VECTORS, 0, len(file))
+    with Embedder(model, **options) as embedder:
+        return embedder.embed(sequences)
 
 
 @_takes_settings(ScoringSettings)
@@ -152,7 +239,7 @@ def predict(
     force: bool = False,
     **options: Any,
 ) -> Predictions:
-    """Classifies contigs as viral or not, as `virnuc predict` does.
+    """Classifies contigs as viral or not, as `virnuc predict` does; `Predictor` keeps the models for further calls.
 
     Args:
         source: a FASTA or FASTQ file (a path or a URL), several of them, or (id, sequence) pairs.
@@ -170,22 +257,10 @@ def predict(
         MismatchError: `out` holds a run with other input, models or settings.
         VirnucError: any other failure; the message says what to do.
     """
-    names = {"esm_model": esm_model, "dnabert_model": dnabert_model, "head": head}
-    settings = read_settings(ScoringSettings, {"chunk_length": chunk_length, **names, **options})
-    config = predict_config(PredictSettings(**settings.given))
-    require_head(config)  # before the inputs are read, which is slow
-    keeping = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="virnuc-")
-    with keeping as root, _files(source) as inputs:
-        folder = RunFolder(output_path(str(root)))
-        report = predict_run(inputs, str(root), config, force=force)
-        return Predictions(
-            contigs=_read_table(folder.contigs),
-            chunks=_read_table(folder.predictions),
-            regions=_read_table(folder.regions),
-            rejected=_read_table(folder.rejected),
-            report=report.document,
-            folder=folder.root if out is not None else None,
-        )
+    with Predictor(
+        chunk_length=chunk_length, esm_model=esm_model, dnabert_model=dnabert_model, head=head, **options
+    ) as predictor:
+        return predictor.predict(source, out=out, force=force)
 
 
 def open_embeddings(path: str | Path) -> Embeddings:
@@ -235,8 +310,8 @@ def _files(source: str | Path | Sequence[str | Path] | Sequence[tuple[str, str]]
     if not pairs:
         yield [str(path) for path in paths]
         return
-    with tempfile.TemporaryDirectory(prefix="virnuc-") as scratch:
-        yield [_write_fasta(Path(scratch) / "sequences.fa", pairs)]
+    with scratch_folder() as scratch:
+        yield [_write_fasta(scratch / "sequences.fa", pairs)]
 
 
 def _require_usable(sequences: Sequence[str], alphabet: Alphabet) -> None:

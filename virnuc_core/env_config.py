@@ -98,7 +98,7 @@ class EnvConfig(BaseModel):
     lane_timeout: Annotated[FiniteFloat | None, Field(gt=0)] = Field(
         None,
         alias="VIRNUC_LANE_TIMEOUT",
-        description="seconds without a finished shard after which a lane is taken to hang, and is ended "
+        description="seconds without a finished shard after which the process of a lane is taken to hang, and is ended "
         "[20 times a shard's estimated work, at least 1800]",
     )
     tracking_uri: str | None = Field(

@@ -11,11 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import IO, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
 _LARGEST_FLOAT: Final = 1e300  # NaN is not smaller
+_scratch: Final[set[Path]] = set()
 
 Record = TypeVar("Record")
 
@@ -94,7 +96,26 @@ def sync_folder(path: Path) -> None:
     _fsync(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
 
 
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder, for files that nobody needs after a crash: `is_scratch` says so, and they are not synced to disk."""
+    with TemporaryDirectory(prefix="virnuc-") as name:
+        folder = Path(name)
+        _scratch.add(folder)
+        try:
+            yield folder
+        finally:
+            _scratch.discard(folder)
+
+
+def is_scratch(path: Path) -> bool:
+    """Whether a path is in a `scratch_folder` of this process."""
+    return any(path.is_relative_to(folder) for folder in tuple(_scratch))
+
+
 def _fsync(path: Path, flags: int) -> None:
+    if is_scratch(path):
+        return
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

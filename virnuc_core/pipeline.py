@@ -7,13 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from virnuc_core.errors import UsageError, storage_error
-from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.launcher import compute_missing, require_main_process
 from virnuc_core.inference.plan import Kind, RunPlan, read_plan
-from virnuc_core.inference.planning import index_inputs, open_plan
-from virnuc_core.inference.shard import ShardCounters, remove_shard_temporaries, require_all_shards
+from virnuc_core.inference.planning import index_inputs
+from virnuc_core.inference.shard import (
+    ShardCounters,
+    iter_shard_results,
+    remove_shard_temporaries,
+    require_all_shards,
+)
 from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
@@ -42,21 +48,6 @@ class Lanes(Protocol):
 
     def compute(self, folder: RunFolder) -> list[LaneReport]:
         """Computes the missing shards; returns when all are done."""
-
-
-class LanesHere:
-    """Local lanes: on the CPU in this process, on GPUs in one process each; devices "cpu", or "cuda:0", "cuda:1", ..."""
-
-    def __init__(self, devices: tuple[str, ...]) -> None:
-        self._devices = devices
-
-    def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
-        """Plans in this process."""
-        return open_plan(config, FrameStore.open(folder.frames), kind, self._devices, folder)
-
-    def compute(self, folder: RunFolder) -> list[LaneReport]:
-        """Computes all missing shards."""
-        return compute_missing(folder, read_plan(folder.plan), self._devices)
 
 
 class Run:
@@ -297,36 +288,35 @@ def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None
         run.seconds[name] = round(time.monotonic() - begin, 3)
 
 
-def predict_run(inputs: Sequence[str], out: str, config: RunConfig, *, force: bool = False) -> RunReport:
+def predict_run(
+    inputs: Sequence[str], out: str, config: RunConfig, lanes: Lanes, *, force: bool = False
+) -> RunReport:
     """Classifies contigs of DNA files as viral or not; resumes a run in `out` unless `force` discards it.
 
     Raises:
         VirnucError: any failure; the message says what, where, and what to do.
     """
-    return _run_here(inputs, output_path(out), config, PREDICT, out=out, force=force)
-
-
-def embed_run(inputs: Sequence[str], root: Path, config: RunConfig) -> RunReport:
-    """Embeds whole sequences with one model into `embeddings.h5` in the folder; otherwise as `predict_run`."""
-    return _run_here(inputs, root, config, EMBED, out=str(RunFolder(root).embeddings))
-
-
-def _run_here(
-    inputs: Sequence[str],
-    root: Path,
-    config: RunConfig,
-    stages: Sequence[Stage],
-    *,
-    out: str,
-    force: bool = False,
-) -> RunReport:
-    require_main_process()
-    lanes = LanesHere(resolve_devices(config.devices))
-    with translate_os_errors(), open_run_folder(root, force=force) as folder:
-        kind: Kind = "predict" if stages is PREDICT else "embed"
-        run = Run(folder, config, kind, lanes=lanes, inputs=inputs, out=out, force=force)
-        run_stages(run, with_transfers(run, stages), lambda name: _log.info("stage: %s", name))
+    with translate_os_errors(), open_run_folder(output_path(out), force=force) as folder:
+        run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
+        run_stages(run, with_transfers(run, PREDICT), _log_stage)
     return run.report
+
+
+def embed_run(inputs: Sequence[str], root: Path, config: RunConfig, lanes: Lanes) -> npt.NDArray[np.float32]:
+    """Vectors of whole sequences by one model, (n, D) in input order, from the shards of a run in a new folder.
+
+    Raises:
+        VirnucError: as `predict_run`.
+    """
+    with translate_os_errors(), open_run_folder(root, force=False) as folder:
+        run = Run(folder, config, "embed", lanes=lanes, inputs=inputs)
+        run_stages(run, (index, plan, embed), _log_stage)
+        results = [result for _, result in iter_shard_results(folder, run.plan)]
+    return np.concatenate([result.dna if result.protein is None else result.protein for result in results])
+
+
+def _log_stage(name: str) -> None:
+    _log.info("stage: %s", name)
 
 
 @contextmanager

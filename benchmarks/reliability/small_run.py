@@ -17,9 +17,11 @@ from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import read_plan
+from virnuc_core.inference.resident import ResidentModels
+from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.inference.worker import run_shards
-from virnuc_core.pipeline import PREDICT, LanesHere, Run, run_stages, translate_os_errors
+from virnuc_core.pipeline import PREDICT, Run, run_stages, translate_os_errors
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import RunConfig
@@ -69,7 +71,7 @@ def run(
         )
 
 
-class _Lanes(LanesHere):
+class _Lanes(ResidentModels):
     """Lanes as processes, forks or in this process, as the flow `embed-lane` runs them."""
 
     def __init__(self, lanes: int, forked: bool) -> None:
@@ -106,7 +108,7 @@ class _Lanes(LanesHere):
 
 def _compute_here(folder: RunFolder, shards: tuple[int, ...], lane: int) -> None:
     with LaneJournal(folder.lane_journal(f"lane-{lane:04d}")) as journal, journal.recording_failure(lane):
-        run_shards(folder, shards, "cpu", lane, journal.write)
+        run_shards(folder, shards, LoadedModels("cpu"), lane, journal.write)
 
 
 def _compute_in_forks(folder: RunFolder, hands: tuple[tuple[int, ...], ...]) -> None:

@@ -12,11 +12,10 @@ import torch
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceMemoryError
 from virnuc_core.inference import runner
-from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import RunPlan, Shard
 from virnuc_core.inference.planning import make_plan
 from virnuc_core.inference.prefetch import Collator
-from virnuc_core.inference.runner import InferenceRunner
+from virnuc_core.inference.runner import InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.encoder import Encoder
@@ -87,16 +86,19 @@ def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **ch
     return replace(make_plan(config, store, "predict", (device,)), shards=tuple(shards))
 
 
-def compute(
-    inference: InferenceRunner, streams: Streams, store: FrameStore, plan: RunPlan
-) -> list[ShardResult]:
-    collator = Collator.load(plan, store, streams)
+def loaded(plan: RunPlan, device: str = "cuda:0") -> LoadedModels:
+    models = LoadedModels(device)
+    models.load(plan)
+    return models
+
+
+def compute(models: LoadedModels, store: FrameStore, plan: RunPlan) -> list[ShardResult]:
+    collator, inference = Collator.load(plan, store, models.streams), InferenceRunner(plan, models)
     return [computed.result() for computed in inference.run(map(collator.collate, plan.shards))]
 
 
 def run(store: FrameStore, plan: RunPlan, device: str = "cuda:0") -> list[ShardResult]:
-    streams = Streams(device)
-    return compute(InferenceRunner.load(plan, streams), streams, store, plan)
+    return compute(loaded(plan, device), store, plan)
 
 
 def joined(results: list[ShardResult], name: str) -> np.ndarray:
@@ -179,13 +181,12 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
     store: FrameStore, on_the_cpu: list[ShardResult]
 ) -> None:
     plan = plan_of(store, token_budget=400_000, num_shards=1, precision="fp32")
-    streams = Streams("cuda:0")
-    inference = InferenceRunner.load(plan, streams)
+    models = loaded(plan)
     torch.cuda.empty_cache()
     room = 400 * 2**20  # a forward pass over all tokens takes several times as much
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
-    [result] = compute(inference, streams, store, plan)
+    [result] = compute(models, store, plan)
     assert sum(model.out_of_memory for model in result.counters.models) > 0
     for name in ("dna", "protein"):
         assert worst_cosine(getattr(result, name), joined(on_the_cpu, name)) >= 0.999999
@@ -229,16 +230,15 @@ def test_the_model_in_fp32_needs_no_room_beside_the_other(
         return replace(plan, shards=shards)
 
     expected = joined(run(store, planned("fp32")), "protein")
-    streams = Streams("cuda:0")
-    inference = InferenceRunner.load(planned("fp16"), streams)
-    streams.free_memory()
+    models = loaded(planned("fp16"))
+    models.streams.free_memory()
     half = torch.cuda.memory_reserved()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2.6 * half / total)  # 2 for fp32 alone, 3 for both
-    results = compute(inference, streams, store, planned("fp16"))
+    results = compute(models, store, planned("fp16"))
     assert all(model.fp32_batches == model.batches for r in results for model in r.counters.models)
     assert worst_cosine(joined(results, "protein"), expected) >= 0.999999
-    streams.free_memory()
+    models.streams.free_memory()
     assert torch.cuda.memory_reserved() < 1.5 * half
 
 

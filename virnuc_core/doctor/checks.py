@@ -24,6 +24,7 @@ from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolv
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.planning import open_plan
+from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
@@ -238,7 +239,7 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
     plan = open_plan(config, store, "predict", (device,), run)
     shards = range(len(plan.shards))
     if engine == "reference":
-        run_shards(run, shards, device, 0, lambda event: None)
+        run_shards(run, shards, LoadedModels(device), 0, lambda event: None)
     else:
         run_lane(run, shards, device)
     results: list[Any] = [read_shard(run.shard(s.index), shard_identity(plan, s)) for s in plan.shards]

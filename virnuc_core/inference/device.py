@@ -238,6 +238,13 @@ class AsyncCopy:
         return self.tensors
 
 
+def on_device(device: str) -> AbstractContextManager[object]:
+    """A block in which kernels are launched on this device, on its default stream."""
+    if torch.device(device).type == "cpu":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.default_stream(device))
+
+
 class Streams:
     """Host-device copies; on a GPU, uploads, models and downloads overlap on three streams. The host waits for copies only.
 
@@ -250,7 +257,7 @@ class Streams:
         self.max_in_flight: Final = 0 if self.device.type == "cpu" else 3
         self._compute = self._uploads = self._downloads = None
         if self.device.type != "cpu":
-            self._compute = torch.cuda.current_stream(self.device)
+            self._compute = torch.cuda.default_stream(self.device)
             self._uploads = torch.cuda.Stream(self.device)
             self._downloads = torch.cuda.Stream(self.device)
 

@@ -18,7 +18,7 @@ from typing import Final, Self, get_args
 from virnuc_core import errors
 from virnuc_core.env_config import env
 from virnuc_core.errors import VirnucError, is_retryable
-from virnuc_core.files import from_json, parse_object, write_text
+from virnuc_core.files import from_json, is_scratch, parse_object, write_text
 from virnuc_core.inference.events import (
     LaneEvent,
     LaneFailed,
@@ -77,7 +77,8 @@ class LaneJournal:
         try:
             with self._turn:
                 self._file.write(json.dumps(values).encode() + b"\n")
-                os.fsync(self._file.fileno())
+                if not is_scratch(self._path):
+                    os.fsync(self._file.fileno())
         except OSError as error:
             _log.warning("journal %s cannot be written: %s", self._path, error)
 

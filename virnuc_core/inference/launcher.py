@@ -6,22 +6,21 @@ import logging
 import multiprocessing
 import os
 import queue
-import secrets
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from virnuc_core.env_config import available_threads, env, physical_gpu
-from virnuc_core.errors import DeviceLostError, LaneError, UsageError, VirnucError
+from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
 from virnuc_core.inference.compile_cache import compile_cache_environment, using_compile_cache
 from virnuc_core.inference.events import (
     LaneEvent,
@@ -31,10 +30,12 @@ from virnuc_core.inference.events import (
     ModelsLoaded,
     ShardDone,
 )
-from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal, lane_report
+from virnuc_core.inference.lane_journal import JournalEntry, lane_report
 from virnuc_core.inference.plan import RunPlan, read_plan
-from virnuc_core.inference.shard import pending_shards, remove_shard_temporaries
 from virnuc_core.run_folder import RunFolder
+
+if TYPE_CHECKING:  # imports torch
+    from virnuc_core.inference.runner import LoadedModels
 
 _LANE_PROCESS: Final = "virnuc-lane"  # prefix of process names
 _FINISHED: Final = "finished"
@@ -51,20 +52,9 @@ _SIGNAL_HINTS: Final = {
 # 2,400 small calls per second while another thread tokenizes; with this one, 30,000 or more.
 _SWITCH_SECONDS: Final = 5e-5
 
+_lost_device: Final = threading.Event()
+
 _log = logging.getLogger(__name__)
-
-
-def require_main_process() -> None:
-    """Refuses to start a run in a lane's process, which imports the script that started it.
-
-    Raises:
-        UsageError: this is a lane's process.
-    """
-    if multiprocessing.current_process().name.startswith(_LANE_PROCESS):
-        raise UsageError(
-            "this script is imported by the process of each GPU, and starts over there: put what it does under "
-            "`if __name__ == '__main__':`."
-        )
 
 
 def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tuple[tuple[int, ...], ...]:
@@ -79,44 +69,6 @@ def assign_shards(plan: RunPlan, indices: Sequence[int], num_lanes: int) -> tupl
         assigned[lane].append(index)
         heapq.heappush(loads, (load + plan.shards[index].cost, lane))
     return tuple(tuple(sorted(lane)) for lane in assigned if lane)
-
-
-def compute_missing(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list[LaneReport]:
-    """Computes the missing shards: on "cpu" in this process, on "cuda:0", "cuda:1", ... in one process each.
-
-    No other process may work in the folder.
-
-    Raises:
-        VirnucError: a lane failed; finished shards are kept.
-    """
-    pending = pending_shards(folder, plan)
-    remove_shard_temporaries(folder, pending)
-    assignments = assign_shards(plan, pending, len(devices))
-    lanes = range(len(assignments))
-    is_cpu = tuple(devices) == ("cpu",)
-
-    def compute(lane: int) -> LaneReport:
-        path = folder.lane_journal(f"lane-{lane:04d}-{secrets.token_hex(4)}")
-        with LaneJournal(path) as journal, journal.recording_failure(lane):
-            if is_cpu:
-                return run_lane_here(folder, assignments[lane], journal.write)
-            return run_lane(
-                folder,
-                assignments[lane],
-                devices[lane],
-                lane=lane,
-                num_lanes=len(lanes),
-                on_event=journal.write,
-            )
-
-    if is_cpu:
-        return [compute(lane) for lane in lanes]
-    with ThreadPoolExecutor(max(1, len(lanes)), thread_name_prefix="lane") as threads:
-        try:
-            return list(threads.map(compute, lanes))
-        except BaseException:
-            end_lane_processes()  # which the threads wait for
-            raise
 
 
 def run_lane(
@@ -173,23 +125,62 @@ def run_lane(
 
 
 def run_lane_here(
-    folder: RunFolder, indices: Sequence[int], on_event: Callable[[LaneEvent], None]
+    folder: RunFolder,
+    indices: Sequence[int],
+    models: "LoadedModels",
+    on_event: Callable[[LaneEvent], None],
+    lane: int = 0,
 ) -> LaneReport:
-    """Runs a lane on the CPU in this process, with the thread count of a lane process."""
-    import torch
+    """Computes shards in this thread, with the settings of a lane's process; see `run_shards` for what it raises.
 
+    Raises:
+        DeviceLostError: the GPU failed. CUDA does not recover from that in this process, see `has_lost_device`.
+    """
     from virnuc_core.inference.worker import run_shards
 
-    started, threads = time.perf_counter(), torch.get_num_threads()
+    started = time.perf_counter()
     entries, emit = _recorder(on_event)
+    device, on_gpu = models.device, models.device.startswith("cuda")
+    if on_gpu:
+        prepare_for_gpus()
+        device = f"cuda:{physical_gpu(int(device.partition(':')[2]))}"
+    try:
+        with using_compile_cache() if on_gpu else _using_threads():
+            emit(_lane_started(lane, device, os.getpid(), indices))
+            run_shards(folder, indices, models, lane, emit)
+            emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
+    except RuntimeError as error:
+        if not isinstance(lost := _unexpected(error, lane), DeviceLostError):
+            raise
+        _lost_device.set()
+        raise lost from error
+    return lane_report(entries)
+
+
+def has_lost_device() -> bool:
+    """Whether a GPU failed in this process, which can compute on none from then on; its child processes can."""
+    return _lost_device.is_set()
+
+
+def prepare_for_gpus() -> None:
+    """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    os.environ.update(compile_cache_environment())
+    # Varying batch sizes would otherwise fragment GPU memory.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+@contextmanager
+def _using_threads() -> Iterator[None]:
+    """Gives torch the thread count of a lane's process."""
+    import torch
+
+    before = torch.get_num_threads()
     torch.set_num_threads(available_threads())
     try:
-        emit(_lane_started(0, "cpu", os.getpid(), indices))
-        run_shards(folder, indices, "cpu", 0, emit)
-        emit(LaneFinished(lane=0, seconds=time.perf_counter() - started))
+        yield
     finally:
-        torch.set_num_threads(threads)
-    return lane_report(entries)
+        torch.set_num_threads(before)
 
 
 def lane_timeout(costs: Iterable[float]) -> float:
@@ -298,18 +289,18 @@ def _lane_main(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     _die_with_parent()
-    os.environ.update(environment | compile_cache_environment())
-    # Varying batch sizes would otherwise fragment GPU memory.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    os.environ.update(environment)
+    prepare_for_gpus()
     pipe = _PipeHandler(sender)
     logging.getLogger().setLevel(log_level)
     logging.getLogger().addHandler(pipe)
     try:
-        from virnuc_core.inference.worker import run_shards  # imports torch, so not before the lines above
+        # Both import torch, so not before the lines above.
+        from virnuc_core.inference.runner import LoadedModels
+        from virnuc_core.inference.worker import run_shards
 
         with using_compile_cache():
-            run_shards(folder, indices, device, lane, pipe.send)
+            run_shards(folder, indices, LoadedModels(device), lane, pipe.send)
     except (VirnucError, OSError, MemoryError) as error:
         pipe.send(error)
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent reports what happened

@@ -140,12 +140,15 @@ def open_plan(
     devices: tuple[str, ...],
     folder: RunFolder,
     token: str | None = None,
+    *,
+    before: RunPlan | None = None,
 ) -> RunPlan:
     """Reads the plan of a run folder, creating it if missing.
 
     A run derived from another one keeps its shards, and the resolved settings of unchanged models. With other emergency
     switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type.
-    With a `token`, nothing is written once the run has been started over.
+    With a `token`, nothing is written once the run has been started over. `before` is an earlier plan of this process, whose
+    token budgets are kept for the same models.
 
     Raises:
         HostError: the folder no longer has this token.
@@ -156,7 +159,7 @@ def open_plan(
     log_version_warnings("compute")
     if not folder.plan.exists():
         previous = read_plan(folder.previous.plan) if folder.previous else None
-        plan = make_plan(config, store, kind, devices, previous)
+        plan = make_plan(config, store, kind, devices, previous, before)
         if token is not None:
             folder.require_token(token)
         write_plan(folder.plan, plan)
@@ -165,7 +168,7 @@ def open_plan(
     if existing.switches != switches_of(config):
         # With other arithmetic, the same duration gives other bounds.
         config = config.model_copy(update={"shard_seconds": None})
-    wanted = make_plan(config, store, kind, devices, existing)
+    wanted = make_plan(config, store, kind, devices, existing, before)
     if token is not None:
         folder.require_token(token)
     require_same_plan(existing.uniform, wanted, folder)
@@ -209,11 +212,12 @@ def make_plan(
     kind: Kind,
     devices: tuple[str, ...],
     existing: RunPlan | None = None,
+    before: RunPlan | None = None,
 ) -> RunPlan:
     """Resolves everything that determines the results of a run.
 
     `existing` is a plan to resume or derive from: unless other values are requested, its shards are kept for the same input,
-    and its token budget and compile mode for the same model.
+    and its token budget and compile mode for the same model. Without it, the token budget is that of `before`.
 
     Raises:
         UsageError: settings contradict each other.
@@ -221,7 +225,7 @@ def make_plan(
         MismatchError: the head was trained for other models, another chunk length or other frames.
         DeviceError: the device does not support the precision.
     """
-    models = plan_models(config, devices, existing, store.meta.frames)
+    models = plan_models(config, devices, existing or before, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
     head = _plan_head(config, models, existing, store.meta) if kind == "predict" else None

@@ -1,12 +1,14 @@
 """Runs a plan's models and head on one device, from collated shards to vectors and scores on the host."""
 
+import copy
 import logging
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,7 +26,7 @@ from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
 from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.checkpoint import load_model
+from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint
 from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.encoder import Encoder
@@ -137,7 +139,7 @@ class ModelRunner:
         streams: Streams,
         load_fp32: "Callable[[], ModelRunner] | None" = None,
     ) -> None:
-        self.planned: Final = planned
+        self.planned = planned
         self._model = model
         self._streams = streams
         self._load_fp32 = load_fp32
@@ -156,17 +158,21 @@ class ModelRunner:
         if planned.attention != "padded":  # plain torch, runs anywhere
             head_dim = planned.spec.head_dim
             resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        checkpoint = open_checkpoint(planned.location, planned.family)
-        if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
-            raise MismatchError(
-                f"the files of model {planned.name} ({planned.location}) have changed since the run was "
-                f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
-                "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
-            )
-        model = load_model(checkpoint, streams.device, planned.precision)
+        model = load_model(_open_planned(planned), streams.device, planned.precision)
         compile_layers(model, planned.compile_mode)
         load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
         return cls(planned, model, streams, load_fp32)
+
+    def serves(self, planned: PlannedModel) -> bool:
+        """Whether it computes what is planned, with whatever token budget."""
+        own = self.planned
+        return replace(planned, name=own.name, token_budget=own.token_budget) == own
+
+    def for_run(self, planned: PlannedModel) -> "ModelRunner":
+        """The same model for one run, whose batches are not limited by what earlier runs ran into."""
+        runner = copy.copy(self)
+        runner.planned = planned
+        return runner
 
     def warm_up(self) -> None:
         """Runs a full and a small batch, to trigger compilation and library initialisation.
@@ -318,8 +324,20 @@ class ModelRunner:
         return HostBatch(input_ids, cu_seqlens, 0)
 
 
+def _open_planned(planned: PlannedModel) -> Checkpoint:
+    """Opens a model; MismatchError if its files have changed since planning."""
+    checkpoint = open_checkpoint(planned.location, planned.family)
+    if (found := checkpoint.fingerprint) != planned.weights_fingerprint:
+        raise MismatchError(
+            f"the files of model {planned.name} ({planned.location}) have changed since the run was "
+            f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
+            "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
+        )
+    return checkpoint
+
+
 def _load_fp32(planned: PlannedModel, streams: Streams) -> ModelRunner:
-    model = load_model(open_checkpoint(planned.location, planned.family), streams.device, "fp32")
+    model = load_model(_open_planned(planned), streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
     attention = resolve_attention(choice, streams.device, planned.family, "fp32", model.spec.head_dim)
     return ModelRunner(replace(planned, precision="fp32", attention=attention), model, streams)
@@ -384,35 +402,75 @@ class _ShardInFlight:
     out_of_memory: Counter[Family] = field(default_factory=Counter)
 
 
-class InferenceRunner:
-    """The models and the head of a plan on one device."""
+class LoadedModels:
+    """Models and head on one device, kept between runs, which use them one at a time.
 
-    def __init__(
-        self, plan: RunPlan, streams: Streams, models: Iterable[ModelRunner], scorer: Scorer | None
-    ) -> None:
-        self._plan = plan
-        self._streams = streams
+    A plan with other weights or arithmetic, or another head, has its own loaded in their place.
+
+    Attributes:
+        scorer: the head, None until one is loaded.
+        stopping: of the run under way; when set, it ends after its current batch with KeyboardInterrupt.
+    """
+
+    def __init__(self, device: str, models: Iterable[ModelRunner] = ()) -> None:
+        self.device: Final = device
+        self.stopping = threading.Event()
         self._models = {model.planned.family: model for model in models}
-        self._scorer = scorer
-        self._last_complete = 0.0
+        self._head: PlannedHead | None = None
+        self.scorer: Scorer | None = None
 
-    @classmethod
-    def load(cls, plan: RunPlan, streams: Streams, reused_families: frozenset[Family] = frozenset()) -> Self:
-        """Loads models and head onto the device, and warms up a GPU; `reused_families` load only when first needed.
+    @cached_property
+    def streams(self) -> Streams:
+        """Those of the device, where this creates torch's context."""
+        return Streams(self.device)
+
+    def load(self, plan: RunPlan, reused_families: frozenset[Family] = frozenset()) -> None:
+        """Loads what is missing for a plan, and warms up a GPU; `reused_families` load only when first needed.
 
         Raises:
             CheckpointError: a model or head cannot be read.
             MismatchError: one of them has changed since planning.
             DeviceMemoryError: they do not fit on the device.
         """
-        needed = [model for model in plan.models if model.family not in reused_families]
-        with raise_on_oom("the models", streams.device):
-            models = [ModelRunner.load(model, streams) for model in needed]
-            scorer = None if plan.head is None else Scorer(load_planned_head(plan.head), streams.device)
-            if streams.device.type != "cpu":
-                for model in models:
+        for planned in plan.models:
+            if planned.family in self._models and not self._models[planned.family].serves(planned):
+                del self._models[planned.family]
+                self.streams.free_memory()
+        wanted = [model for model in plan.models if model.family not in reused_families | self._models.keys()]
+        with raise_on_oom("the models", self.streams.device):
+            loaded = [ModelRunner.load(model, self.streams) for model in wanted]
+            if plan.head is not None and plan.head != self._head:
+                self.scorer = Scorer(load_planned_head(plan.head), self.streams.device)
+                self._head = plan.head
+            if self.streams.device.type != "cpu":
+                for model in loaded:
                     model.warm_up()
-        return cls(plan, streams, models, scorer)
+        self._models |= {model.planned.family: model for model in loaded}
+
+    def model(self, planned: PlannedModel) -> ModelRunner:
+        """A model for a run, loaded if it was not expected to be needed; raises as `load`."""
+        if planned.family not in self._models:
+            with raise_on_oom("the models", self.streams.device):
+                self._models[planned.family] = ModelRunner.load(planned, self.streams)
+        return self._models[planned.family].for_run(planned)
+
+    def close(self) -> None:
+        """Drops the models, and returns their memory to the device."""
+        self._models, self._head, self.scorer = {}, None, None
+        if "streams" in vars(self):  # or nothing was ever there
+            self.streams.free_memory()
+
+
+class InferenceRunner:
+    """Runs one plan on models that are loaded."""
+
+    def __init__(self, plan: RunPlan, loaded: LoadedModels) -> None:
+        self._plan = plan
+        self._loaded = loaded
+        self._streams = loaded.streams
+        self._models: dict[Family, ModelRunner] = {}
+        self._scorer = loaded.scorer if plan.head is not None else None
+        self._last_complete = 0.0
 
     def run(self, shards: Iterable[ShardInputs]) -> Generator[ComputedShard, None, None]:
         """Computes shards in order; the results of a shard depend only on the plan and its rows.
@@ -423,11 +481,14 @@ class InferenceRunner:
             CheckpointError: a vector is not finite, even in fp32.
             DeviceError: a single sequence does not fit on the device.
             DeviceMemoryError: the vectors of a shard do not fit, or the fp32 model where it is needed.
+            KeyboardInterrupt: the models are to stop.
         """
         in_flight: deque[tuple[_ShardInFlight, Family, AsyncCopy]] = deque()
         for inputs in shards:
             for launched in self._launch(inputs):
                 in_flight.append(launched)
+                if self._loaded.stopping.is_set():
+                    raise KeyboardInterrupt
                 while len(in_flight) > self._streams.max_in_flight:
                     yield from self._retire(*in_flight.popleft())
         while in_flight:
@@ -452,12 +513,11 @@ class InferenceRunner:
             yield shard, self._plan.models[0].family, AsyncCopy((torch.tensor(True),), None)
 
     def _prepare(self, shard: _ShardInFlight, inputs: ModelInputs) -> None:
-        """Allocates a model's vectors, and loads the model if it was not expected to be needed."""
+        """Allocates a model's vectors."""
         family = inputs.counters.family
         if family not in self._models:
             [planned] = [model for model in self._plan.models if model.family == family]
-            with raise_on_oom("the models", self._streams.device):
-                self._models[family] = ModelRunner.load(planned, self._streams)
+            self._models[family] = self._loaded.model(planned)
         width = self._models[family].planned.spec.embedding_dim
         with raise_on_oom("the vectors of a shard", self._streams.device):
             shard.vectors[family] = torch.empty((len(inputs.rows), width), device=self._streams.device)

@@ -13,12 +13,12 @@ import torch
 
 from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.files import make_folder
-from virnuc_core.inference.device import Streams
+from virnuc_core.inference.device import on_device
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.inference.prefetch import Collator, Prefetcher
 from virnuc_core.inference.reuse import ReusedShards
-from virnuc_core.inference.runner import ComputedShard, InferenceRunner
+from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -31,12 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 def run_shards(
-    folder: RunFolder, indices: Sequence[int], device: str, lane: int, emit: Callable[[LaneEvent], None]
+    folder: RunFolder,
+    indices: Sequence[int],
+    models: LoadedModels,
+    lane: int,
+    emit: Callable[[LaneEvent], None],
 ) -> None:
-    """Loads the models once and commits one shard after another.
+    """Loads the models that are not loaded yet, and commits one shard after another.
 
     Two threads run alongside: one collates the next shards, also while models load; the other writes finished shards and
-    emits `ShardDone`. Both end before this returns. `device` is "cpu" or "cuda:N", as seen by this process.
+    emits `ShardDone`. Both end before this returns.
 
     Raises:
         MismatchError: the run was started over meanwhile.
@@ -46,22 +50,22 @@ def run_shards(
     """
     planned = read_plan(folder.plan)
     planned.require_own_series()
-    for plan, shards in planned.grouped(indices):
-        _run_alike(folder, plan, shards, device, lane, emit)
+    with on_device(models.device):
+        for plan, shards in planned.grouped(indices):
+            _run_alike(folder, plan, shards, models, lane, emit)
 
 
 def _run_alike(
     folder: RunFolder,
     plan: RunPlan,
     shards: Sequence[Shard],
-    device: str,
+    models: LoadedModels,
     lane: int,
     emit: Callable[[LaneEvent], None],
 ) -> None:
     started = time.perf_counter()
-    streams = Streams(device)
     reused = ReusedShards.open(folder, plan)
-    collator = Collator.load(plan, FrameStore.open(folder.frames), streams, reused)
+    collator = Collator.load(plan, FrameStore.open(folder.frames), models.streams, reused)
     make_folder(folder.shards)
     guard = CommitGuard(folder, plan)
 
@@ -77,12 +81,13 @@ def _run_alike(
         return result.counters
 
     with Prefetcher(collator.collate, shards, depth=COLLATED_SHARDS) as inputs:
-        runner = InferenceRunner.load(plan, streams, reused.families if reused else frozenset())
-        hardware = f"{platform.machine()} CPU" if device == "cpu" else torch.cuda.get_device_name(device)
+        models.load(plan, reused.families if reused else frozenset())
+        is_cpu = models.streams.device.type == "cpu"
+        hardware = f"{platform.machine()} CPU" if is_cpu else torch.cuda.get_device_name(models.device)
         seconds = time.perf_counter() - started
-        emit(ModelsLoaded(lane=lane, device=device, device_name=hardware, seconds=seconds))
+        emit(ModelsLoaded(lane=lane, device=models.device, device_name=hardware, seconds=seconds))
         with (
-            closing(runner.run(inputs)) as computed,
+            closing(InferenceRunner(plan, models).run(inputs)) as computed,
             Prefetcher(commit, computed, depth=SHARDS_TO_WRITE) as committed,
         ):
             work = list(committed)

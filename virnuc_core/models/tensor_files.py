@@ -10,6 +10,7 @@ import pickle
 import pickletools
 import re
 import struct
+import threading
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,6 +68,8 @@ _NAMING: Final = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "EXT1", "EX
 _ADVICE: Final = (
     "Save the tensors alone (torch.save(model.state_dict(), ...) or safetensors) and give that file."
 )
+# Torch's list of allowed globals and Python's filters of warnings are those of the whole process.
+_reading: Final = threading.Lock()
 _TRUNCATED: Final = "It may be truncated: fetch it again, or save it again with a current torch."
 
 
@@ -111,10 +114,10 @@ def read_pickle(
     Raises:
         CheckpointError: the file is damaged or holds anything but `allowed`, tensors, containers and numbers.
     """
+    stand_ins = torch.serialization.safe_globals([(argparse.Namespace, _NAMESPACE), *allowed])
     try:
-        require_inert(path, (_NAMESPACE, *(name for _, name in allowed)), max_pickle_bytes)
-        stand_ins = torch.serialization.safe_globals([(argparse.Namespace, _NAMESPACE), *allowed])
-        with stand_ins, warnings.catch_warnings():
+        with _reading, stand_ins, warnings.catch_warnings():
+            require_inert(path, (_NAMESPACE, *(name for _, name in allowed)), max_pickle_bytes)
             warnings.simplefilter("ignore")  # torch's advice on writing the file
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except _DAMAGE as error:

@@ -1,12 +1,9 @@
 """The record of a run, `run.json`: its plan, results, speed, software versions and result files."""
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,7 +18,7 @@ from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.settings import settings_from
-from virnuc_core.versions import FLASH_ATTN
+from virnuc_core.versions import FLASH_ATTN, installed_version
 
 SCHEMA_VERSION: Final = 3
 RunAs = Literal["process", "flow"]
@@ -145,10 +142,8 @@ class RunReport:
         """The content of run.json; `plan.json` lists the shards."""
         plan = asdict(self.plan)
         del plan["shards"], plan["schema_version"]
-        versions = {"virnuc": self.plan.virnuc_version, "python": platform.python_version()}
-        for package in REPORTED_PACKAGES:
-            with suppress(PackageNotFoundError):
-                versions[package] = version(package)
+        found = {package: installed_version(package) for package in ("python", *REPORTED_PACKAGES)}
+        versions = {"virnuc": self.plan.virnuc_version} | {name: text for name, text in found.items() if text}
         return {
             "schema_version": SCHEMA_VERSION,
             "plan_fingerprint": self.plan.fingerprint,

@@ -11,14 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.made_models import MadeModels, MadeRun, plan_run
-from virnuc_core.errors import DeviceLostError, UsageError, VirnucError
+from virnuc_core.errors import DeviceLostError, VirnucError
 from virnuc_core.inference import launcher
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
-from virnuc_core.inference.lane_journal import JournalTail
-from virnuc_core.inference.launcher import assign_shards, compute_missing, require_main_process, run_lane
+from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import Shard
 
 
@@ -67,26 +65,6 @@ def test_a_lane_says_what_it_does(
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.usefixtures("fast_lanes")
-@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")], ids=["here", "two processes"])
-def test_only_what_is_missing_is_computed(
-    run: MadeRun, finished_run: MadeRun, devices: tuple[str, ...]
-) -> None:
-    run.compute([1])
-    threads, made_at = torch.get_num_threads(), run.folder.shard(1).stat().st_mtime_ns
-    reports = compute_missing(run.folder, run.plan, devices)
-    assert torch.get_num_threads() == threads
-    assert run.folder.shard(1).stat().st_mtime_ns == made_at
-    indices = [shard.index for shard in run.plan.shards]
-    assert sorted(done.shard for report in reports for done in report.shards) == [0, *indices[2:]]
-    journals = [JournalTail(path).read_new() for path in run.folder.lanes.iterdir()]
-    assert len(journals) == len(reports) == len(devices)
-    assert sum(map(len, journals)) == len(indices) - 1 + 3 * len(reports)
-    for index in indices:
-        assert run.folder.shard(index).read_bytes() == finished_run.folder.shard(index).read_bytes()
-    assert compute_missing(run.folder, run.plan, devices) == []
-
-
 def test_a_lane_that_hangs_is_ended(run: MadeRun, set_env: Callable[..., None]) -> None:
     """As in a driver or a file system that does not answer; its process does not even take SIGTERM."""
     set_env(VIRNUC_LANE_TIMEOUT=1.5)
@@ -106,13 +84,6 @@ def test_a_lane_hangs_after_a_multiple_of_what_its_shards_take(set_env: Callable
     assert launcher.lane_timeout([1.0, 200.0]) == 4000.0
     set_env(VIRNUC_LANE_TIMEOUT=60)
     assert launcher.lane_timeout([200.0]) == 60.0
-
-
-def test_a_lane_makes_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_main_process()
-    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{launcher._LANE_PROCESS}-0")
-    with pytest.raises(UsageError, match="__main__"):
-        require_main_process()
 
 
 @pytest.mark.parametrize(("level", "has_traceback"), [(logging.INFO, False), (logging.DEBUG, True)])

@@ -19,7 +19,7 @@ from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.plan import PlannedModel, Shard
 from virnuc_core.inference.prefetch import Collator
-from virnuc_core.inference.runner import ComputedShard, InferenceRunner, ModelRunner, Scorer
+from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedModels, ModelRunner, Scorer
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
@@ -34,9 +34,10 @@ from virnuc_core.specs import AttentionBackend
 def run_all(run: MadeRun, **changes: object) -> ShardResult:
     """All rows of a run as one shard."""
     shard = Shard(index=0, begin=0, end=run.store.num_frames, cost=1.0)
-    plan, streams = replace(run.plan, shards=(shard,), **changes), Streams("cpu")
-    inputs = Collator.load(plan, run.store, streams).collate(shard)
-    [computed] = InferenceRunner.load(plan, streams).run(iter([inputs]))
+    plan, models = replace(run.plan, shards=(shard,), **changes), LoadedModels("cpu")
+    inputs = Collator.load(plan, run.store, models.streams).collate(shard)
+    models.load(plan)
+    [computed] = InferenceRunner(plan, models).run(iter([inputs]))
     assert computed.shard == shard
     assert computed.seconds.forward > 0 < computed.seconds.tokenize
     return computed.result()
@@ -131,7 +132,8 @@ def protein_model(run: MadeRun) -> tuple[PlannedModel, Encoder]:
 
 
 def embed_proteins(run: MadeRun, model: ModelRunner, streams: Streams, num_shards: int) -> list[ShardResult]:
-    runner = InferenceRunner(replace(run.plan, models=(model.planned,)), streams, [model], None)
+    plan = replace(run.plan, models=(model.planned,), head=None)
+    runner = InferenceRunner(plan, LoadedModels(str(streams.device), [model]))
     collator = Collator(run.store, ((model.planned, Esm2Tokenizer()),), streams)
     bounds = np.linspace(0, run.store.num_frames, num_shards + 1).astype(int).tolist()
     shards = [Shard(index=i, begin=bounds[i], end=bounds[i + 1], cost=1.0) for i in range(num_shards)]
@@ -157,6 +159,22 @@ def test_batches_are_halved_until_they_fit(
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 2
     assert "ran out of memory in model esm2_t4_made.pt on a batch of" in caplog.text
     np.testing.assert_allclose(result.protein, packed.protein, atol=1e-5, rtol=0)
+
+
+def test_what_one_run_ran_into_does_not_limit_the_next(finished_run: MadeRun) -> None:
+    planned, model = protein_model(finished_run)
+    device, streams = FakeDevice(model, max_tokens=300), Streams("cpu")
+    models = LoadedModels("cpu", [ModelRunner(planned, device, streams)])
+    plan = replace(finished_run.plan, models=(planned,), head=None)
+    shard = Shard(index=0, begin=0, end=finished_run.store.num_frames, cost=1.0)
+    inputs = Collator(finished_run.store, ((planned, Esm2Tokenizer()),), streams).collate(shard)
+    tried = []
+    for _ in range(2):
+        device.tried.clear()
+        [computed] = InferenceRunner(plan, models).run([inputs])
+        assert computed.result().counters.models[0].out_of_memory == 2
+        tried.append(list(device.tried))
+    assert tried[0] == tried[1]
 
 
 def test_a_sequence_that_fits_nowhere_is_named_and_not_tried_again(finished_run: MadeRun) -> None:
@@ -187,7 +205,7 @@ def test_a_changed_model_or_head_is_noticed(tmp_path: Path, file: str, message: 
     tensors = load_file(tmp_path / file)
     save_file({name: tensor + 1e-4 for name, tensor in tensors.items()}, tmp_path / file)
     with pytest.raises(MismatchError, match=message):
-        InferenceRunner.load(run.plan, Streams("cpu"))
+        LoadedModels("cpu").load(run.plan)
 
 
 def test_only_the_sequences_that_overflow_are_computed_again_and_the_fp32_model_is_dropped(

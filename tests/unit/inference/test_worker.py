@@ -13,10 +13,9 @@ from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import CheckpointError, DeviceError, MismatchError
-from virnuc_core.inference.device import Streams
 from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
-from virnuc_core.inference.runner import InferenceRunner
+from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
@@ -52,12 +51,12 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
         begun.set()
         return encode(self, proteins)
 
-    def fail(plan: RunPlan, streams: Streams, reused_families: frozenset[Family]) -> InferenceRunner:
+    def fail(models: LoadedModels, plan: RunPlan, reused_families: frozenset[Family]) -> None:
         assert begun.wait(10), "nothing is prepared while models load"
         raise CheckpointError("broken")
 
     monkeypatch.setattr(Esm2Tokenizer, "encode", encode_and_tell)
-    monkeypatch.setattr(InferenceRunner, "load", fail)
+    monkeypatch.setattr(LoadedModels, "load", fail)
     with pytest.raises(CheckpointError, match="broken"):
         run.compute()
     assert shard_names(run) == []
@@ -72,7 +71,7 @@ def test_an_interrupt_ends_all_threads(run: MadeRun) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_shards(run.folder, range(len(run.plan.shards)), "cpu", 0, interrupt)
+            run_shards(run.folder, range(len(run.plan.shards)), LoadedModels("cpu"), 0, interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
     assert "shard_00000.h5" in shard_names(run)
@@ -93,10 +92,10 @@ def test_a_lane_writes_nothing_into_the_folder_of_another_run(
     indices = range(len(run.plan.shards))
     if settings:
         with pytest.raises(MismatchError, match=r"was started over \(--force\) .* shard 1 is not written"):
-            run_shards(run.folder, indices, "cpu", 0, start_over)
+            run_shards(run.folder, indices, LoadedModels("cpu"), 0, start_over)
         assert list(run.folder.shards.iterdir()) == []
     else:
-        run_shards(run.folder, indices, "cpu", 0, start_over)
+        run_shards(run.folder, indices, LoadedModels("cpu"), 0, start_over)
         assert pending_shards(run.folder, read_plan(run.folder.plan)) == (0,)
 
 

@@ -3,8 +3,11 @@
 import io
 import pickle
 import sys
+import time
+import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 
 from benchmarks.reliability.hostile import module_of_modules, torch_files
 from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
+from tests.made_models import ESM2
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.tensor_files import read_pickle, read_tensors, require_inert
@@ -128,3 +132,19 @@ def test_nothing_takes_for_ever(make: Callable[[], bytes], message: str, tmp_pat
     (tmp_path / "a.pt").write_bytes(make())
     with pytest.raises(CheckpointError, match=message):
         load_classifier(tmp_path / "a.pt")
+
+
+def test_threads_that_read_at_once_do_not_take_what_is_allowed_from_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load, before = torch.load, (torch.serialization.get_safe_globals(), list(warnings.filters))
+
+    def load_slowly(*arguments: object, **options: object) -> object:
+        time.sleep(0.02)
+        return load(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "load", load_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(read_tensors, [ESM2] * 8))  # its arguments are a Namespace
+    assert all(arguments == found[0][1] for _, arguments in found)
+    assert (torch.serialization.get_safe_globals(), list(warnings.filters)) == before

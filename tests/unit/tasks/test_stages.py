@@ -1,6 +1,8 @@
 """Stages of flows: what is retried, and what ends the run at once."""
 
 import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,16 @@ from prefect.states import Failed
 
 from tasks import stages
 from tasks.stages import Resumable, awaiting_storage, find_pending
-from tests.made_models import MadeRun
+from tests.made_models import MadeModels, MadeRun, plan_run
 from tests.made_moves import copy_of
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
-from virnuc_core.pipeline import LanesHere, Run
+from virnuc_core.inference import launcher, worker
+from virnuc_core.inference.events import LaneStarted
+from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
+from virnuc_core.inference.resident import ResidentModels
+from virnuc_core.inference.shard import missing_shards
+from virnuc_core.pipeline import Run
 from virnuc_core.settings import RunConfig
 
 
@@ -83,7 +90,7 @@ def test_what_killed_lanes_left_is_removed(finished_run: MadeRun, tmp_path: Path
     left = [whole.folder.shards / path.name for path in left]
     for path in left:
         path.touch()
-    finished = Run(whole.folder, RunConfig(), "predict", lanes=LanesHere(("cpu",)))
+    finished = Run(whole.folder, RunConfig(), "predict", lanes=ResidentModels(("cpu",)))
     finished.plan = whole.plan
     pipeline.validate(finished)
     assert not any(path.exists() for path in left)
@@ -111,3 +118,25 @@ def test_without_a_flow_a_stage_is_tried_again_in_the_same_way(
     assert len(tries) == 3
     with pytest.raises(InputError):
         fail(InputError("no such file"))
+
+
+@pytest.mark.usefixtures("fast_lanes")
+def test_after_a_gpu_failed_here_its_lane_goes_on_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, made_models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    run = plan_run(tmp_path / "run", contigs, made_models.config())
+    monkeypatch.setattr(stages, "RETRY_DELAYS_SECONDS", [0.0])
+    monkeypatch.setattr(launcher, "_lost_device", threading.Event())
+    monkeypatch.setattr(worker, "run_shards", fail)
+    stages.stopping.clear()
+    assert stages.computes_here(1)
+    with LaneJournal(run.folder.root / "lane.jsonl") as journal:
+        stages.compute_shards(run.folder, (0,), "cpu", 0, 1, journal)
+    assert not stages.computes_here(1)
+    entries = JournalTail(run.folder.root / "lane.jsonl").read_new()
+    first, second = (entry.event.pid for entry in entries if isinstance(entry.event, LaneStarted))
+    assert first == os.getpid() != second
+    assert missing_shards(run.folder, (0, 1)) == (1,)
