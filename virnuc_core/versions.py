@@ -5,7 +5,6 @@ import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
 from typing import Final, Literal
 
@@ -90,7 +89,6 @@ def log_version_warnings(part: Part) -> None:
             _log.warning("%s: %s (virnuc doctor says more)", found, check.advice)
 
 
-@cache
 def installed_version(package: str) -> str:
     """Version of a package or of "python"; "" when not installed."""
     if package == "python":
