@@ -24,8 +24,8 @@ FRAMES_IN_WORDS: Final[dict[FrameRule, str]] = {
 # Chunk length in bp, or as in `CHUNKS_BY_RECORD`; see `chunk_steps`.
 ChunkRule = int | str
 # What --chunk-length auto means for the longest stretches: each record is cut by its own length, into chunks of 500 bp below
-# 2,000 bp, of 1,000 bp below 5,000 bp, and of 2,000 bp from there on.
-CHUNKS_BY_RECORD: Final = "auto:500<2000,1000<5000,2000"
+# 2,000 bp, and of 1,000 bp from there on.
+CHUNKS_BY_RECORD: Final = "auto:500<2000,1000"
 CODE_WIDTH: Final = 64  # of the row codes of a head for the longest stretches
 
 

@@ -28,7 +28,7 @@ _TIER_RULES: Final[tuple[tuple[Tier, int, float, float], ...]] = (
     ("likely", 2, 0.15, 0.65),
 )
 # Of contigs that the head scores: minimum number of scored chunks, and minimum probability of the call.
-_CONTIG_TIER_RULES: Final[tuple[tuple[Tier, int, float], ...]] = (("confident", 2, 0.95), ("likely", 1, 0.8))
+_CONTIG_TIER_RULES: Final[tuple[tuple[Tier, int, float], ...]] = (("confident", 2, 0.95), ("likely", 1, 0.9))
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]

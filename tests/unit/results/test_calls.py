@@ -129,8 +129,8 @@ def scores_of(p_chunk: list[float], p_contig: float) -> ContigScores:
         (2, 0.95, 0.5, "confident"),
         (2, 0.05, 0.5, "confident"),
         (1, 0.99, 0.5, "likely"),
-        (1, 0.8, 0.5, "likely"),
-        (9, 0.79, 0.5, "unsure"),
+        (1, 0.9, 0.5, "likely"),
+        (9, 0.89, 0.5, "unsure"),
         # on the side of the call
         (9, 0.79, 0.9, "unsure"),
         (9, 0.01, 0.001, "unsure"),

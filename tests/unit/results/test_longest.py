@@ -448,7 +448,7 @@ def test_records_of_every_length_are_cut_by_their_own(made_models: MadeModels, t
         write_results(made)
     first, second = (read(made.folder.predictions) for made in (whole, parts))
     sizes = (first.end - first.start + 1).groupby(first.contig, sort=False).max()
-    assert sizes.tolist() == [150, 500, 500, 1000, 1000, 2000, 2000, 2000]
+    assert sizes.tolist() == [150, 500, 500, 1000, 1000, 1000, 1000, 1000]
     np.testing.assert_allclose(first.p_virus, second.p_virus, atol=0.02)
     fresh = from_nothing(parts, tmp_path / "fresh")
     write_results(fresh)
