@@ -29,7 +29,7 @@ from virnuc_core.inference import sharding
 from virnuc_core.models.catalogue import HeadPurpose, index_path, read_purpose
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import load_head
-from virnuc_core.results.nearest import UNKNOWN, load_index
+from virnuc_core.results.nearest import LEAST_CHUNKS, UNKNOWN, load_index
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -287,7 +287,8 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
         [row[0], k] for row in contigs[1:] for k in "12"
     ]
     for row, line in zip(contigs[1:], nearest[1::2], strict=True):
-        assert row[13] in (line.split("\t")[2], UNKNOWN)
+        is_short = int(row[4]) < LEAST_CHUNKS
+        assert row[13] in ({"NA"} if is_short else {line.split("\t")[2], UNKNOWN})
         assert float(row[12]) == pytest.approx(1 - float(line.split("\t")[3]), abs=2e-6)
     other = tmp_path / "nearest.tsv"
     searched = virnuc.done(
