@@ -37,14 +37,16 @@ LENGTHS_AROUND_STEPS = st.sampled_from([1999, 2000, 2001, 4999, 5000, 5001]) | s
 @given(st.lists(LENGTHS_AROUND_STEPS, min_size=1, max_size=20))
 @example([1, 1999, 2000, 4999, 5000, 30_000])
 def test_records_are_cut_by_their_own_length(lengths: list[int]) -> None:
-    table = chunk_table(np.array(lengths, np.int64), CHUNKS_BY_RECORD)
-    rows = list(zip(table.record, table.index, table.start, table.end, strict=True))
-    for record, length in enumerate(lengths):
-        size = 500 if length < 2000 else 1000 if length < 5000 else 2000
-        own = [(int(start), int(end)) for number, _, start, end in rows if number == record]
-        assert own == slow_chunks(length, size)
-        assert {base for start, end in own for base in range(start, end)} == set(range(length))
-    assert table.record.tolist() == sorted(table.record.tolist())
+    steps = {CHUNKS_BY_RECORD: (500, 1000, 1000), "auto:500<2000,1000<5000,2000": (500, 1000, 2000)}
+    for written, (short, middle, long) in steps.items():
+        table = chunk_table(np.array(lengths, np.int64), written)
+        rows = list(zip(table.record, table.index, table.start, table.end, strict=True))
+        for record, length in enumerate(lengths):
+            size = short if length < 2000 else middle if length < 5000 else long
+            own = [(int(start), int(end)) for number, _, start, end in rows if number == record]
+            assert own == slow_chunks(length, size)
+            assert {base for start, end in own for base in range(start, end)} == set(range(length))
+        assert table.record.tolist() == sorted(table.record.tolist())
 
 
 def require_rows(
