@@ -32,7 +32,7 @@ def _installed(name: str) -> Path:
     stamp, wanted = environment / "installed", "\n".join(REQUIREMENTS[name])
     if not stamp.exists() or stamp.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
-        command = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]]
+        command = [f"{environment}/bin/python", "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]]
         done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"{wanted} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
