@@ -10,6 +10,7 @@ import torch
 from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError, VirnucError
 from virnuc_core.inference.device import (
     cpu_has_bf16,
+    cpu_has_fast_bf16,
     cpu_has_int8,
     default_token_budget,
     fitting_token_budget,
@@ -43,9 +44,17 @@ def test_what_is_no_choice_of_devices(choice: tuple[str, ...]) -> None:
 
 
 def test_automatic_precision_for_the_longest_stretches() -> None:
-    assert resolve_precision("auto", "cpu", "longest") == ("bf16" if cpu_has_bf16() else "fp32")
+    assert resolve_precision("auto", "cpu", "longest") == ("bf16" if cpu_has_fast_bf16() else "fp32")
     assert resolve_precision("auto", "cuda:0", "longest") == "fp16"
     assert resolve_precision("fp32", "cpu", "longest") == "fp32"
+
+
+def test_bf16_is_slow_on_intel_without_amx(tmp_path: Path) -> None:
+    intel, amd = tmp_path / "intel", tmp_path / "amd"
+    intel.write_text("vendor_id\t: GenuineIntel\n")
+    amd.write_text("vendor_id\t: AuthenticAMD\n")
+    assert cpu_has_fast_bf16(intel) == (cpu_has_bf16() and torch.cpu._is_amx_tile_supported())
+    assert cpu_has_fast_bf16(amd) == cpu_has_fast_bf16(tmp_path / "none") == cpu_has_bf16()
 
 
 @pytest.mark.parametrize(

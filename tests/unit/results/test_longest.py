@@ -19,7 +19,7 @@ from tests.made_moves import begin_move, content, copy_of, from_nothing, write_r
 from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference import CPU_LIBRARIES
-from virnuc_core.inference.device import cpu_has_bf16
+from virnuc_core.inference.device import cpu_has_fast_bf16
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.reuse import ReusedShards
@@ -61,7 +61,7 @@ def test_the_head_decides_what_is_embedded(run: MadeRun, finished_run: MadeRun) 
 
 def test_automatic_precision_is_recorded(run: MadeRun, finished_run: MadeRun) -> None:
     found = [{model.precision for model in read_plan(one.folder.plan).models} for one in (run, finished_run)]
-    assert found == [{"bf16" if cpu_has_bf16() else "fp32"}, {"fp32"}]
+    assert found == [{"bf16" if cpu_has_fast_bf16() else "fp32"}, {"fp32"}]
 
 
 def test_every_chunk_with_a_stretch_has_a_score(run: MadeRun, finished_run: MadeRun) -> None:
