@@ -107,9 +107,9 @@ def accuracy_rows(results: Results) -> Iterator[Json]:
 
 
 def run_rows(results: Results) -> Iterator[Json]:
-    """Command and machine of every file."""
+    """Command and machine of every file about the speed of a device."""
     for name, result in results.items():
-        if "kind" in result and "machine" in result:
+        if "kind" in result and "device" in result.get("machine", ()):
             machine = result["machine"]
             versions = [f"{key} {machine[key]}" for key in ("torch", "cuda", "triton") if machine[key]]
             driver = f", driver {machine['driver_version']}" if "driver_version" in machine else ""
