@@ -95,7 +95,6 @@ def _run_block(name: str, variables: Mapping[str, object], folder: Path, environ
 @pytest.mark.slow
 def test_script_block_writes_what_the_process_promises(tmp_path: Path, environment: dict[str, str]) -> None:
     write_contigs(tmp_path / "gut.fa.gz", "contig_03", "contig_10")
-    del environment["VIRNUC_HOME"]
     variables = {
         "task.cpus": 1,
         "fasta": "gut.fa.gz",

@@ -80,6 +80,21 @@ def test_a_failed_job_resumes_and_a_finished_workflow_has_nothing_to_do(
 
 
 @pytest.mark.slow
+def test_a_changed_option_is_refused_until_the_folder_of_the_run_is_removed(
+    snakemake: Run, workflow: Path
+) -> None:
+    log, changed = workflow / "logs/virnuc_predict/bees.log", ("--config", "extra=--min-length 5300")
+    first = snakemake(workflow)
+    assert first.returncode == 0, first.stdout
+    assert snakemake(workflow, *changed).returncode == 1
+    assert "min_length (--min-length) was 0, now 5300" in log.read_text()
+    shutil.rmtree(workflow / "results/virnuc")
+    again = snakemake(workflow, *changed)
+    assert again.returncode == 0, again.stdout
+    assert names_in(workflow / "results/viral_contigs.fa.gz") == ["gut|contig_03"]
+
+
+@pytest.mark.slow
 def test_wrapper_in_the_layout_of_the_wrapper_repository(snakemake: Run, tmp_path: Path) -> None:
     (tmp_path / "master").symlink_to(SNAKEMAKE)
     folder = shutil.copytree(SNAKEMAKE / WRAPPER / "test", tmp_path / "test")

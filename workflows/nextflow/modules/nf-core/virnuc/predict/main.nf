@@ -32,7 +32,7 @@ process VIRNUC_PREDICT {
     prefix = task.ext.prefix ?: "${meta.id}"
     """
     export VIRNUC_THREADS=$task.cpus
-    export VIRNUC_HOME=\${VIRNUC_HOME:-\$PWD/virnuc_home}
+    export VIRNUC_HOME="\$PWD/virnuc_home"
 
     virnuc predict \\
         $fasta \\
