@@ -14,7 +14,7 @@ Tool = Callable[[str], Path]
 REQUIREMENTS = {
     "multiqc": ("multiqc==1.35",),
     "snakemake": ("snakemake==9.27.1",),
-    "nextflow": ("nextflow==26.10.3", "nf-core==4.2.1"),
+    "nextflow": ("nextflow==26.10.3", "nf-core==4.2.1", "reftrace==0.6.0"),
     "galaxy": ("planemo==0.75.47", "galaxy-tool-util==26.1.2"),
     "gff": ("gffutils==0.14",),
 }
