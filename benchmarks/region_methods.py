@@ -25,12 +25,11 @@ def methods() -> dict[str, dict[str, Method]]:
         "neutral_p": NEUTRAL_PS,
     }
     return {
-        "levels, posterior": _grid(
+        "levels": _grid(
             levels,
-            change_every=DISTANCES,
-            emission_sd=(0.8, 1.0, 1.2, 1.4, 1.6),
-            outlier_weight=(0.003, 0.01, 0.03),
-            max_gap=(1_500.0, 2_500.0, 5_000.0, 1e6),
+            change_cost=(0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0),
+            least_change_cost=(0.0, 10.0, 20.0, 31.0, 40.0, 60.0),
+            max_gap=(1_500.0, 2_500.0, 1e6),
         ),
         "two states, posterior": _grid(likelier_states, **two_states),
         "two states, likeliest path": _grid(likeliest_path, **two_states),

@@ -1,13 +1,13 @@
 """How well viral regions are found: real bacterial windows with viral segments pasted in, through `virnuc predict`.
 
     python -m benchmarks.regions --fasta val.fa.gz --table genomes.tsv
-    python -m benchmarks.regions --fasta train.fa.gz --table genomes.tsv --compare \
+    python -m benchmarks.regions --fasta train.fa.gz extra.fa.gz --table genomes.tsv --held-out --compare \
         --out benchmarks/results/regions_methods.json
 
 The table has columns id and class. Segments are drawn at random, however they score. Precision, recall and F1 count bases.
 With --compare, every method of `benchmarks.region_methods` is measured with every setting on the same scores, those of
-chunks in the context of their contig; that is for the sequences that the models were trained on, so that nothing is chosen
-by the metrics that are reported.
+chunks in the context of their contig; that is for the training sequences that the training of the bundled models has held
+out (--held-out), so that nothing is chosen by the metrics that are reported, or on sequences that were trained on.
 """
 
 import csv
@@ -23,6 +23,8 @@ import numpy as np
 
 from benchmarks.region_methods import methods
 from benchmarks.reports import Json, command_of, options_of, print_and_write
+from scripts.train_bundled.genomes import Genomes
+from scripts.train_bundled.train import Settings
 from virnuc_cli.main import main as virnuc
 from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.contig_scores import contig_head_of
@@ -124,14 +126,30 @@ def paste(
     return contigs
 
 
-def make_contigs(fasta: Path, classes: Mapping[str, str]) -> list[SyntheticContig]:
-    """Contigs with segments of each length, and without any."""
+def read_genomes(fasta: Path, classes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Viral and bacterial sequences by class and name."""
     genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
     with dnaio.open(fasta) as records:
         for record in records:
             name = record.name.split()[0]
             if classes[name] in genomes:
                 genomes[classes[name]][name] = record.sequence.upper()
+    return genomes
+
+
+def held_out_genomes(fastas: Sequence[Path], table: Path) -> dict[str, dict[str, str]]:
+    """The same of those genomes that the training of the bundled models holds out, by class and number."""
+    settings = Settings()
+    _, held = Genomes.load(fastas, table).split(settings.held_out, settings.seed)
+    genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
+    for number, (source, sequence) in enumerate(zip(held.sources, held.bases.to_strings(), strict=True)):
+        if source in genomes:
+            genomes[source][str(number)] = sequence
+    return genomes
+
+
+def make_contigs(genomes: Mapping[str, Mapping[str, str]]) -> list[SyntheticContig]:
+    """Contigs with segments of each length, and without any."""
     generator = random.Random(SEED)
     groups = cut_segments(genomes["viral"], generator, NUM_SEGMENTS).values()
     segments = [segment for group in groups for segment in group.values()]
@@ -224,7 +242,7 @@ def compare(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> Json:
             "best": {setting: metrics[setting] for setting in best[:3]},
             "median_f1": metrics[best[len(best) // 2]]["f1"],
         }
-    found["levels, posterior"]["chosen"] = shares(find_regions(chunks))
+    found["levels"]["chosen"] = shares(find_regions(chunks))
     return {"methods": found, "evidence": evidence(contigs, chunks)}
 
 
@@ -270,8 +288,9 @@ def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[Json]:
 def main() -> None:
     """Command line."""
     parser = options_of("regions", __doc__)
-    for name in ("fasta", "table"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--fasta", type=Path, nargs="+", required=True)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--held-out", action="store_true", help="only what the training holds out")
     parser.add_argument("--chunk-length", default="auto")
     parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
     parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
@@ -279,7 +298,12 @@ def main() -> None:
     chunk_length = arguments.chunk_length
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
-        contigs = make_contigs(arguments.fasta, read_classes(arguments.table))
+        if arguments.held_out:
+            genomes = held_out_genomes(arguments.fasta, arguments.table)
+        else:
+            [fasta] = arguments.fasta
+            genomes = read_genomes(fasta, read_classes(arguments.table))
+        contigs = make_contigs(genomes)
         sequences = {contig.name: contig.sequence for contig in contigs}
         run = predict(sequences, scratch / "pasted", chunk_length)
         found = measure(contigs, run)
@@ -288,7 +312,7 @@ def main() -> None:
         )
     report = {
         "command": command_of("regions"),
-        "data": arguments.fasta.name,
+        "data": [fasta.name for fasta in arguments.fasta],
         "chunk_length": chunk_length,
         "contigs": len(contigs),
         "bases": sum(map(len, sequences.values())),

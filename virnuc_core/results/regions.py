@@ -1,17 +1,15 @@
 """Viral regions of contigs, found from the p_virus of their chunks, and written as tables, BED, GFF3 and FASTA.
 
-The model is a hidden Markov model along each contig. Its states are LEVELS of log-odds, those above zero viral; the state is
-resampled at change points, and the log-odds of chunks are normally distributed around it. A region is a run of chunks whose
-posterior probability of a viral level, given all chunks of the contig, is above one half.
+The log-odds of a contig's chunks are approximated by a level that changes at few places: the path over LEVELS with the smallest
+sum of squared differences, plus a cost for each change (dynamic programming). Regions are where the level is above zero.
 
 There are several levels because viruses differ in how well they score: the border of a moderately scoring virus is where its
-level ends, not where single chunks fall below one half. Scores are not calibrated, and chunks of one gene or repeat err
-together, so the emission SD is large, log-odds are bounded, and any chunk may be an outlier. A chunk without a score is
-uninformative: it follows its neighbours, the border lies midway where they disagree, and there is no region where no scored
-chunk is near.
+level ends, not where single chunks fall below one half. For the same reason the cost of a change grows with the variance within
+the contig. It is never so small that one chunk alone makes a region among chunks that are not viral. A chunk without a score
+is uninformative: the border lies midway where its neighbours disagree, and there is no region where no scored chunk is near.
 
 The parameters are constants, so a contig's regions depend on its own scores alone. docs/regions.md gives their origin and
-compares the model with others. Libraries for hidden Markov models fit emissions; here only the forward recursion is needed.
+compares the method with others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,12 +29,16 @@ from virnuc_core.results.writers import ResultWriter, decimals, fasta_record, he
 from virnuc_core.run_folder import RunFolder
 
 # Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
-LEVELS: Final = np.array([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
+LEVELS: Final = np.arange(-3.75, 4.0, 0.5)
 MAX_LOG_ODDS: Final = 4.0
 MIN_LOG_ODDS: Final = 1e-9
 # Minimum score of a region of each tier but the last, in decibans. One chunk contributes at most 16.
 CONFIDENT_SCORE: Final = 60.0
 LIKELY_SCORE: Final = 20.0
+# The score takes the log-odds of a chunk for normally distributed around its level, with this standard deviation in nats, and
+# any chunk for an outlier with this likelihood, relative to 1 at the peak: scores are not calibrated, and neighbours err together.
+_EMISSION_SD: Final = 1.2
+_OUTLIER_WEIGHT: Final = 0.01
 
 REGION_SCHEMA: Final = pa.schema(
     [
@@ -62,18 +64,16 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionModel:
-    """Parameters of the model.
+    """Parameters of the method.
 
     Attributes:
-        change_every: mean distance in bp between change points.
-        emission_sd: standard deviation of a chunk's log-odds around the level, in nats.
-        outlier_weight: likelihood of an outlier at any level, relative to 1 at the peak of the normal curve.
+        change_cost: of a change of level, in units of the variance of the contig's log-odds.
+        least_change_cost: the same at least, in nats squared.
         max_gap: bp; a chunk without a score is in a region only if a scored chunk begins within this distance.
     """
 
-    change_every: float = 30_000.0
-    emission_sd: float = 1.2
-    outlier_weight: float = 0.01
+    change_cost: float = 10.0
+    least_change_cost: float = 31.0  # more than half of what one chunk can cost
     max_gap: float = 2_500.0
 
 
@@ -123,14 +123,13 @@ def find_regions(
     chunks: ChunkScores, model: RegionModel = DEFAULT_MODEL, threshold: float = DEFAULT_THRESHOLD
 ) -> list[Region]:
     """Viral regions, by contig and position, which neither touch nor overlap; `chunks` must hold all chunks of its contigs."""
-    if not len(chunks.contig):
+    scored = np.flatnonzero(~np.isnan(chunks.p_virus))
+    if not len(scored):
         return []
-    likelihood = level_likelihood(chunks.p_virus, model, threshold)
-    is_viral = (posterior(chunks, likelihood, model) > 0.5) & _is_near_score(chunks, model.max_gap)
-    evidence = level_likelihood(chunks.p_virus, model)
-    num_other = len(LEVELS) // 2
-    ratio = evidence[:, num_other:].sum(axis=1) / evidence[:, :num_other].sum(axis=1)
-    return regions_of(chunks, is_viral, 10 * np.log10(ratio))
+    values = log_odds(chunks.p_virus, threshold)
+    is_viral = best_levels(values[scored], chunks.contig[scored], model) >= len(LEVELS) // 2
+    nearest, distance = _nearest_scored(chunks, scored)
+    return regions_of(chunks, is_viral[nearest] & (distance <= model.max_gap), _decibans(chunks.p_virus))
 
 
 def regions_of(chunks: ChunkScores, is_viral: npt.NDArray[np.bool_], scores: Float64) -> list[Region]:
@@ -167,53 +166,54 @@ def log_odds(p_virus: Float64, threshold: float = DEFAULT_THRESHOLD) -> Float64:
     )
 
 
-def level_likelihood(p_virus: Float64, model: RegionModel, threshold: float = DEFAULT_THRESHOLD) -> Float64:
-    """float64 (C, number of levels): likelihood of each level, up to a common factor; 1 for NaN."""
-    distance = (log_odds(p_virus, threshold)[:, None] - LEVELS) / model.emission_sd
-    return np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + model.outlier_weight)
+def _decibans(p_virus: Float64) -> Float64:
+    """float64 (C,): likelihood ratio of viral to other levels, in decibans; 0 for NaN."""
+    distance = (log_odds(p_virus)[:, None] - LEVELS) / _EMISSION_SD
+    likelihood = np.where(np.isnan(distance), 1.0, np.exp(-(distance**2) / 2) + _OUTLIER_WEIGHT)
+    other, viral = np.split(likelihood, 2, axis=1)
+    return np.asarray(10 * np.log10(viral.sum(axis=1) / other.sum(axis=1)))
 
 
-def posterior(chunks: ChunkScores, likelihood: Float64, model: RegionModel) -> Float64:
-    """float64 (C,): probability that each chunk is viral, given all chunks of its contig (forward-backward algorithm)."""
-    is_first = np.diff(chunks.contig, prepend=-1) != 0
-    distance = np.where(is_first, np.inf, np.diff(chunks.start, prepend=0))
-    change = -np.expm1(-distance / model.change_every)
-    counts = np.diff(np.flatnonzero(np.append(is_first, True)))
-    before = _expected(likelihood, change, counts)
-    after = _expected(likelihood[::-1], np.roll(change, -1)[::-1], counts[::-1])[::-1]
-    joint = before * likelihood * after
-    return np.asarray(joint[:, len(LEVELS) // 2 :].sum(axis=1) / joint.sum(axis=1))
+def best_levels(values: Float64, contig: Int64, model: RegionModel) -> Int64:
+    """int64 (S,): index of the level of each scored chunk, on the path of the smallest total cost through its contig.
 
-
-def _expected(likelihood: Float64, change: Float64, counts: Int64) -> Float64:
-    """float64 (C, number of levels): probability of each level at each chunk, given only the chunks before it.
-
-    Contigs are independent, so they advance side by side, the longest first, one chunk per step. `change` (C,) is the probability
-    of a change point before each chunk, 1 for the first of a contig; `counts` (R,) are the chunks of each contig.
+    Contigs are independent, so they advance side by side, the longest first, one chunk per step.
     """
-    expected = np.empty_like(likelihood)
+    counts = np.diff(np.flatnonzero(np.append(np.diff(contig, prepend=-1) != 0, True)))
     order = np.argsort(-counts, kind="stable")
-    starts = (np.cumsum(counts) - counts)[order]
-    num_longer = np.searchsorted(-counts[order], -np.arange(counts.max()))
-    known = np.zeros((len(counts), len(LEVELS)))
-    for step, number in enumerate(num_longer.tolist()):
+    starts, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    means, squares = (_sums(column, starts, starts + counts) / counts for column in (values, values**2))
+    change = np.maximum(model.least_change_cost, model.change_cost * (squares - means**2))
+    cost = (values[:, None] - LEVELS) ** 2
+    num_longer = np.searchsorted(-counts, -np.arange(counts[0])).tolist()
+    total = np.zeros((len(counts), len(LEVELS)))
+    came_from = np.empty(cost.shape, np.int8)
+    for step, number in enumerate(num_longer):
+        stayed, rows = total[:number], starts[:number] + step
+        best = stayed.argmin(axis=1)[:, None]
+        changed = np.take_along_axis(stayed, best, axis=1) + change[:number, None]
+        came_from[rows] = np.where(changed < stayed, best, np.arange(len(LEVELS)))
+        total[:number] = np.minimum(changed, stayed) + cost[rows]
+    levels, level = np.empty(len(values), np.int64), total.argmin(axis=1)
+    for step, number in reversed(list(enumerate(num_longer))):
         rows = starts[:number] + step
-        changed = change[rows, None]
-        level = (1 - changed) * known[:number] + changed / len(LEVELS)
-        expected[rows] = level
-        level *= likelihood[rows]
-        known[:number] = level / level.sum(axis=1, keepdims=True)
-    return expected
+        levels[rows] = level[:number]
+        level[:number] = came_from[rows, level[:number]]
+    return levels
 
 
-def _is_near_score(chunks: ChunkScores, max_gap: float) -> npt.NDArray[np.bool_]:
-    """Bool (C,): whether a scored chunk of the same contig begins within `max_gap` bp of the start of each chunk."""
-    is_scored = ~np.isnan(chunks.p_virus)
+def _nearest_scored(chunks: ChunkScores, scored: Int64) -> tuple[Int64, Float64]:
+    """The number of the scored chunk of the same contig whose start is nearest, int64 (C,), and how far it is, in bp.
+
+    Without one in the contig, it is farther away than any contig is long.
+    """
     # All contigs on one axis, spaced so that none is near another.
-    position = chunks.start + chunks.contig * (chunks.end.max() + 2 * max_gap)
-    before = np.maximum.accumulate(np.where(is_scored, position, -np.inf))
-    after = np.minimum.accumulate(np.where(is_scored, position, np.inf)[::-1])[::-1]
-    return np.asarray((position - before <= max_gap) | (after - position <= max_gap))
+    position = chunks.start + chunks.contig * (2.0 * chunks.end.max() + 1)
+    places = position[scored]
+    after = np.searchsorted(places, position).clip(max=len(scored) - 1)
+    before = (after - 1).clip(min=0)
+    to_before, to_after = (np.abs(position - places[index]) for index in (before, after))
+    return np.where(to_before < to_after, before, after), np.minimum(to_before, to_after)
 
 
 def _sums(values: npt.NDArray[Any], begins: Int64, ends: Int64) -> Float64:

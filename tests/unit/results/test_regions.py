@@ -3,9 +3,10 @@
 import gzip
 import math
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
-from itertools import pairwise
+from dataclasses import fields, replace
+from itertools import pairwise, product
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -24,9 +25,9 @@ from virnuc_core.results.regions import (
     ChunkScores,
     Region,
     RegionFiles,
+    best_levels,
     find_regions,
-    level_likelihood,
-    posterior,
+    log_odds,
 )
 from virnuc_core.results.writers import ResultWriter
 from virnuc_core.run_folder import RunFolder
@@ -99,16 +100,24 @@ def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float, thre
     assert [r.tier for r in find_regions(chunks_of([0.5]))] == ["unsure"]
 
 
-def test_the_posterior_is_that_of_all_paths_added_up() -> None:
-    chunks = chunks_of([0.9, NAN, 0.2, 0.6])
-    likelihood = level_likelihood(chunks.p_virus, DEFAULT_MODEL)
-    change = 1 - np.exp(-STEP / DEFAULT_MODEL.change_every)
-    num = len(LEVELS)
-    move = (1 - change) * np.eye(num) + change / num
-    first, *rest = likelihood
-    paths = np.einsum("a,ab,b,bc,c,cd,d->abcd", first / num, move, rest[0], move, rest[1], move, rest[2])
-    viral = [np.moveaxis(paths, axis, 0)[num // 2 :].sum() / paths.sum() for axis in range(4)]
-    np.testing.assert_allclose(posterior(chunks, likelihood, DEFAULT_MODEL), viral, rtol=1e-12)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.0, 20.0))
+def test_no_path_costs_less(p_virus: list[float], least: float) -> None:
+    values = log_odds(np.array(p_virus))
+    change = max(least, DEFAULT_MODEL.change_cost * values.var())
+
+    def cost(levels: Sequence[int]) -> float:
+        changes = sum(left != right for left, right in pairwise(levels))
+        return float(np.sum((values - LEVELS[list(levels)]) ** 2) + change * changes)
+
+    model = replace(DEFAULT_MODEL, least_change_cost=least)
+    found = best_levels(values, np.zeros(len(values), np.int64), model).tolist()
+    lowest = min(map(cost, product(range(len(LEVELS)), repeat=len(values))))
+    assert cost(found) == pytest.approx(lowest, abs=1e-9)
+
+
+def test_one_chunk_makes_no_region_among_others() -> None:
+    for low in np.linspace(0.0, 0.49, 50).tolist():
+        assert find_regions(chunks_of([low] * 200 + [1.0] + [low] * 200)) == []
 
 
 @st.composite
