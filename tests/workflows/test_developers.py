@@ -63,6 +63,10 @@ def test_citation_is_that_of_the_project() -> None:
     assert citation["license"] == PROJECT["license"]
     assert citation["keywords"] == PROJECT["keywords"]
     assert citation["authors"] == PROJECT["authors"]
+    dois = re.findall(
+        r'<citation type="doi">(.*)</citation>', (ROOT / "workflows/galaxy/macros.xml").read_text()
+    )
+    assert {reference["doi"] for reference in citation["references"]} == set(dois)
 
 
 def test_development_container_installs_what_the_makefile_runs() -> None:
