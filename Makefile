@@ -7,6 +7,7 @@
 # make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
 # make docs    the documentation as a site, in site/, to be read without a network
 # make dist    the sdist and the wheel, in dist/
+# make release VERSION=x.y.z   checks, dist/ and the tag of a release (docs/development.md); pushes nothing
 # make audit   known vulnerabilities of the versions in constraints.txt; asks the Python Package Index
 #
 # PYTHON=python3.12 make demo    takes another interpreter (3.11 to 3.13) when .venv is made
@@ -20,7 +21,7 @@ BIN := .venv/bin
 RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-all faults check docs dist soak audit clean
+.PHONY: demo test test-slow test-all faults check docs dist release soak audit clean
 
 demo: .venv/installed
 	$(BIN)/virnuc predict examples/contigs.fa.gz --out demo
@@ -60,6 +61,9 @@ faults: .venv/installed-dev
 dist: .venv/installed-dev
 	rm -rf build dist
 	$(BIN)/python -m build
+
+release: .venv/installed-dev
+	scripts/release.sh $(VERSION)
 
 audit: .venv/installed-dev
 	$(INSTALL) pip-audit

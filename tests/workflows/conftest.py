@@ -17,6 +17,8 @@ REQUIREMENTS = {
     "nextflow": ("nextflow==26.10.3", "nf-core==4.2.1", "reftrace==0.6.0"),
     "galaxy": ("planemo==0.75.47", "galaxy-tool-util==26.1.2"),
     "gff": ("gffutils==0.14",),
+    "conda": ("py-rattler-build==0.73.0",),
+    "pre-commit": ("pre-commit==4.7.0",),
 }
 _ENVIRONMENTS = Path(__file__).parents[2] / ".tools"
 

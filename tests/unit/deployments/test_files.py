@@ -218,6 +218,16 @@ def test_images_are_pinned_and_run_virnuc_without_rights() -> None:
         subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
 
 
+def test_apptainer_mounts_the_folders_of_the_images() -> None:
+    page = (ROOT / "docs" / "how-to" / "container.md").read_text()
+    home = re.search(r"VIRNUC_HOME=(\S+)", " ".join(arguments("ENV")))
+    [data] = set(arguments("WORKDIR")) - {"/source"}
+    assert home
+    assert re.findall(
+        r'apptainer run .*--home "\$PWD/[\w-]+:(\S+)" --bind "\$PWD:(\S+)" --pwd (\S+) ', page
+    ) == [(home[1], data, data)]
+
+
 def test_all_that_the_images_copy_is_there_and_not_ignored() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert {path for path in allowed if not (ROOT / path).exists()} == set()
