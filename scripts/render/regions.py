@@ -18,7 +18,7 @@ _FILES: Final = ("regions", "regions_500")
 
 
 def method_rows(results: Results) -> Iterator[Json]:
-    """The best and the median setting of each method on the training windows."""
+    """The best and the median setting of each method on the held-out windows."""
     for name, method in results["regions_methods"]["methods"].items():
         setting, best = next(iter(method["best"].items()))
         yield {"method": name, **method, "best": best["f1"], "setting": setting}
