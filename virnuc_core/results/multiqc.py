@@ -9,50 +9,28 @@ from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FAMILY_NAMES
 
-_COUNT: Final = {"format": "{:,.0f}", "min": 0}
-_PERCENT: Final = {"format": "{:,.1f}", "suffix": "%", "min": 0, "max": 100}
-# Options of the columns, in display order.
-_COLUMNS: Final[dict[str, dict[str, Any]]] = {
-    "contigs_virus": {
-        "title": "Virus",
-        "description": "Contigs called virus",
-        "scale": "Oranges",
-        "shared_key": "virnuc_contigs",
-        **_COUNT,
-    },
-    "contigs_other": {
-        "title": "Other",
-        "description": "Contigs called other",
-        "scale": "Blues",
-        "shared_key": "virnuc_contigs",
-        **_COUNT,
-    },
-    "contigs_unscored": {
-        "title": "Unscored",
-        "description": "Contigs without a score",
-        "scale": "Greys",
-        "shared_key": "virnuc_contigs",
-        **_COUNT,
-    },
-    "scored": {
-        "title": "Scored",
-        "description": "Chunks with a score, of all chunks",
-        "scale": "Greens",
-        **_PERCENT,
-    },
-    "throughput": {
-        "title": "Frames/s",
-        "description": "Frames embedded per second, loading of the models excluded",
-        "scale": "Purples",
-        **_COUNT,
-    },
+_PERCENT: Final[dict[str, str | float]] = {"suffix": "%", "max": 100, "format": "{:,.1f}"}
+
+
+def _column(title: str, description: str, scale: str, **options: str | float) -> dict[str, str | float]:
+    """Options of a column of numbers from 0 on, by default without decimals; `scale` names its colours."""
+    own = {"title": title, "description": description, "scale": scale}
+    return {**own, "min": 0, "format": "{:,.0f}", **options}
+
+
+_COLUMNS: Final[dict[str, dict[str, str | float]]] = {
+    "contigs_virus": _column("Virus", "Contigs called virus", "Oranges", shared_key="contigs"),
+    "contigs_other": _column("Other", "Contigs called other", "Blues", shared_key="contigs"),
+    "contigs_unscored": _column("Unscored", "Contigs without a score", "Greys", shared_key="contigs"),
+    "scored": _column("Scored", "Share of the chunks that have a score", "Greens", **_PERCENT),
+    "throughput": _column("Frames/s", "Frames embedded per second, without loading models", "Purples"),
     **{
-        family: {
-            "title": f"{name} packing",
-            "description": f"Tokens in the batches of {name}, of the tokens that they have room for",
-            "scale": "Greens",
+        family: _column(
+            f"{name} packing",
+            f"Packing efficiency of {name}: tokens over batch capacity",
+            "Greens",
             **_PERCENT,
-        }
+        )
         for family, name in FAMILY_NAMES.items()
     },
 }
@@ -69,7 +47,7 @@ _SECTION: Final = {
 def write_multiqc(folder: RunFolder, document: Mapping[str, Any]) -> None:
     """Writes virnuc_mqc.json from the content of a predict run's run.json, atomically; the sample is named after the folder.
 
-    A run that computed no shard has no throughput.
+    The throughput is left out if no shard was computed.
     """
     counts, speed = document["counts"], document["throughput"]["sequences_per_second"]
     row = {name: counts[name] for name in _COLUMNS if name in counts}
