@@ -139,7 +139,7 @@ def test_killed_again_and_again_it_arrives_and_starting_over_throws_both_away(
     folder = copy_of(both, tmp_path / "run")
     assert mover.is_killed(folder, "move", 2)
     times = 0
-    while mover.is_killed(folder, "open", 5):
+    while mover.is_killed(folder, "open", 6):
         times += 1
         assert times < 50
     assert times > 3
