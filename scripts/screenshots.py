@@ -2,14 +2,17 @@
 
     python -m scripts.screenshots --prefect http://127.0.0.1:4200 --mlflow http://127.0.0.1:5000 --out docs/images
     python -m scripts.screenshots --val ../shared/data/val.fa.gz --chromium /usr/bin/chromium --out docs/images
+    python -m scripts.screenshots --multiqc .tools/multiqc/bin/multiqc --chromium /usr/bin/chromium --out docs/images
 
 The first shows the newest finished pipeline run in Prefect, and in MLflow the newest runs and a comparison of two. With
 --val the screenshots are of reports: `virnuc predict` with the bundled models runs on the example contigs, and on
-bacterial windows, two of them with a phage genome pasted in. Needs `playwright` and a Chromium.
+bacterial windows, two of them with a phage genome pasted in. With --multiqc it is of MultiQC's report of three runs. Needs
+`playwright` and a Chromium.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +63,8 @@ COLUMNS: Final = {
 SERVER_SIZE: Final = (1500, 940)
 TALL: Final = 2000
 REPORT_SIZE: Final = (1280, 985)
+MULTIQC_SIZE: Final = (1280, 440)
+NUM_SAMPLES: Final = 3
 CLICK_MILLISECONDS: Final = 2500
 # Both servers' pages poll forever, so the network never becomes idle.
 LOAD_MILLISECONDS: Final = 7000
@@ -214,14 +219,18 @@ def write_pasted(val: Path, out: Path) -> None:
             file.write(f">{contig}\n{sequence}\n")
 
 
+def predict(contigs: Path, out: Path) -> None:
+    """Runs `virnuc predict` with the bundled models."""
+    if code := virnuc(["predict", str(contigs), "--out", str(out), "--devices", "cpu", "--quiet"]):
+        sys.exit(code)
+
+
 def report_screenshots(val: Path, scratch: Path) -> Iterator[Screenshot]:
     """The calls of a mixed sample, phages in bacterial contigs, and the table with one contig expanded."""
     write_pasted(val, scratch / "bacteria.fa")
     inputs = {"mixed": EXAMPLES / "contigs.fa.gz", "bacteria": scratch / "bacteria.fa"}
     for name, contigs in inputs.items():
-        command = ["predict", str(contigs), "--out", str(scratch / name), "--devices", "cpu", "--quiet"]
-        if code := virnuc(command):
-            sys.exit(code)
+        predict(contigs, scratch / name)
     mixed, bacteria = ((scratch / name / "report.html").resolve().as_uri() for name in inputs)
 
     def show(page: Page, section: str = "") -> None:
@@ -240,6 +249,26 @@ def report_screenshots(val: Path, scratch: Path) -> Iterator[Screenshot]:
     yield screenshot(name="report-dark", url=bacteria, act=partial(show, section="contigs"), theme="dark")
 
 
+def multiqc_screenshots(multiqc: Path, scratch: Path) -> Iterator[Screenshot]:
+    """MultiQC's section of runs on parts of the example contigs."""
+    with dnaio.open(EXAMPLES / "contigs.fa.gz") as records:
+        contigs = list(records)
+    for number in range(NUM_SAMPLES):
+        sample = scratch / f"sample_{number + 1}"
+        with dnaio.open(sample.with_suffix(".fa"), mode="w") as file:
+            for record in contigs[number::NUM_SAMPLES]:
+                file.write(record)
+        predict(sample.with_suffix(".fa"), sample)
+    subprocess.run([multiqc, scratch, "--outdir", scratch, "--no-version-check", "--quiet"], check=True)
+
+    def show(page: Page) -> None:
+        page.evaluate("document.getElementById('mqc-module-section-virnuc').scrollIntoView()")
+        page.wait_for_timeout(CLICK_MILLISECONDS)
+
+    report = (scratch / "multiqc_report.html").resolve().as_uri()
+    yield Screenshot(name="multiqc", url=report, act=show, size=MULTIQC_SIZE)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -248,6 +277,7 @@ def main() -> None:
     parser.add_argument("--prefect", default="http://127.0.0.1:4200", help="address of the Prefect server")
     parser.add_argument("--mlflow", default="http://127.0.0.1:5000", help="address of the MLflow server")
     parser.add_argument("--val", type=Path, help="FASTA of the validation set: pictures of reports")
+    parser.add_argument("--multiqc", type=Path, help="path of MultiQC: picture of its report")
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
     parser.add_argument("--chromium", help="path of a Chromium; playwright's own by default")
     arguments = parser.parse_args()
@@ -255,6 +285,8 @@ def main() -> None:
     with TemporaryDirectory(prefix="virnuc-") as scratch:
         if arguments.val:
             screenshots = [*report_screenshots(arguments.val, Path(scratch))]
+        elif arguments.multiqc:
+            screenshots = [*multiqc_screenshots(arguments.multiqc, Path(scratch))]
         else:
             screenshots = [*prefect_screenshots(arguments.prefect), *mlflow_screenshots(arguments.mlflow)]
         with sync_playwright() as playwright:

@@ -268,7 +268,7 @@ def replace(run: Move) -> None:
 
 
 def publish(run: Run) -> None:
-    """Writes report.html and run.json."""
+    """Writes virnuc_mqc.json, report.html and run.json."""
     write_report(run.folder.report, run.report)
 
 

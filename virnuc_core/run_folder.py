@@ -56,6 +56,7 @@ class RunFolder:
     viral_contigs = _Inside("viral_contigs.fa.gz")
     report = _Inside("run.json")  # settings, versions, counts and throughput
     page = _Inside("report.html")
+    multiqc = _Inside("virnuc_mqc.json")  # the run's row in MultiQC's report
     sequences = _Inside("sequences")  # folder of FASTA and labels extracted from GenBank files
     training = _Inside("training")  # folder of training outputs other than the head
 
@@ -98,7 +99,12 @@ class RunFolder:
             self.regions_fasta,
         )
         others = (self.viral_contigs, self.predictions_parquet, self.contigs_parquet)
-        return (*tables, *regions, *others, self.embeddings, self.rejected, self.page, self.report)
+        return (*tables, *regions, *others, self.embeddings, self.rejected, *self.timed)
+
+    @property
+    def timed(self) -> tuple[Path, ...]:
+        """Those of the results with times and speeds, whose bytes differ between equal runs; the report last."""
+        return (self.multiqc, self.page, self.report)
 
     @property
     def next(self) -> "RunFolder":

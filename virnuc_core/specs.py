@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Family = Literal["esm2", "dnabert_s"]
+FAMILY_NAMES: Final[dict[Family, str]] = {"dnabert_s": "DNABERT-S", "esm2": "ESM-2"}
 MODEL_IN_WORDS: Final[dict[Family, str]] = {"esm2": "an ESM-2 model", "dnabert_s": "a DNABERT-S model"}
 ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]

@@ -35,7 +35,7 @@ SHARD_SECONDS: Final = 0.003
 _LANES: Final = {"inline": 0, "lane": 1, "lanes": 2, "forks": 2}
 _MOST_SECONDS: Final = {"inline": 60.0, "lane": 120.0, "lanes": 300.0, "forks": 300.0, "cli": 300.0}
 # Files with the time and place of a run.
-_UNLIKE: Final = ("run.json", "report.html", ".virnuc.lock")
+_UNLIKE: Final = ("run.json", "report.html", "virnuc_mqc.json", ".virnuc.lock")
 
 
 def make_inputs(folder: Path, num_records: int) -> None:

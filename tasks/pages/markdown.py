@@ -2,13 +2,10 @@
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.plain_text import visible
-from virnuc_core.specs import Family
-
-FAMILY_NAMES: Final[dict[Family, str]] = {"dnabert_s": "DNABERT-S", "esm2": "ESM-2"}
+from virnuc_core.specs import FAMILY_NAMES
 
 
 def cell(value: object) -> str:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tasks.pages.markdown import FAMILY_NAMES, cell, code, links_of, model_name, size, table
+from tasks.pages.markdown import cell, code, links_of, model_name, size, table
 from virnuc_core.inference.plan import PlannedModel
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
-from virnuc_core.specs import FRAMES_IN_WORDS, chunks_in_words
+from virnuc_core.specs import FAMILY_NAMES, FRAMES_IN_WORDS, chunks_in_words
 
 _NAMED_INPUTS: Final = 3
 

@@ -17,7 +17,7 @@ from tests.made_models import MadeModels
 from virnuc_cli.local_prefect import has_server
 from virnuc_core import env_config
 
-OWN = {"run.json", "report.html", "lanes", "shards", "frames"}  # with times, or folders
+OWN = {"run.json", "report.html", "virnuc_mqc.json", "lanes", "shards", "frames"}  # with times, or folders
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ RESULTS = {
     *("contigs.parquet", "contigs.tsv", "embeddings.h5", "predictions.parquet", "predictions.tsv"),
     *("prediction_results.txt", "prediction_results_highestscore.csv", "regions.bed", "regions.fa.gz"),
     *("regions.gff3", "regions.parquet", "regions.tsv", "rejected.tsv", "report.html"),
-    *("viral_contigs.fa.gz", "run.json", "plan.json", "frames", "lanes", "shards"),
+    *("viral_contigs.fa.gz", "virnuc_mqc.json", "run.json", "plan.json", "frames", "lanes", "shards"),
 }
 STAGES = ["index", "plan", "embed", "validate", "aggregate", "classify", "publish"]
 
@@ -85,7 +85,7 @@ def test_continues_without_computing_again_and_starts_over_with_force(
     assert all(line.startswith("virnuc: ") for line in lines), "something else writes to the terminal"
     assert [stage for stage in STAGES if f"virnuc: {stage}" in lines] == STAGES
     assert all(path.stat().st_mtime_ns > before for path, before in shards.items())
-    for name in results.keys() - {"run.json", "report.html"}:
+    for name in results.keys() - {"run.json", "report.html", "virnuc_mqc.json"}:
         assert (run / name).read_bytes() == results[name], name
     assert visible_names(run) == {*RESULTS, "notes.txt"}
 

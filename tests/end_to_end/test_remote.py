@@ -32,7 +32,14 @@ def test_predict_reads_and_writes_object_storage_and_computes_once(
     document = virnuc.done(*command, "--json").document
     assert document["shards"]["computed"] > 0
     names = {name.removeprefix("results/run/") for name in storage.written if name.startswith("results/")}
-    assert {"run.json", "plan.json", "contigs.tsv", "embeddings.h5", "report.html"} <= names
+    assert {
+        "run.json",
+        "plan.json",
+        "contigs.tsv",
+        "embeddings.h5",
+        "report.html",
+        "virnuc_mqc.json",
+    } <= names
     assert storage.get("results/run/contigs.tsv") == (finished / "contigs.tsv").read_bytes()
     report = json.loads(storage.get("results/run/run.json"))
     assert report["links"]["results"] == out
@@ -42,7 +49,7 @@ def test_predict_reads_and_writes_object_storage_and_computes_once(
     result = virnuc.done(*command, "--json")
     assert result.document["shards"]["computed"] == 0
     changed = {name for name, moment in storage.written.items() if before[name] != moment}
-    assert changed <= {"results/run/run.json", "results/run/report.html"}
+    assert changed <= {f"results/run/{name}" for name in ("run.json", "report.html", "virnuc_mqc.json")}
 
     storage.put("in/contigs.fa", b">other\n" + b"ACGT" * 200 + b"\n")
     virnuc.refused(4, "input was contigs.fa", *command)

@@ -36,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
     """All files of a run except its reports and journals."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = {path: path.relative_to(folder).as_posix() for path in files}
-    left_out = ("run.json", "report.html", "lanes/", ".virnuc.lock")
+    left_out = ("run.json", "report.html", "virnuc_mqc.json", "lanes/", ".virnuc.lock")
     return {name: path.read_bytes() for path, name in names.items() if not name.startswith(left_out)}
 
 

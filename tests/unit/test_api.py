@@ -95,7 +95,7 @@ def test_a_script_without_guard_writes_what_a_run_with_lanes_writes(
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == f"{finished_run.store.num_records} {out}\n", done.stderr
     folder = finished_run.folder
-    results = [path for path in folder.results if path not in (folder.page, folder.report)]
+    results = [path for path in folder.results if path not in folder.timed]
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in results)
     assert not [finding.message for finding in check_run(RunFolder(out), thorough=True) if finding.is_bad]
 

@@ -265,9 +265,8 @@ class RegionFiles:
                 columns = f"virnuc\tviral_sequence\t{region.start + 1}\t{region.end}\t{score}\t.\t.\t"
                 attributes = f"ID={gff3_name}.region_{number};chunks={region.chunks};mean_p={mean_p};tier={region.tier}"
                 self._write_gff3(f"{gff3_name}\t{columns}{attributes}\n".encode())
-                header = f"{names[contig]}:{region.start + 1}-{region.end}"
-                header += f" score={score} mean_p={mean_p} tier={region.tier}"
-                self._write_fasta(fasta_record(header, sequence[region.start : region.end]))
+                name = f"{names[contig]}_{region.start + 1}_{region.end}"
+                self._write_fasta(fasta_record(name, sequence[region.start : region.end]))
         self._append(pa.Table.from_pylist(rows, REGION_SCHEMA))
 
 

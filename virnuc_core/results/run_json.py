@@ -14,6 +14,7 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.inference.shard import ShardCounters, sum_counters
 from virnuc_core.models.catalogue import CATALOGUE
 from virnuc_core.results.fdr import SampleCalls
+from virnuc_core.results.multiqc import write_multiqc
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.tables import TableCounts
 from virnuc_core.run_folder import RunFolder
@@ -222,10 +223,11 @@ def lane_row(lane: LaneReport) -> dict[str, str | float]:
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, report.html first."""
+    """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, virnuc_mqc.json and report.html first."""
     document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     folder = RunFolder(path.parent)
     if report.counts:
+        write_multiqc(folder, document)
         write_report_page(folder, document)
     results = folder.results if report.counts else (Path(report.out),)
     written = [result for result in results if result != path and result.exists()]

@@ -126,7 +126,7 @@ def _take_in(folder: RunFolder) -> None:
     incoming = folder.incoming
     if incoming.previous is None:
         return
-    for stale in (folder.report, folder.page):
+    for stale in reversed(folder.timed):
         stale.unlink(missing_ok=True)
     shards, lanes = sorted(incoming.shards.glob("shard_*.h5")), sorted(incoming.lanes.glob("*-*.*"))
     for source in (incoming.plan, *shards, *lanes, *incoming.results):

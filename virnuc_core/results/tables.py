@@ -42,7 +42,6 @@ from virnuc_core.results.writers import (
     header_line,
     joined_lines,
     shortest_digits,
-    six_decimals,
     table_lines,
 )
 from virnuc_core.run_folder import RunFolder
@@ -334,11 +333,8 @@ class _Tables:
         self._append_contigs(table)
         self.counts.update(count_values(table["call"]))
         names = table["contig"].to_pylist()
-        viral = np.flatnonzero(contig_calls.is_virus)
-        p_viral = six_decimals(contig_calls.p_call[viral], self._rules.contig_threshold).to_pylist()
-        for row, p in zip(viral.tolist(), p_viral, strict=True):
-            header = f"{names[row]} {CALL_COLUMN[store.meta.frames]}={p} tier={contig_calls.tiers[row]}"
-            self._write_viral(fasta_record(header, store.sequence(first + row)))
+        for row in np.flatnonzero(contig_calls.is_virus).tolist():
+            self._write_viral(fasta_record(names[row], store.sequence(first + row)))
         scores = ChunkScores(
             contig=contig_of_chunk,
             start=store.chunk_start[chunks],

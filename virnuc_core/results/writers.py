@@ -354,7 +354,7 @@ def shortest_digits(values: Float32) -> pa.StringArray:
     )
 
 
-def fasta_record(header: str, bases: bytes) -> bytes:
-    """A record with `_FASTA_LINE` bases per line."""
+def fasta_record(name: str, bases: bytes) -> bytes:
+    """A record with `_FASTA_LINE` bases per line, and no description: anvi'o takes the whole header for the name."""
     lines = (bases[i : i + _FASTA_LINE] for i in range(0, len(bases), _FASTA_LINE))
-    return b"\n".join((f">{header}".encode(), *lines, b""))
+    return b"\n".join((f">{name}".encode(), *lines, b""))

@@ -37,6 +37,7 @@ def folder(finished_run: MadeRun, tmp_path: Path) -> RunFolder:
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(finished_run.folder.root, copy.root)
     copy.page.write_text("<!DOCTYPE html>")
+    copy.multiqc.write_text("{}")
     write_records(copy)
     return copy
 
