@@ -21,6 +21,7 @@ process VIRNUC_PREDICT {
     tuple val(meta), path("${prefix}/embeddings.h5")      , emit: embeddings
     tuple val(meta), path("${prefix}/report.html")        , emit: report
     tuple val(meta), path("${prefix}/run.json")           , emit: run
+    tuple val(meta), path("${prefix}/virnuc_mqc.json")    , emit: multiqc
     tuple val("${task.process}"), val('virnuc'), eval("virnuc --version | sed 's/virnuc, version //'"), topic: versions, emit: versions_virnuc
 
     when:
@@ -48,6 +49,6 @@ process VIRNUC_PREDICT {
     echo "" | gzip > ${prefix}/viral_contigs.fa.gz
     echo "" | gzip > ${prefix}/regions.fa.gz
     touch ${prefix}/contigs.tsv ${prefix}/predictions.tsv ${prefix}/regions.tsv ${prefix}/regions.gff3
-    touch ${prefix}/rejected.tsv ${prefix}/embeddings.h5 ${prefix}/report.html ${prefix}/run.json
+    touch ${prefix}/rejected.tsv ${prefix}/embeddings.h5 ${prefix}/report.html ${prefix}/run.json ${prefix}/virnuc_mqc.json
     """
 }
