@@ -13,7 +13,7 @@ from virnuc_core.results.regions import ChunkScores, Region, RegionModel, find_r
 Float64 = npt.NDArray[np.float64]
 Method = Callable[[ChunkScores], list[Region]]
 
-DISTANCES: Final = (5_000.0, 10_000.0, 20_000.0, 30_000.0, 40_000.0, 60_000.0)
+DISTANCES: Final = (5_000.0, 10_000.0, 20_000.0, 30_000.0, 60_000.0, 100_000.0, 200_000.0)
 NEUTRAL_PS: Final = (0.3, 0.35, 0.4, 0.45, 0.5)
 
 
