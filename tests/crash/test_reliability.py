@@ -79,7 +79,7 @@ def test_batch_mates(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("report", [("soak", "--number", "10", "--chunks", "0")], indirect=True)
+@pytest.mark.parametrize("report", [("soak", "--number", "40", "--chunks", "0")], indirect=True)
 def test_runs_one_after_another(report: dict[str, Any]) -> None:
     found = report["soak"]
     assert found["open_files_more"] == found["threads_more"] == 0
