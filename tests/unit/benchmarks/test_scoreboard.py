@@ -297,5 +297,5 @@ def test_the_page_has_what_was_measured_and_no_other_row(tmp_path: Path) -> None
     without_compare = {"scoreboard": {**report, "sets": report["sets"][:1]}}
     assert page.TABLES["compare"](without_compare) == page.NOT_MEASURED
     assert tables["tiers"][1] == "| 500 bp | `likely` | 4 | 75.0 % | 3 | 66.7 % |"
-    assert tables["speed"][0] == "| start-up | virnuc |  | 2.0 |  |  | 1,234 |"
+    assert tables["speed"][0] == "| start-up | virnuc |  | 2.0 | 3.0 |  |  | 1,234 |"
     assert "python -m benchmarks.scoreboard --data data" in page.TABLES["conditions"]({"scoreboard": report})
