@@ -5,6 +5,7 @@ Shape legend: N rows, C chunks and R contigs of a batch, T tokens, D width of a 
 
 import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,8 @@ from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceToken
 from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.contig_head import ContigHead, HeadSpec
+from virnuc_core.models.checkpoint import Checkpoint, read_weights
+from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
@@ -48,7 +50,6 @@ DNABERT_SPEC: Final = ModelSpec(
 _AMINO_ACID_IDS: Final = (4, 24)
 _BPE_MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
 _BPE_IDS: Final = (len(SPECIAL_TOKENS), DNABERT_SPEC.vocab_size)
-_MASKED_WEIGHT: Final = 0.3  # of the loss of masked tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,13 @@ class Network(nn.Module):
         self.esm2_mlm = MaskedTokenHead(ESM2_SPEC.embedding_dim, ESM2_SPEC.vocab_size)
         self.dnabert_mlm = MaskedTokenHead(DNABERT_SPEC.embedding_dim, DNABERT_SPEC.vocab_size)
 
+    def load_models(self, folder: Path) -> None:
+        """Takes the weights of models and head from a folder that `export` wrote."""
+        for name, encoder in (("esm2_tiny", self.esm2), ("dnabert_tiny", self.dnabert)):
+            checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
+            encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
+        self.head.load_state_dict(load_contig_head(folder / "heads" / "tiny.safetensors").state_dict())
+
     def in_bf16(self) -> "Network":
         """A copy in bf16 with the same head, in fp32."""
         copied = copy.deepcopy(self).bfloat16()
@@ -147,8 +155,10 @@ class Network(nn.Module):
             mean_pool(hidden[1], protein.layout.cu_seqlens, include_special_tokens=False)[protein.place],
         ), hidden
 
-    def loss(self, chunks: DeviceChunks, batch: ContigBatch, weights: LossWeights) -> dict[str, Tensor]:
-        """The weighted parts of the loss of a batch."""
+    def loss(
+        self, chunks: DeviceChunks, batch: ContigBatch, weights: LossWeights, masked_weight: float
+    ) -> dict[str, Tensor]:
+        """The weighted parts of the loss of a batch; `masked_weight` is of the loss of masked tokens."""
         device = self.head.gate.weight.device
         clean = (
             Tokens.take(chunks.dna, batch.rows, self.dnabert),
@@ -175,4 +185,4 @@ class Network(nn.Module):
             functional.cross_entropy(head(states[where], embedding).float(), tokens.ids[where])
             for head, embedding, tokens, states, where in masked
         ]
-        return {**parts, "masked": _MASKED_WEIGHT * torch.stack(losses).sum()}
+        return {**parts, "masked": masked_weight * torch.stack(losses).sum()}

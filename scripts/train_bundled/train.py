@@ -72,7 +72,12 @@ _SAVE_EVERY: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that decides the result, apart from the data, the views and the weights of the loss."""
+    """Everything that decides the result, apart from the data, the views and the weights of the other parts of the loss.
+
+    Attributes:
+        plain_share: of steps with a view whose codons are as they are.
+        masked_weight: of the loss of masked tokens.
+    """
 
     steps: int = 8281
     seed: int = 3
@@ -86,6 +91,8 @@ class Settings:
     ema_decay: float = 0.9995
     warmup: float = 0.04
     batch_scale: float = 2.0
+    plain_share: float = 0.43
+    masked_weight: float = 0.3
 
 
 class Sampler:
@@ -104,6 +111,9 @@ class Sampler:
         longest = [int(view.sizes[:, 1].max()) for view in views]
         self._scales = [settings.batch_scale * min(1.0, _FULL_BATCH_BASES / length) for length in longest]
         self._seed = settings.seed
+        is_plain = np.array([not view.recoded for view in VIEWS])
+        share = settings.plain_share if is_plain.any() and not is_plain.all() else 1.0
+        self._shares = np.where(is_plain, share / max(1, is_plain.sum()), (1 - share) / max(1, (~is_plain).sum()))
 
     def batches(self, first: int) -> Iterator[tuple[DeviceChunks, ContigBatch]]:
         """The batches from a step on, drawn by a few threads ahead of time."""
@@ -116,7 +126,7 @@ class Sampler:
     def _draw_batch(self, step: int) -> tuple[DeviceChunks, ContigBatch]:
         """Contigs of one view."""
         rng = np.random.default_rng((self._seed, step))
-        number = int(rng.integers(len(self._views)))
+        number = int(rng.choice(len(self._views), p=self._shares))
         chunks, contigs = self._views[number], self._samplers[number].draw(self._scales[number], rng)
         return chunks, make_batch(chunks.first_row, contigs, self._classes[number], self._groups[number])
 
@@ -124,11 +134,16 @@ class Sampler:
 class Trainer:
     """The state of a training, kept in a folder."""
 
-    def __init__(self, settings: Settings, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, device: torch.device, start: Path | None = None
+    ) -> None:
         torch.manual_seed(settings.seed)
         self.settings = settings
         self.step = 0
-        self.network = Network(settings.dropout, settings.head_dropout, settings.dna_dropout).to(device)
+        self.network = Network(settings.dropout, settings.head_dropout, settings.dna_dropout)
+        if start is not None:
+            self.network.load_models(start)
+        self.network.to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         decayed = [p for p in self.network.parameters() if p.ndim > 1]
         others = [p for p in self.network.parameters() if p.ndim <= 1]
@@ -187,7 +202,7 @@ class Trainer:
         """Changes the weights; gives the parts of the loss."""
         self._set_rate()
         self._in_bf16.zero_grad(set_to_none=True)
-        parts = self._in_bf16.loss(chunks, batch, LossWeights())
+        parts = self._in_bf16.loss(chunks, batch, LossWeights(), self.settings.masked_weight)
         torch.stack(list(parts.values())).sum().backward()
         for own, copied in self._copies:
             assert copied.grad is not None
@@ -230,6 +245,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, nargs="+", required=True)
     for name in ("val", "table", "work", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="models to begin with, a folder as --out has them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=13, help="processes that cut and tokenize")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop training after so many")
@@ -254,7 +270,7 @@ def main() -> None:
         for chunks in tokenized(train, tokenizer, work, arguments["jobs"])
     ]
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
-    trainer = Trainer(settings, work, device)
+    trainer = Trainer(settings, work, device, arguments["start"])
     trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
     if trainer.step < settings.steps:
         print(f"{trainer.step} of {settings.steps} steps are done: run the same command again", flush=True)
