@@ -136,8 +136,11 @@ print("closed")
 
 
 def test_a_gpu_that_failed_is_said_to_have_failed() -> None:
-    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
-    shape, first, second, closed = done.stdout.splitlines()
+    command = [sys.executable, "-u", "-X", "faulthandler", "-c", LOST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, (done.returncode, done.stdout, done.stderr)
+    shape, first, second, closed = lines
     assert (shape, closed) == ("(1, 320)", "closed")
     assert "the GPU of lane 0 failed" in first
     assert "can compute on none any more" in second
