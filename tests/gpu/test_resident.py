@@ -90,13 +90,13 @@ def test_threads_share_all_devices(loads: list[str]) -> None:
     with Embedder(MODELS["esm2"], devices="0") as model:
         expected = [model.embed(part) for part in parts]
     loads.clear()
-    threads_before = threading.active_count()
+    threads_before = set(threading.enumerate())
     with Embedder(MODELS["esm2"]) as model, ThreadPoolExecutor(8) as threads:
         found = list(threads.map(model.embed, parts))
     for vectors, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(vectors, wanted)
     assert 1 <= len(loads) <= torch.cuda.device_count()
-    assert threading.active_count() == threads_before
+    assert set(threading.enumerate()) <= threads_before
 
 
 def test_shards_of_one_call_are_spread_over_all_devices() -> None:
@@ -136,8 +136,11 @@ print("closed")
 
 
 def test_a_gpu_that_failed_is_said_to_have_failed() -> None:
-    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
-    shape, first, second, closed = done.stdout.splitlines()
+    command = [sys.executable, "-u", "-X", "faulthandler", "-c", LOST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, (done.returncode, done.stdout, done.stderr)
+    shape, first, second, closed = lines
     assert (shape, closed) == ("(1, 320)", "closed")
     assert "the GPU of lane 0 failed" in first
     assert "can compute on none any more" in second

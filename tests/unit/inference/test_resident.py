@@ -35,9 +35,10 @@ OTHERS = ["MSTNPKPQRKTKRNTNRR" * 20, "MK", "LAGVSERT" * 9]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    before = threading.active_count(), torch.get_num_threads()
+    threads, num_threads = set(threading.enumerate()), torch.get_num_threads()
     yield
-    assert (threading.active_count(), torch.get_num_threads()) == before
+    assert set(threading.enumerate()) <= threads
+    assert torch.get_num_threads() == num_threads
     assert not resident._busy
 
 
