@@ -48,6 +48,13 @@ _SIGNAL_HINTS: Final = {
     "SIGKILL": " (often: the machine ran out of memory)",
     "SIGBUS": " (often: a file of the run was cut short, or its disk failed, while it was read)",
 }
+_SIGNS_OF_LOST_DEVICE: Final = (
+    "CUDA error",
+    "CUDA driver error",
+    "Triton Error [CUDA]",
+    "CUDNN_STATUS",
+    "CUBLAS_STATUS",
+)
 # Every kernel launch takes the GIL. With Python's default switch interval of 5 ms, the launching thread makes 1,300 to
 # 2,400 small calls per second while another thread tokenizes; with this one, 30,000 or more.
 _SWITCH_SECONDS: Final = 5e-5
@@ -134,7 +141,8 @@ def run_lane_here(
     """Computes shards in this thread, with the settings of a lane's process; see `run_shards` for what it raises.
 
     Raises:
-        DeviceLostError: the GPU failed. CUDA does not recover from that in this process, see `has_lost_device`.
+        DeviceLostError: the GPU failed. CUDA does not recover from that in this process, see `has_lost_device`; what was on
+            the device stays there.
     """
     from virnuc_core.inference.worker import run_shards
 
@@ -153,6 +161,8 @@ def run_lane_here(
         if not isinstance(lost := _unexpected(error, lane), DeviceLostError):
             raise
         _lost_device.set()
+        # Its traceback holds tensors on the device. Freeing them there, even when the process ends, would abort it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
         raise lost from error
     return lane_report(entries)
 
@@ -313,7 +323,7 @@ def _lane_main(
 def _unexpected(error: Exception, lane: int) -> VirnucError:
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     # By text: torch has a class for these since 2.8, but other libraries have none.
-    if "CUDA error" in text or "CUDNN_STATUS" in text or "CUBLAS_STATUS" in text:
+    if any(sign in text for sign in _SIGNS_OF_LOST_DEVICE):
         return DeviceLostError(
             f"the GPU of lane {lane} failed ({text}): see the kernel's log for Xid errors. Finished shards are kept: run "
             "the same command again to go on."

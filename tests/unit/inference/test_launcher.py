@@ -1,23 +1,29 @@
 """Lanes: real processes, their events, their log, and how they end."""
 
+import contextlib
+import gc
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.made_models import MadeModels, MadeRun, plan_run
 from virnuc_core.errors import DeviceLostError, VirnucError
-from virnuc_core.inference import launcher
+from virnuc_core.inference import launcher, worker
 from virnuc_core.inference.events import LaneEvent, LaneFinished, LaneStarted, ModelsLoaded, ShardDone
 from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import Shard
+from virnuc_core.inference.runner import LoadedModels
+from virnuc_core.run_folder import RunFolder
 
 
 def test_shards_are_assigned_by_cost(finished_run: MadeRun) -> None:
@@ -101,6 +107,32 @@ def test_an_unexpected_error_of_the_lane_is_named_here(
     assert ("Traceback (most recent call last)" in caplog.text) is has_traceback
     assert "Traceback" not in capfd.readouterr().err
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: unspecified launch failure",
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+    ],
+)
+def test_what_is_on_a_gpu_that_failed_is_never_freed(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    """Freeing it would abort the process."""
+    on_device = []
+
+    def fail(*arguments: object) -> None:
+        tensor = torch.zeros(1)
+        on_device.append(weakref.ref(tensor))
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(launcher, "_lost_device", threading.Event())
+    monkeypatch.setattr(worker, "run_shards", fail)
+    models = LoadedModels("cpu")
+    with contextlib.suppress(DeviceLostError):
+        launcher.run_lane_here(RunFolder(Path("run")), (0,), models, lambda event: None)
+    assert launcher.has_lost_device()
+    gc.collect()
+    assert on_device[0]() is not None
 
 
 @pytest.mark.usefixtures("fast_lanes")
