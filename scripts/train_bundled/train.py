@@ -281,7 +281,9 @@ def main() -> None:
     export(trainer.average, tokenizer, arguments["out"], asdict(settings), index)
     print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
     val = Genomes.load([arguments["val"]], table)
+    start = arguments["start"]
     report = {
+        "start": json.loads((start / "training.json").read_text())["settings"] if start else None,
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
         "index": index.figures,
