@@ -28,8 +28,8 @@ def methods() -> dict[str, dict[str, Method]]:
         "levels": _grid(
             levels,
             change_cost=(0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0),
+            most_change_cost=(0.125, 0.167, 0.2, 0.25, 0.333, 0.5),
             least_change_cost=(0.0, 10.0, 20.0, 31.0, 40.0, 60.0),
-            max_gap=(1_500.0, 2_500.0, 1e6),
         ),
         "two states, posterior": _grid(likelier_states, **two_states),
         "two states, likeliest path": _grid(likeliest_path, **two_states),

@@ -37,7 +37,7 @@ from virnuc_core.sequences.frame_store import FrameStore
 SEED: Final = 6
 NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
 NUM_WITHOUT: Final = 12
-WINDOW_LENGTHS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: minimum, maximum
+WINDOWS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: minimum, maximum
 LEAST_FLANK: Final = 5_000  # minimum bp of it on either side of a segment
 _P_BOUNDS: Final = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
@@ -105,7 +105,11 @@ def cut_segments(
 
 
 def paste(
-    segments: Iterable[str], bacterial: Mapping[str, str], num_without: int, generator: random.Random
+    segments: Iterable[str],
+    bacterial: Mapping[str, str],
+    num_without: int,
+    generator: random.Random,
+    windows: tuple[int, int] = WINDOWS,
 ) -> list[SyntheticContig]:
     """One contig per segment, and `num_without` contigs without any.
 
@@ -117,7 +121,7 @@ def paste(
         names += generator.sample(list(bacterial), len(bacterial))
     contigs = []
     for number, (segment, window) in enumerate(zip(pasted, names, strict=False), 1):
-        length = generator.randint(*WINDOW_LENGTHS)
+        length = generator.randint(*windows)
         begin = generator.randint(0, max(0, len(bacterial[window]) - length))
         host = bacterial[window][begin : begin + length]
         place = generator.randint(LEAST_FLANK, len(host) - LEAST_FLANK)
@@ -148,12 +152,14 @@ def held_out_genomes(fastas: Sequence[Path], table: Path) -> dict[str, dict[str,
     return genomes
 
 
-def make_contigs(genomes: Mapping[str, Mapping[str, str]]) -> list[SyntheticContig]:
+def make_contigs(
+    genomes: Mapping[str, Mapping[str, str]], windows: tuple[int, int] = WINDOWS
+) -> list[SyntheticContig]:
     """Contigs with segments of each length, and without any."""
     generator = random.Random(SEED)
     groups = cut_segments(genomes["viral"], generator, NUM_SEGMENTS).values()
     segments = [segment for group in groups for segment in group.values()]
-    return paste(segments, genomes["bacteria"], NUM_WITHOUT, generator)
+    return paste(segments, genomes["bacteria"], NUM_WITHOUT, generator, windows)
 
 
 def overlap(
@@ -291,6 +297,7 @@ def main() -> None:
     parser.add_argument("--fasta", type=Path, nargs="+", required=True)
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--held-out", action="store_true", help="only what the training holds out")
+    parser.add_argument("--windows", type=int, nargs=2, default=WINDOWS, help="bp of bacterial sequence")
     parser.add_argument("--chunk-length", default="auto")
     parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
     parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
@@ -303,7 +310,7 @@ def main() -> None:
         else:
             [fasta] = arguments.fasta
             genomes = read_genomes(fasta, read_classes(arguments.table))
-        contigs = make_contigs(genomes)
+        contigs = make_contigs(genomes, tuple(arguments.windows))
         sequences = {contig.name: contig.sequence for contig in contigs}
         run = predict(sequences, scratch / "pasted", chunk_length)
         found = measure(contigs, run)
@@ -313,6 +320,7 @@ def main() -> None:
     report = {
         "command": command_of("regions"),
         "data": [fasta.name for fasta in arguments.fasta],
+        "windows": list(arguments.windows),
         "chunk_length": chunk_length,
         "contigs": len(contigs),
         "bases": sum(map(len, sequences.values())),

@@ -24,6 +24,7 @@ from tasks.mlflow_store import (
     is_refused,
     open_store_early,
 )
+from virnuc_core.host_memory import without_collection
 
 _NICENESS: Final = 19
 _LOGGER: Final = "tasks.mlflow_store"
@@ -131,8 +132,10 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     logger = logging.getLogger(_LOGGER)
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
-    open_store_early()
-    import_module("matplotlib.backends.backend_agg")  # takes a second; the figures come at the end of a run
+    with without_collection():
+        open_store_early()
+        import_module("matplotlib.figure")  # takes half a second; the figures come at the end of a run
+        import_module("matplotlib.backends.backend_agg")
     stores: dict[str, MlflowStore] = {}
     for line in requests:
         request = json.loads(line)

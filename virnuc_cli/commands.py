@@ -104,8 +104,7 @@ def _runs(name: str, lanes: "LaneSettings", prefect: bool) -> Iterator[Callable[
     from virnuc_cli.local_prefect import has_server, local_prefect, without_prefect
 
     if not (prefect or lanes.mode == "pool" or has_server()):
-        with without_prefect():
-            body = resolve_name(f"flows.{_BODIES[name]}:{name}")
+        with without_prefect(f"flows.{_BODIES[name]}:{name}") as body:
 
             def run(*arguments: Any) -> Answer:
                 report = body(*arguments, lanes)

@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from virnuc_core.env_config import env, value_of
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import hide_secrets_in_logs
 from virnuc_core.versions import log_version_warnings
 
@@ -96,8 +98,8 @@ def _names_server(path: Path) -> bool:
 
 
 @contextmanager
-def without_prefect() -> Iterator[None]:
-    """Makes ready for a run in this process, with MLflow beside it."""
+def without_prefect(body: str) -> Iterator[Callable[..., Any]]:
+    """Makes ready for a run in this process, with MLflow beside it; gives the function named `body`, as MODULE:NAME."""
     from tasks.artifacts import log_from_info
     from tasks.mlflow_process import mlflow_beside
 
@@ -106,7 +108,9 @@ def without_prefect() -> Iterator[None]:
     log_from_info()
     _log.info("the run is in this process: no Prefect server is configured")
     with mlflow_beside():
-        yield
+        with without_collection():
+            function = resolve_name(body)
+        yield function
 
 
 @contextmanager

@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_and_exit() -> NoReturn:
     """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
+    # Read by torch's OpenMP when it is loaded. Where other programs compute, threads that wait for each other by spinning for
+    # milliseconds, its default, take several times as long.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     exit_code = main()
     if threading.active_count() > 1:
         sys.exit(exit_code)

@@ -13,8 +13,8 @@ from scripts.render.tables import Json, MakeTable, Results, table
 _INK, _VIRAL, _CALLED = "#3b4252", "#f3d9b1", "#b0413e"
 _BARS: Final = {"precision": "#9fb4c7", "recall": "#5f86a8", "f1": "#274c6b"}
 _WANTED_F1: Final = 0.8
-# With the default chunk length, and with the one that the method was compared with others at.
-_FILES: Final = ("regions", "regions_500")
+# With the default chunk length in windows and in shorter ones, and with chunks of 500 bp.
+_FILES: Final = ("regions", "regions_short", "regions_500")
 
 
 def method_rows(results: Results) -> Iterator[Json]:
@@ -29,25 +29,26 @@ def method_rows(results: Results) -> Iterator[Json]:
 
 
 def figure_rows(results: Results) -> Iterator[Json]:
-    """Precision, recall and F1 on the validation windows, by length of chunk and segment."""
-    for chunks, result in _measured(results):
+    """Precision, recall and F1 on the validation windows, by their length and that of chunk and segment."""
+    for measured, result in _measured(results):
         for length, group in {"all": result, **result["by_length"]}.items():
             kind = "all" if length == "all" else f"{int(length):,} bp"
-            yield {**group, "kind": kind, "chunks": chunks}
+            yield {**group, **measured, "kind": kind}
 
 
 def tier_rows(results: Results) -> Iterator[Json]:
     """How many bases of the regions of each tier are viral."""
-    for chunks, result in _measured(results):
+    for measured, result in _measured(results):
         for tier, regions in result["by_tier"].items():
-            yield {**regions, "chunks": chunks, "tier": tier}
+            yield {**regions, **measured, "tier": tier}
 
 
-def _measured(results: Results) -> Iterator[tuple[str, Json]]:
-    """Results with their chunk length in words."""
+def _measured(results: Results) -> Iterator[tuple[dict[str, str], Json]]:
+    """Results with their window and chunk lengths in words."""
     for result in (results[name] for name in _FILES if name in results):
-        length = result["chunk_length"]
-        yield "by length" if length == "auto" else f"{length} bp", result
+        length, (least, most) = result["chunk_length"], result["windows"]
+        chunks = "by length" if length == "auto" else f"{length} bp"
+        yield {"windows": f"{least // 1000} to {most // 1000} kb", "chunks": chunks}, result
 
 
 TABLES: Final[dict[str, MakeTable]] = {
@@ -57,13 +58,13 @@ TABLES: Final[dict[str, MakeTable]] = {
         method_rows,
     ),
     "figures": table(
-        "chunks|segments|contigs|precision|recall|F1",
-        "{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
+        "windows|chunks|segments|contigs|precision|recall|F1",
+        "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
         figure_rows,
     ),
     "tiers": table(
-        "chunks|tier|regions|their bases that are viral",
-        "{chunks}|`{tier}`|{regions}|{precision:.1%}",
+        "windows|chunks|tier|regions|their bases that are viral",
+        "{windows}|{chunks}|`{tier}`|{regions}|{precision:.1%}",
         tier_rows,
     ),
 }

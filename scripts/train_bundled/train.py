@@ -112,8 +112,9 @@ class Sampler:
         self._scales = [settings.batch_scale * min(1.0, _FULL_BATCH_BASES / length) for length in longest]
         self._seed = settings.seed
         is_plain = np.array([not view.recoded for view in VIEWS])
-        share = settings.plain_share if is_plain.any() and not is_plain.all() else 1.0
-        self._shares = np.where(is_plain, share / max(1, is_plain.sum()), (1 - share) / max(1, (~is_plain).sum()))
+        shares = np.where(is_plain, settings.plain_share, 1 - settings.plain_share)
+        shares /= np.where(is_plain, is_plain.sum(), (~is_plain).sum())
+        self._shares = shares / shares.sum()
 
     def batches(self, first: int) -> Iterator[tuple[DeviceChunks, ContigBatch]]:
         """The batches from a step on, drawn by a few threads ahead of time."""

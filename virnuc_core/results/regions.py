@@ -5,8 +5,9 @@ sum of squared differences, plus a cost for each change (dynamic programming). R
 
 There are several levels because viruses differ in how well they score: the border of a moderately scoring virus is where its
 level ends, not where single chunks fall below one half. For the same reason the cost of a change grows with the variance within
-the contig. It is never so small that one chunk alone makes a region among chunks that are not viral. A chunk without a score
-is uninformative: the border lies midway where its neighbours disagree, and there is no region where no scored chunk is near.
+the contig, but in a short contig not beyond what a region could explain. It is never so small that one chunk alone makes a region
+among chunks that are not viral. A chunk without a score is uninformative: the border lies midway where its neighbours disagree,
+and there is no region where no scored chunk is near.
 
 The parameters are constants, so a contig's regions depend on its own scores alone. docs/regions.md gives their origin and
 compares the method with others.
@@ -68,11 +69,14 @@ class RegionModel:
 
     Attributes:
         change_cost: of a change of level, in units of the variance of the contig's log-odds.
+        most_change_cost: the same at most, as a share of the cost of the contig's mean; less than one half, since a region
+            within a contig takes two changes.
         least_change_cost: the same at least, in nats squared.
         max_gap: bp; a chunk without a score is in a region only if a scored chunk begins within this distance.
     """
 
-    change_cost: float = 10.0
+    change_cost: float = 6.0
+    most_change_cost: float = 0.2
     least_change_cost: float = 31.0  # more than half of what one chunk can cost
     max_gap: float = 2_500.0
 
@@ -183,7 +187,8 @@ def best_levels(values: Float64, contig: Int64, model: RegionModel) -> Int64:
     order = np.argsort(-counts, kind="stable")
     starts, counts = (np.cumsum(counts) - counts)[order], counts[order]
     means, squares = (_sums(column, starts, starts + counts) / counts for column in (values, values**2))
-    change = np.maximum(model.least_change_cost, model.change_cost * (squares - means**2))
+    in_variances = np.minimum(model.change_cost, model.most_change_cost * counts)
+    change = np.maximum(model.least_change_cost, in_variances * (squares - means**2))
     cost = (values[:, None] - LEVELS) ** 2
     num_longer = np.searchsorted(-counts, -np.arange(counts[0])).tolist()
     total = np.zeros((len(counts), len(LEVELS)))

@@ -103,7 +103,8 @@ def test_a_single_chunk_is_a_region_when_it_is_called_virus(p_virus: float, thre
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.0, 20.0))
 def test_no_path_costs_less(p_virus: list[float], least: float) -> None:
     values = log_odds(np.array(p_virus))
-    change = max(least, DEFAULT_MODEL.change_cost * values.var())
+    in_variances = min(DEFAULT_MODEL.change_cost, DEFAULT_MODEL.most_change_cost * len(values))
+    change = max(least, in_variances * values.var())
 
     def cost(levels: Sequence[int]) -> float:
         changes = sum(left != right for left, right in pairwise(levels))
@@ -118,6 +119,12 @@ def test_no_path_costs_less(p_virus: list[float], least: float) -> None:
 def test_one_chunk_makes_no_region_among_others() -> None:
     for low in np.linspace(0.0, 0.49, 50).tolist():
         assert find_regions(chunks_of([low] * 200 + [1.0] + [low] * 200)) == []
+
+
+@pytest.mark.parametrize("flank", [4, 6, 12, 40])
+def test_a_region_within_a_contig_of_any_length_is_found(flank: int) -> None:
+    [region] = find_regions(chunks_of([0.05] * flank + [0.97] * 5 + [0.05] * flank))
+    assert (region.start, region.chunks) == (flank * STEP, 5)
 
 
 @st.composite
