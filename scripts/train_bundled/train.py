@@ -4,10 +4,11 @@
         --work FOLDER --out virnuc_core/models/bundled
 
 Masked tokens of both models, the classes of rows, chunks and contigs, and which contigs are relatives are learnt together,
-on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA drawn at random, in bf16 with weights in fp32; an exponential average of the
-weights is kept. The state is in the work folder: a training that was stopped, or ended after `--seconds`, goes on with
-the same command. `--val` is measured and never trained on; the settings were chosen with the help of its figures. A share
-of the groups of relatives is held out to set the temperatures, and the limits of the index of training genomes.
+on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA drawn at random, in bf16 with weights in fp32; an
+exponential average of the weights is kept. The state is in the work folder: a training that was stopped, or ended after
+`--seconds`, goes on with the same command. With `--start` it begins with models that an earlier training wrote. `--val` is
+measured and never trained on; the settings were chosen with the help of its figures. A share of the groups of relatives is
+held out to set the temperatures, and the limits of the index of training genomes.
 """
 
 import argparse
