@@ -107,6 +107,10 @@ def without_prefect(body: str) -> Iterator[Callable[..., Any]]:
     log_version_warnings("orchestration")
     log_from_info()
     _log.info("the run is in this process: no Prefect server is configured")
+    # Read by torch's OpenMP when it is loaded. Where other programs compute, threads that wait for each other by spinning for
+    # milliseconds, its default, take several times as long.
+    if value_of("OMP_WAIT_POLICY") is None:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with mlflow_beside():
         with without_collection():
             function = resolve_name(body)

@@ -24,7 +24,6 @@ import click
 
 from virnuc_cli import deploy, models, upkeep  # noqa: F401 (they add their commands)
 from virnuc_cli.commands import cli
-from virnuc_core.env_config import value_of
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 
 __all__ = ["cli", "main", "run_and_exit"]
@@ -64,10 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_and_exit() -> NoReturn:
     """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
-    # Read by torch's OpenMP when it is loaded. Where other programs compute, threads that wait for each other by spinning for
-    # milliseconds, its default, take several times as long.
-    if value_of("OMP_WAIT_POLICY") is None:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     exit_code = main()
     if threading.active_count() > 1:
         sys.exit(exit_code)
