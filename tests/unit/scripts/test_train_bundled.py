@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import shutil
 import string
 import sys
 from dataclasses import asdict, replace
@@ -220,3 +221,16 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert (tmp_path / "out" / "heads" / "SHA256SUMS").read_text().count("tiny") == 2
     state = torch.load(tmp_path / "work" / "state.pt", weights_only=True)
     assert state["step"] == 4
+
+    started = ("--work", str(tmp_path / "next"), "--out", str(tmp_path / "later"))
+    (tmp_path / "next").mkdir()
+    shutil.copy(tmp_path / "work" / "tokenizer.json", tmp_path / "next")
+    run("--seconds", "0", "--start", str(tmp_path / "out"), *started)
+    begun = torch.load(tmp_path / "next" / "state.pt", weights_only=True)["network"]
+    for name, weights in state["average"].items():
+        is_kept = "_mlm." not in name and "temperature" not in name
+        assert torch.allclose(begun[name], weights, atol=1e-3) or not is_kept, name
+    assert not torch.equal(begun["head.chunk.0.weight"], state["network"]["head.chunk.0.weight"])
+    run("--start", str(tmp_path / "out"), *started)
+    report = json.loads((tmp_path / "later" / "training.json").read_text())
+    assert report["start"]["steps"] == report["settings"]["steps"] == 4
