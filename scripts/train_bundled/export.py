@@ -1,10 +1,10 @@
-"""Writes the trained models and their head in the layouts that virnuc_core loads."""
+"""Writes the trained models and their head in the layouts that virnuc_core loads, and reads them for a further training."""
 
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
@@ -12,13 +12,26 @@ from torch import Tensor
 
 from scripts.train_bundled.network import Network
 from virnuc_core.models.catalogue import index_path
-from virnuc_core.models.checkpoint import DNABERT, TOKEN_TYPE, TRANSFORMERS_ESM, KeyLayout, config_sizes
+from virnuc_core.models.checkpoint import (
+    DNABERT,
+    TOKEN_TYPE,
+    TRANSFORMERS_ESM,
+    Checkpoint,
+    KeyLayout,
+    config_sizes,
+    read_weights,
+)
 from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.contig_head import save_contig_head
+from virnuc_core.models.contig_head import load_contig_head, save_contig_head
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.hub import SUMS_NAME, write_sums
 from virnuc_core.results.nearest import GenomeIndex, save_index
 from virnuc_core.specs import ModelSpec
+
+_ESM2: Final = "esm2_tiny"
+_DNABERT: Final = "dnabert_tiny"
+TOKENIZER: Final = f"{_DNABERT}/tokenizer.json"
+_HEAD: Final = "heads/tiny.safetensors"
 
 
 def export(
@@ -26,8 +39,8 @@ def export(
 ) -> None:
     """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/ with the index; weights are fp16, heads fp32."""
     for name, encoder, config in (
-        ("esm2_tiny", network.esm2, _esm2_config(network.esm2.spec)),
-        ("dnabert_tiny", network.dnabert, _dnabert_config(network.dnabert.spec)),
+        (_ESM2, network.esm2, _esm2_config(network.esm2.spec)),
+        (_DNABERT, network.dnabert, _dnabert_config(network.dnabert.spec)),
     ):
         (folder / name).mkdir(parents=True, exist_ok=True)
         tensors = published_tensors(encoder)
@@ -35,13 +48,21 @@ def export(
         save_file(half, folder / name / "model.safetensors", metadata={"format": "pt"})
         (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         if encoder is network.dnabert:
-            shutil.copyfile(tokenizer, folder / name / "tokenizer.json")
+            shutil.copyfile(tokenizer, folder / TOKENIZER)
         write_sums(folder / name, (path for path in (folder / name).iterdir() if path.name != SUMS_NAME))
-    (folder / "heads").mkdir(exist_ok=True)
-    head = folder / "heads" / "tiny.safetensors"
+    head = folder / _HEAD
+    head.parent.mkdir(exist_ok=True)
     save_contig_head(network.head, head, {"training": settings})
     save_index(replace(index, head=classifier_fingerprint(head)), index_path(head))
-    write_sums(folder / "heads", (folder / "heads").glob("*.safetensors"))
+    write_sums(head.parent, head.parent.glob("*.safetensors"))
+
+
+def load_exported(network: Network, folder: Path) -> None:
+    """Takes the weights of models and head, on the CPU, from a folder that `export` wrote."""
+    for name, encoder in ((_ESM2, network.esm2), (_DNABERT, network.dnabert)):
+        checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
+        encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
+    network.head.load_state_dict(load_contig_head(folder / _HEAD).state_dict())
 
 
 def published_tensors(model: Encoder) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ Shape legend: N rows, C chunks and R contigs of a batch, T tokens, D width of a 
 
 import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,8 +17,7 @@ from scripts.train_bundled.data import SPECIAL_TOKENS, DeviceChunks, DeviceToken
 from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.models.attention import PackedLayout
-from virnuc_core.models.checkpoint import Checkpoint, read_weights
-from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head
+from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
@@ -133,13 +131,6 @@ class Network(nn.Module):
         self.head = ContigHead(spec, dropout=head_dropout)
         self.esm2_mlm = MaskedTokenHead(ESM2_SPEC.embedding_dim, ESM2_SPEC.vocab_size)
         self.dnabert_mlm = MaskedTokenHead(DNABERT_SPEC.embedding_dim, DNABERT_SPEC.vocab_size)
-
-    def load_models(self, folder: Path) -> None:
-        """Takes the weights of models and head from a folder that `export` wrote."""
-        for name, encoder in (("esm2_tiny", self.esm2), ("dnabert_tiny", self.dnabert)):
-            checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
-            encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
-        self.head.load_state_dict(load_contig_head(folder / "heads" / "tiny.safetensors").state_dict())
 
     def in_bf16(self) -> "Network":
         """A copy in bf16 with the same head, in fp32."""

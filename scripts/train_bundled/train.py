@@ -6,9 +6,9 @@
 Masked tokens of both models, the classes of rows, chunks and contigs, and which contigs are relatives are learnt together,
 on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA drawn at random, in bf16 with weights in fp32; an
 exponential average of the weights is kept. The state is in the work folder: a training that was stopped, or ended after
-`--seconds`, goes on with the same command. With `--start` it begins with models that an earlier training wrote. `--val` is
-measured and never trained on; the settings were chosen with the help of its figures. A share of the groups of relatives is
-held out to set the temperatures, and the limits of the index of training genomes.
+`--seconds`, goes on with the same command. With `--start` it begins with the models and the vocabulary that an earlier
+training wrote. `--val` is measured and never trained on; the settings were chosen with the help of its figures. A share of
+the groups of relatives is held out to set the temperatures, and the limits of the index of training genomes.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import copy
 import itertools
 import json
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from scripts.train_bundled.data import (
     train_vocabulary,
 )
 from scripts.train_bundled.evaluation import GUARDS, calibrate, evaluate
-from scripts.train_bundled.export import export
+from scripts.train_bundled.export import TOKENIZER, export, load_exported
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.index import index_genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Network
@@ -144,7 +145,7 @@ class Trainer:
         self.step = 0
         self.network = Network(settings.dropout, settings.head_dropout, settings.dna_dropout)
         if start is not None:
-            self.network.load_models(start)
+            load_exported(self.network, start)
         self.network.to(device)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         decayed = [p for p in self.network.parameters() if p.ndim > 1]
@@ -261,18 +262,21 @@ def main() -> None:
     # Its attention compiles a plan for every new shape, and every batch has new ones.
     torch.backends.cuda.enable_cudnn_sdp(False)
     work.mkdir(parents=True, exist_ok=True)
-    table = arguments["table"]
+    table, start = arguments["table"], arguments["start"]
+    started_with = json.loads((start / "training.json").read_text())["settings"] if start else None
     known, held = Genomes.load(arguments["train"], table).split(settings.held_out, settings.seed)
     train = known.with_random_dna(_RANDOM_RECORDS, _RANDOM_BASES, settings.seed)
     tokenizer = work / "tokenizer.json"
-    if not tokenizer.exists():
+    if start:
+        shutil.copyfile(start / TOKENIZER, tokenizer)
+    elif not tokenizer.exists():
         train_vocabulary(known, DNABERT_SPEC.vocab_size, tokenizer, np.random.default_rng(settings.seed))
     views = [
         DeviceChunks.build(chunks, len(train.classes), device)
         for chunks in tokenized(train, tokenizer, work, arguments["jobs"])
     ]
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
-    trainer = Trainer(settings, work, device, arguments["start"])
+    trainer = Trainer(settings, work, device, start)
     trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
     if trainer.step < settings.steps:
         print(f"{trainer.step} of {settings.steps} steps are done: run the same command again", flush=True)
@@ -283,9 +287,8 @@ def main() -> None:
     export(trainer.average, tokenizer, arguments["out"], asdict(settings), index)
     print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
     val = Genomes.load([arguments["val"]], table)
-    start = arguments["start"]
     report = {
-        "start": json.loads((start / "training.json").read_text())["settings"] if start else None,
+        "start": started_with,
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
         "index": index.figures,

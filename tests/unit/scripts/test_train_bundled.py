@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import json
-import shutil
 import string
 import sys
 from dataclasses import asdict, replace
@@ -223,9 +222,10 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert state["step"] == 4
 
     started = ("--work", str(tmp_path / "next"), "--out", str(tmp_path / "later"))
-    (tmp_path / "next").mkdir()
-    shutil.copy(tmp_path / "work" / "tokenizer.json", tmp_path / "next")
+    tokenizer = tmp_path / "out" / "dnabert_tiny" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
     run("--seconds", "0", "--start", str(tmp_path / "out"), *started)
+    assert (tmp_path / "next" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     begun = torch.load(tmp_path / "next" / "state.pt", weights_only=True)["network"]
     for name, weights in state["average"].items():
         is_kept = "_mlm." not in name and "temperature" not in name
