@@ -16,13 +16,14 @@ from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.recoding import recode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn
+from virnuc_core.models.memory import to_device
 from virnuc_core.sequences.frames import chunk_table, longest_stretches
 
 Int64 = npt.NDArray[np.int64]
 
 SPECIAL_TOKENS: Final = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 _GROUP_BASES: Final = 1 << 21
-_VOCABULARY_WINDOWS: Final = 40_000  # of 500 bases
+_VOCABULARY_WINDOWS, _WINDOW_BASES = 40_000, 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +128,7 @@ class DeviceTokens:
         """int64 ids (T,) of the given rows and their cu_seqlens (B + 1,)."""
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
-        moved = torch.from_numpy(np.stack([self.offsets[rows] - cu_seqlens[:-1], lengths]))
-        shift, counts = moved.to(self.ids.device)
+        shift, counts = to_device(np.stack([self.offsets[rows] - cu_seqlens[:-1], lengths]), self.ids.device)
         source = torch.repeat_interleave(shift, counts, output_size=int(cu_seqlens[-1]))
         source += torch.arange(len(source), device=source.device)
         return self.ids[source].long(), cu_seqlens.astype(np.int32)
@@ -189,14 +189,16 @@ def load_chunks(path: Path) -> Chunks:
         )
 
 
-def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Generator) -> None:
-    """Trains a BPE vocabulary on both strands of windows drawn by the genomes' weights and writes `tokenizer.json`."""
+def train_vocabulary(
+    genomes: Genomes, weights: npt.NDArray[np.float64], size: int, path: Path, rng: np.random.Generator
+) -> None:
+    """Trains a BPE vocabulary on both strands of windows drawn by weights (R,) and writes `tokenizer.json`."""
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=SPECIAL_TOKENS, initial_alphabet=list("ACGT"), show_progress=False
     )
-    tokenizer.train_from_iterator(_windows(genomes, rng, _VOCABULARY_WINDOWS, length=500), trainer)
+    tokenizer.train_from_iterator(_windows(genomes, weights, rng, _VOCABULARY_WINDOWS), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],
@@ -204,13 +206,15 @@ def train_vocabulary(genomes: Genomes, size: int, path: Path, rng: np.random.Gen
     tokenizer.save(str(path))
 
 
-def _windows(genomes: Genomes, rng: np.random.Generator, count: int, length: int) -> Iterator[str]:
+def _windows(
+    genomes: Genomes, weights: npt.NDArray[np.float64], rng: np.random.Generator, count: int
+) -> Iterator[str]:
     """Only windows of pure ACGT, so that no ambiguity code enters the vocabulary."""
     complement = bytes.maketrans(b"ACGT", b"TGCA")
-    for row in rng.choice(len(genomes.classes), count, p=genomes.weights(0.6)):
+    for row in rng.choice(len(genomes.classes), count, p=weights):
         begin, end = genomes.bases.offsets[row : row + 2]
-        start = rng.integers(begin, max(begin + 1, end - length))
-        window = genomes.bases.data[start : min(end, start + length)].tobytes()
+        start = rng.integers(begin, max(begin + 1, end - _WINDOW_BASES))
+        window = genomes.bases.data[start : min(end, start + _WINDOW_BASES)].tobytes()
         window = window if rng.random() < 0.5 else window.translate(complement)[::-1]
         if not set(window) - set(b"ACGT"):
             yield window.decode()

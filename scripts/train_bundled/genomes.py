@@ -42,9 +42,11 @@ _CLASS_OF: Final = {
     "invertebrate": "eukaryote",
     _RANDOM: "eukaryote",
 }
-# Share of the training samples of each class of the table; viruses of prokaryotes and of others share alike.
+_PROKARYOTIC, _OTHER_VIRUS = "virus of prokaryotes", "other virus"
+# Share of the training samples of each class of the table, viruses of prokaryotes apart.
 _SHARES: Final = {
-    "viral": 0.46,
+    _PROKARYOTIC: 0.26,
+    _OTHER_VIRUS: 0.2,
     "bacteria": 0.16,
     "plasmid": 0.06,
     "vertebrate": 0.055,
@@ -188,20 +190,17 @@ class Genomes:
             genera=(*self.genera, *[""] * count),
         )
 
-    def weights(self, group_power: float) -> npt.NDArray[np.float64]:
-        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups by their size to a power."""
+    def weights(self, groups: Int64, group_power: float) -> npt.NDArray[np.float64]:
+        """Sampling probability of each record, float64 (R,): fixed shares of sources, groups (R,) by their size to a power."""
         lengths = self.bases.lengths.astype(float)
-        group_size = np.maximum(1, np.bincount(self.groups, lengths))
-        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[self.groups]
-        halves = [
-            f"{source} {'prokaryotic' if each == 0 else 'other'}" if source == "viral" else source
-            for source, each in zip(self.sources, self.classes.tolist(), strict=True)
-        ]
-        for half in set(halves):
-            own = np.array([each == half for each in halves])
-            source = half.split()[0]
-            share = _SHARES[source] / (2 if source == "viral" else 1)
-            weights[own] *= share / weights[own].sum()
+        group_size = np.maximum(1, np.bincount(groups, lengths))
+        weights: npt.NDArray[np.float64] = lengths * (group_size ** (group_power - 1))[groups]
+        kinds = np.array(self.sources, object)
+        kinds[self.is_viral] = _OTHER_VIRUS
+        kinds[self.classes == CLASSES.index("prokaryotic virus")] = _PROKARYOTIC
+        for kind in set(kinds.tolist()):
+            own = kinds == kind
+            weights[own] *= _SHARES[kind] / weights[own].sum()
         return np.asarray(weights / weights.sum())
 
 

@@ -21,6 +21,7 @@ from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder, mean_pool
 from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.memory import to_device
 from virnuc_core.specs import ModelSpec
 from virnuc_core.training.contigs import ContigBatch, LossWeights, head_losses
 
@@ -57,47 +58,48 @@ class Tokens:
     Attributes:
         ids: int64 (T,).
         layout: of the rows.
-        special: bool (T,) which tokens are special.
+        lengths: int64 (N,) of the rows, on the host.
         place: int64 (N,) where each of the asked rows is.
     """
 
     ids: Tensor
     layout: PackedLayout
-    special: Tensor
+    lengths: Int64
     place: Tensor
 
     @classmethod
     def take(cls, tokens: DeviceTokens, rows: Int64, model: Encoder) -> "Tokens":
         """The batch of the given rows."""
-        order = np.argsort(tokens.offsets[rows] - tokens.offsets[rows + 1], kind="stable")
+        lengths = tokens.offsets[rows + 1] - tokens.offsets[rows]
+        order = np.argsort(-lengths, kind="stable")
         ids, cu_seqlens = tokens.take(rows[order])
         # torch's kernel for packed sequences has rotary positions only.
         is_varlen = ids.is_cuda and isinstance(model, ESM2)
         layout = model.build_layout(cu_seqlens, "varlen" if is_varlen else "sdpa")
-        special = torch.zeros_like(ids, dtype=torch.bool)
-        special[layout.cu_seqlens[:-1].long()] = True
-        special[layout.cu_seqlens[1:].long() - 1] = True
-        place = torch.from_numpy(np.argsort(order)).to(ids.device)
-        return cls(ids, layout, special, place)
+        return cls(ids, layout, lengths[order], to_device(np.argsort(order), ids.device))
 
-    def masked(self, mask_id: int, random_ids: tuple[int, int]) -> tuple["Tokens", Tensor]:
+    def masked(
+        self, mask_id: int, random_ids: tuple[int, int], rng: np.random.Generator
+    ) -> tuple["Tokens", Tensor]:
         """Masks tokens of about half of the sequences, at a rate drawn for each one from 0.05..0.3.
 
         One in ten of the chosen tokens becomes a random token of the range `random_ids` instead of the mask, and one in
         ten stays.
 
         Returns:
-            The corrupted batch, and bool (T,) marking the tokens to predict.
+            The corrupted batch, and the tokens to predict, int64 (n,).
         """
-        lengths, device = self.layout.cu_seqlens.diff(), self.ids.device
-        rate = torch.empty(len(lengths), device=device).uniform_(0.05, 0.3)
-        rate *= torch.rand(len(lengths), device=device) < 0.5
-        rate = torch.repeat_interleave(rate, lengths, output_size=len(self.ids))
-        chosen = (torch.rand_like(rate) < rate) & ~self.special
-        fate = torch.rand_like(rate)
-        noise = torch.randint(*random_ids, self.ids.shape, device=device, dtype=self.ids.dtype)
-        ids = self.ids.masked_fill(chosen & (fate < 0.8), mask_id)
-        return replace(self, ids=torch.where(chosen & (fate >= 0.9), noise, ids)), chosen
+        ends = np.cumsum(self.lengths)
+        rate = rng.uniform(0.05, 0.3, len(ends)) * (rng.random(len(ends)) < 0.5)
+        is_chosen = rng.random(ends[-1], np.float32) < np.repeat(rate, self.lengths)
+        is_chosen[ends - 1] = is_chosen[ends - self.lengths] = False  # special tokens
+        chosen = np.flatnonzero(is_chosen)
+        fate = rng.random(len(chosen))
+        is_changed = (fate < 0.8) | (fate >= 0.9)
+        noise = np.where(fate < 0.8, mask_id, rng.integers(*random_ids, len(chosen)))
+        ids = self.ids.clone()
+        ids[to_device(chosen[is_changed], ids.device)] = to_device(noise[is_changed], ids.device)
+        return replace(self, ids=ids), to_device(chosen, ids.device)
 
 
 class MaskedTokenHead(nn.Module):
@@ -147,22 +149,29 @@ class Network(nn.Module):
         ), hidden
 
     def loss(
-        self, chunks: DeviceChunks, batch: ContigBatch, weights: LossWeights, masked_weight: float
+        self,
+        chunks: DeviceChunks,
+        batch: ContigBatch,
+        weights: LossWeights,
+        masked_weight: float,
+        rng: np.random.Generator,
     ) -> dict[str, Tensor]:
-        """The weighted parts of the loss of a batch; `masked_weight` is of the loss of masked tokens."""
+        """The weighted parts of the loss of a batch; `masked_weight` is of the loss of masked tokens.
+
+        Waits for nothing on the device, so that the host prepares a step while the device is at the one before.
+        """
         device = self.head.gate.weight.device
         clean = (
             Tokens.take(chunks.dna, batch.rows, self.dnabert),
             Tokens.take(chunks.protein, batch.rows, self.esm2),
         )
-        dna, masked_dna = clean[0].masked(_BPE_MASK_ID, _BPE_IDS)
-        protein, masked_protein = clean[1].masked(Esm2Tokenizer.mask_id, _AMINO_ACID_IDS)
+        dna, masked_dna = clean[0].masked(_BPE_MASK_ID, _BPE_IDS, rng)
+        protein, masked_protein = clean[1].masked(Esm2Tokenizer.mask_id, _AMINO_ACID_IDS, rng)
         vectors, hidden = self.vectors(protein, dna)
         # Whole contigs without their DNA, so that the protein has to be enough.
-        has_dna = torch.rand(len(batch.contig_class), 1, device=device) >= self._dna_dropout
-        row_contig = torch.from_numpy(batch.contig[batch.chunk]).to(device)
-        vectors = vectors[0] * has_dna[row_contig], vectors[1]
-        sizes = torch.from_numpy(chunks.sizes[batch.rows]).to(device)
+        has_dna = rng.random((len(batch.contig_class), 1)) >= self._dna_dropout
+        vectors = vectors[0] * to_device(has_dna[batch.contig[batch.chunk]], device), vectors[1]
+        sizes = to_device(chunks.sizes[batch.rows], device)
         parts = head_losses(self.head, self.head.row_codes(*vectors, sizes), batch, weights)
         masked = zip(
             (self.dnabert_mlm, self.esm2_mlm),
@@ -173,7 +182,7 @@ class Network(nn.Module):
             strict=True,
         )
         losses = [
-            functional.cross_entropy(head(states[where], embedding).float(), tokens.ids[where])
-            for head, embedding, tokens, states, where in masked
+            functional.cross_entropy(head(states[chosen], embedding).float(), tokens.ids[chosen])
+            for head, embedding, tokens, states, chosen in masked
         ]
         return {**parts, "masked": masked_weight * torch.stack(losses).sum()}

@@ -44,6 +44,7 @@ from scripts.train_bundled.export import TOKENIZER, export, load_exported
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.index import index_genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Network
+from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, make_batch
 
@@ -104,12 +105,13 @@ class Sampler:
     """
 
     def __init__(self, genomes: Genomes, views: list[DeviceChunks], settings: Settings) -> None:
-        weights = genomes.weights(settings.group_power)
+        groups = relatives(genomes)
+        weights = genomes.weights(groups, settings.group_power)
         self._views = views
         self._samplers = [ContigSampler(view.first_chunk, weights, genomes.is_viral) for view in views]
         records = [np.repeat(np.arange(len(genomes.classes)), np.diff(view.first_chunk)) for view in views]
         self._classes = [genomes.classes[record] for record in records]
-        self._groups = [genomes.groups[record] for record in records]
+        self._groups = [groups[record] for record in records]
         longest = [int(view.sizes[:, 1].max()) for view in views]
         self._scales = [settings.batch_scale * min(1.0, _FULL_BATCH_BASES / length) for length in longest]
         self._seed = settings.seed
@@ -168,7 +170,10 @@ class Trainer:
             self._optimizer.load_state_dict(state["optimizer"])
         self._in_bf16 = self.network.in_bf16()
         pairs = zip(self.network.parameters(), self._in_bf16.parameters(), strict=True)
-        self._copies = [(own, copied) for own, copied in pairs if own is not copied]
+        # The parameters in fp32 and their copies in bf16.
+        self._own, self._copied = zip(*((own, copy) for own, copy in pairs if own is not copy), strict=True)
+        for own in self._own:
+            own.grad = torch.zeros_like(own)
 
     def save(self) -> None:
         """Writes the state."""
@@ -205,16 +210,16 @@ class Trainer:
         """Changes the weights; gives the parts of the loss."""
         self._set_rate()
         self._in_bf16.zero_grad(set_to_none=True)
-        parts = self._in_bf16.loss(chunks, batch, LossWeights(), self.settings.masked_weight)
+        rng = np.random.default_rng((self.settings.seed, self.step, 1))
+        parts = self._in_bf16.loss(chunks, batch, LossWeights(), self.settings.masked_weight, rng)
         torch.stack(list(parts.values())).sum().backward()
-        for own, copied in self._copies:
-            assert copied.grad is not None
-            own.grad = copied.grad.float()
+        with torch.no_grad():
+            torch._foreach_copy_([own.grad for own in self._own], [copy.grad for copy in self._copied])
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self._optimizer.step()
         decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            torch._foreach_copy_([copied for _, copied in self._copies], [own for own, _ in self._copies])
+            torch._foreach_copy_(self._copied, self._own)
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1 - decay)
         return parts
 
@@ -270,7 +275,9 @@ def main() -> None:
     if start:
         shutil.copyfile(start / TOKENIZER, tokenizer)
     elif not tokenizer.exists():
-        train_vocabulary(known, DNABERT_SPEC.vocab_size, tokenizer, np.random.default_rng(settings.seed))
+        weights = known.weights(relatives(known), settings.group_power)
+        rng = np.random.default_rng(settings.seed)
+        train_vocabulary(known, weights, DNABERT_SPEC.vocab_size, tokenizer, rng)
     views = [
         DeviceChunks.build(chunks, len(train.classes), device)
         for chunks in tokenized(train, tokenizer, work, arguments["jobs"])

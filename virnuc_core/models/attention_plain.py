@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from virnuc_core.models.memory import to_device
 from virnuc_core.models.positions import apply_rotary
 
 _MAX_BIAS_ELEMENTS = 2**24  # scores or biases held at once: 64 MB in fp32
@@ -91,10 +92,10 @@ class Rectangle:
         if (lengths < length).any():
             is_real = np.arange(length) < lengths[:, None]
             starts = first_token + np.cumsum(lengths) - lengths
-            gather_idx = _index((starts[:, None] + np.where(is_real, np.arange(length), 0)).ravel(), device)
-            unpad_idx = _index(np.flatnonzero(is_real), device)
-            mask = torch.zeros(is_real.shape).masked_fill(torch.from_numpy(~is_real), -torch.inf)
-            mask = mask.to(device, non_blocking=True)[:, None, None, :]
+            slots = starts[:, None] + np.where(is_real, np.arange(length), 0)
+            gather_idx = to_device(slots.ravel(), device)
+            unpad_idx = to_device(np.flatnonzero(is_real), device)
+            mask = to_device(np.where(is_real, np.float32(0), np.float32(-np.inf)), device)[:, None, None, :]
             bias = mask if bias is None else bias + mask
         bias = None if bias is None else bias.to(dtype)
         return cls(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
@@ -218,7 +219,3 @@ def _alibi_bias(slopes: Tensor, begin: int, end: int, length: int) -> Tensor:
     keys = torch.arange(length, device=slopes.device, dtype=torch.float32)
     distance = (queries[:, None] - keys[None, :]).abs()
     return -slopes[:, None, None] * distance
-
-
-def _index(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)

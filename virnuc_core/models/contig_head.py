@@ -213,7 +213,9 @@ class ContigHead(nn.Module):
         weight = torch.cat(weights)
         total = weight.new_zeros(num_contigs, heads).index_add_(0, contig, weight).clamp(min=1e-9)
         pooled = (pooled / total.unsqueeze(2)).flatten(1)
-        counts = torch.bincount(contig, minlength=num_contigs).clamp(min=1).unsqueeze(1)
+        # torch.bincount would wait for the device.
+        counts = contig.new_zeros(num_contigs).index_add_(0, contig, torch.ones_like(contig))
+        counts = counts.clamp(min=1).unsqueeze(1)
         mean = codes.new_zeros(num_contigs, codes.shape[1]).index_add_(0, contig, codes) / counts
         return Contigs(
             context=torch.cat(context),

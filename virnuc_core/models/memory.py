@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -69,6 +71,18 @@ def empty_pinned(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Ten
             f"this host could not pin {size / 1e6:.0f} MB of memory for copies to the GPU: end other programs, use "
             "smaller shards (--shard-seconds), or allow more memory (of the container or job)."
         ) from error
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
+    """A small array on a device; does not wait for the copy, which pageable memory would make it do.
+
+    Raises:
+        DeviceMemoryError: the host cannot pin more memory.
+    """
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cpu":
+        return tensor
+    return empty_pinned(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from virnuc_core.columns import concatenated_ranges
 from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead
+from virnuc_core.models.memory import to_device
 from virnuc_core.training.trainer import cross_entropy
 
 Int64 = npt.NDArray[np.int64]
@@ -149,20 +150,26 @@ def head_losses(
     head: ContigHead, codes: Tensor, batch: ContigBatch, weights: LossWeights
 ) -> dict[str, Tensor]:
     """The weighted parts of the loss, given the codes (N, Z) of the rows of a batch."""
-    chunk, contig, chunk_class, contig_class, contig_group = (
-        torch.from_numpy(part).to(codes.device, non_blocking=True)
-        for part in (batch.chunk, batch.contig, batch.chunk_class, batch.contig_class, batch.contig_group)
+    whole = np.flatnonzero(batch.contig_class != _NO_CONTIG)
+    chunk, contig, chunk_class, contig_class, contig_group, single = (
+        to_device(part, codes.device)
+        for part in (
+            batch.chunk,
+            batch.contig,
+            batch.chunk_class,
+            batch.contig_class[whole],
+            batch.contig_group[whole],
+            whole,
+        )
     )
     pooled = head.chunk_codes(codes, chunk, len(batch.contig))
     contigs = head.contigs(pooled, contig, len(batch.contig_class))
-    is_single = contig_class != _NO_CONTIG
-    relatives = _relatives_loss(contigs.embedding[is_single], contig_group[is_single])
+    relatives = _relatives_loss(contigs.embedding[single], contig_group)
     return {
         "row": weights.row * _class_loss(head, head.chunk(codes), chunk_class[chunk], weights),
         "chunk": weights.chunk * _class_loss(head, head.chunk(pooled), chunk_class, weights),
         "context": weights.context * _class_loss(head, contigs.context, chunk_class, weights),
-        "contig": weights.contig
-        * _class_loss(head, contigs.logits[is_single], contig_class[is_single], weights),
+        "contig": weights.contig * _class_loss(head, contigs.logits[single], contig_class, weights),
         "relatives": weights.relatives * relatives,
     }
 

@@ -16,6 +16,7 @@ import torch
 from scripts.train_bundled import data, evaluation, network, train
 from scripts.train_bundled.data import DeviceChunks, View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes, random_dna
+from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.catalogue import BUNDLED_TOKENIZER, index_path
@@ -70,9 +71,77 @@ def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> No
         ["", "", ""],
     ]
     assert genomes.take(np.array([1])).lineages["group"] == ("bus",)
-    assert genomes.weights(0.6)[genomes.is_viral].sum() == pytest.approx(
+    assert genomes.weights(relatives(genomes), 0.6)[genomes.is_viral].sum() == pytest.approx(
         0.46 / (0.46 + 0.16 + 0.06 + 0.055 + 0.05 + 0.045)
     )
+
+
+def test_viruses_are_relatives_by_their_proteins(table: Path) -> None:
+    """Whatever their names and codons are; one fragment of a relative is enough, and others keep their groups."""
+    rng = np.random.default_rng(0)
+    codons = {
+        "A": ("GCT", "GCA"),
+        "L": ("CTG", "TTA"),
+        "K": ("AAA", "AAG"),
+        "G": ("GGC", "GGT"),
+        "V": ("GTT", "GTA"),
+    }
+
+    def coded(protein: str) -> str:
+        return "".join(codons[letter][rng.integers(2)] for letter in protein)
+
+    first, second, third = ("".join(rng.choice(list(codons), 3000)) for _ in range(3))
+    sequences = [
+        coded(first),
+        coded(first),
+        coded(second),
+        coded(first[1000:1500]),
+        coded(third),
+        coded(third),
+    ]
+    lengths = np.array(list(map(len, sequences)))
+    genomes = Genomes(
+        bases=ByteColumn.from_strings(sequences),
+        classes=np.array([0, 1, 0, 0, 3, 3]),
+        sources=("viral", "viral", "viral", "viral", "bacteria", "bacteria"),
+        groups=np.array([0, 1, 0, 0, 2, 3]),
+        organisms=("a", "b", "c", "d", "e", "f"),
+        families=("",) * 6,
+        genera=("",) * 6,
+    )
+    groups = relatives(genomes)
+    assert groups[0] == groups[1] == groups[3]
+    assert len(set(groups.tolist())) == 4
+    weights = genomes.weights(groups, 0.5)
+    shares = np.bincount(groups, weights)[groups]
+    # Of the viruses of prokaryotes, a group three times as large has the root of that.
+    sizes = np.bincount(groups, lengths)[groups]
+    assert weights[[0, 3]].sum() / weights[2] == pytest.approx(
+        lengths[[0, 3]].sum() / sizes[0] * (sizes[0] / sizes[2]) ** 0.5
+    )
+    assert shares[4] == pytest.approx(shares[5])
+    assert weights[genomes.classes == 0].sum() / weights[1] == pytest.approx(0.26 / 0.2)
+
+
+def test_a_tenth_of_the_chosen_tokens_stays_and_none_is_special(fasta: Path, table: Path) -> None:
+    genomes = Genomes.load([fasta], table)
+    chunks = DeviceChunks.build(
+        cut(genomes, View(chunk_length=500), DnabertTokenizer(BUNDLED_TOKENIZER)), 30, torch.device("cpu")
+    )
+    made, rng = network.Network(0.0, 0.0), np.random.default_rng(0)
+    clean = network.Tokens.take(chunks.protein, np.arange(len(chunks.sizes)), made.esm2)
+    masked, chosen = clean.masked(32, (4, 24), rng)
+    is_chosen = torch.zeros(len(clean.ids), dtype=torch.bool)
+    is_chosen[chosen] = True
+    assert (masked.ids[~is_chosen] == clean.ids[~is_chosen]).all()
+    ends = torch.from_numpy(np.cumsum(clean.lengths))
+    assert not is_chosen[ends - 1].any()
+    assert not is_chosen[ends - torch.from_numpy(clean.lengths)].any()
+    assert len(chosen) / len(clean.ids) == pytest.approx(0.5 * 0.175, rel=0.1)
+    assert (masked.ids[chosen] == 32).float().mean() == pytest.approx(0.8, abs=0.02)
+    assert (masked.ids[chosen] == clean.ids[chosen]).float().mean() == pytest.approx(0.1 + 0.1 / 20, abs=0.02)
+    per_row = torch.tensor([rows.any() for rows in is_chosen.split(clean.lengths.tolist())])
+    assert per_row.float().mean() == pytest.approx(0.5, abs=0.05)
 
 
 def test_random_dna_resembles_eukaryotes_in_triplets_and_has_a_group_of_its_own(
@@ -89,7 +158,7 @@ def test_random_dna_resembles_eukaryotes_in_triplets_and_has_a_group_of_its_own(
     assert more.take(np.arange(len(genomes.classes))).bases.to_strings() == genomes.bases.to_strings()
     shares = [[text.count(base) / 6000 for base in "ACGT"] for text in added.bases.to_strings()]
     assert np.std(shares, axis=0).max() > 0.02  # compositions differ
-    assert more.weights(0.6)[-3:].sum() == pytest.approx(
+    assert more.weights(more.groups, 0.6)[-3:].sum() == pytest.approx(
         0.035 / (0.46 + 0.16 + 0.06 + 0.055 + 0.05 + 0.045 + 0.035)
     )
     # A triplet that the template lacks is rare: no G after AA.
