@@ -111,6 +111,23 @@ def check_activation(activation: str, rows: int, width: int) -> None:
         assert relative_error(plain, functional.gelu(x.double() + bias.double())) < ERROR[torch.float16]
 
 
+def check_product(
+    num_tokens: int, depth: int, width: int, *, gated: bool, dtype: torch.dtype = torch.float16
+) -> None:
+    x, weight = (
+        random(num_tokens, depth, dtype=dtype),
+        (random((2 if gated else 1) * width, depth, seed=1) * 0.02).to(dtype),
+    )
+    bias = None if gated else random(width, dtype=dtype, seed=2)
+    actual = torch.ops.virnuc.linear_gelu(x, weight, bias, gated)
+    product = x.double() @ weight.double().T
+    expected = (
+        functional.gelu(product[:, 0::2]) * product[:, 1::2] if gated else functional.gelu(product + bias)
+    )
+    assert actual.shape == (num_tokens, width)
+    assert relative_error(actual, expected) < ERROR[dtype]
+
+
 def check_segment_mean(hidden: torch.Tensor, lengths: list[int], specials: bool) -> torch.Tensor:
     """Returns the means."""
     bounds = torch.from_numpy(bounds_of(lengths))

@@ -137,7 +137,7 @@ def test_auto_is_our_kernel_and_it_runs(family: Family) -> None:
     names = " ".join(event.key for event in profile.key_averages())
     assert "_short_kernel" in names
     assert "_long_kernel" in names
-    assert ("_gemm_gelu_kernel" in names) == (torch.cuda.get_device_capability() >= (9, 0))
+    assert "_gemm_gelu_kernel" in names
     assert resolve_attention("auto", DEVICE, family, "fp32", model.spec.head_dim) == "sdpa"
 
 

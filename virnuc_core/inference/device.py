@@ -34,7 +34,8 @@ _ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {
     "fp8": 2,
     "int8": 4,
 }
-_FP8_CAPABILITY: Final = (8, 9)  # Ada; Hopper is (9, 0)
+_BF16_CAPABILITY: Final = (8, 0)  # Ampere
+_FP8_CAPABILITY: Final = (8, 9)  # Ada; torch's product with scales by row is built for it and all later ones
 
 _log = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
     On the CPU "auto" is bf16 for the longest stretches where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
-    as VirNucPro does. The CPU has neither fp16 nor fp8; int8 is for CPUs where `cpu_has_int8`. On a GPU, fp8 needs Ada, Hopper
-    or newer.
+    as VirNucPro does. The CPU has neither fp16 nor fp8; int8 is for CPUs where `cpu_has_int8`. On a GPU, bf16 needs Ampere or
+    newer, and fp8 Ada, Hopper or newer.
 
     Raises:
         DeviceError: the device does not support the precision at a useful speed.
@@ -104,21 +105,27 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
         raise DeviceError(
             f"int8 is for the CPU, not for {device}: use --precision fp16, or fp8 where the GPU has it"
         )
-    if device != "cpu" and choice == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise DeviceError(f"the GPU {device} has no bf16 instructions: use --precision fp16 or fp32")
+    if device != "cpu" and choice == "bf16":
+        _require_capability(
+            device, _BF16_CAPABILITY, "bf16 instructions, which come with Ampere (8.0)", "fp16"
+        )
     if device != "cpu" and choice == "fp8":
         _require_fp8(device)
     return choice
 
 
-def _require_fp8(device: str) -> None:
+def _require_capability(device: str, least: tuple[int, int], what: str, instead: str) -> None:
     capability = torch.cuda.get_device_capability(device)
-    if capability < _FP8_CAPABILITY:
+    if capability < least:
         raise DeviceError(
             f"the GPU {device} ({torch.cuda.get_device_name(device)}, compute capability "
-            f"{capability[0]}.{capability[1]}) has no fp8 instructions, which come with Ada and Hopper (8.9): "
-            "use --precision fp16 or bf16"
+            f"{capability[0]}.{capability[1]}) has no {what}: use --precision {instead}"
         )
+
+
+def _require_fp8(device: str) -> None:
+    what = "fp8 instructions, which come with Ada and Hopper (8.9)"
+    _require_capability(device, _FP8_CAPABILITY, what, "fp16")
     if not has_kernels(torch.device(device)):
         raise DeviceError(
             "fp8 needs virnuc's kernels, and with them the Triton that comes with torch: install it, or use "

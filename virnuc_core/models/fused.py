@@ -2,7 +2,7 @@
 
     CPU     oneDNN fuses the product with what follows, on weights that `models/onednn.py` packs when a model is loaded.
     CUDA    in 16 bit and fp8 one Triton kernel does everything between two products. cuBLAS multiplies, except for the
-            first product of a feed-forward layer on Hopper and later, which is fused with its activation.
+            first product of a feed-forward layer in 16 bit, which is fused with its activation.
     else    plain torch, also for training.
 
 fp8 (e4m3) has one scale per row of activations and per row of weights.
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from virnuc_core.models.kernels import has_gemm_gelu, has_kernels
+from virnuc_core.models.kernels import has_kernels
 from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack, replace_layers
 
-_TMA_ALIGNMENT: Final = 8  # of the input width
+_GEMM_ALIGNMENT: Final = 8  # of the input width, for loads of 16 bytes
 _FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0  # the largest finite e4m3
 _MIN_ROW_MAX: Final = 1e-12
@@ -224,7 +224,7 @@ def _has_kernels(x: Tensor) -> bool:
 
 
 def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
-    return _is_half_on_cuda(x) and has_gemm_gelu(x.device) and not layer.in_features % _TMA_ALIGNMENT
+    return _is_half_on_cuda(x) and has_kernels(x.device) and not layer.in_features % _GEMM_ALIGNMENT
 
 
 def _is_half_on_cuda(x: Tensor) -> bool:

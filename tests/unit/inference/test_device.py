@@ -20,9 +20,10 @@ from virnuc_core.inference.device import (
     weight_bytes,
 )
 from virnuc_core.inference.model_facts import measured_speeds, model_facts
+from virnuc_core.models import kernels
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
-from virnuc_core.specs import ModelSpec
+from virnuc_core.specs import ModelSpec, Precision
 
 GB = 10**9
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -47,6 +48,33 @@ def test_automatic_precision_for_the_longest_stretches() -> None:
     assert resolve_precision("auto", "cpu", "longest") == ("bf16" if cpu_has_fast_bf16() else "fp32")
     assert resolve_precision("auto", "cuda:0", "longest") == "fp16"
     assert resolve_precision("fp32", "cpu", "longest") == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "choices"),
+    [
+        ("Tesla T4", (7, 5), {"auto", "fp16", "fp32"}),
+        ("A100", (8, 0), {"auto", "fp16", "fp32", "bf16"}),
+        ("RTX 3090", (8, 6), {"auto", "fp16", "fp32", "bf16"}),
+        ("RTX 4090", (8, 9), {"auto", "fp16", "fp32", "bf16", "fp8"}),
+        ("H100", (9, 0), {"auto", "fp16", "fp32", "bf16", "fp8"}),
+        ("RTX 5090", (12, 0), {"auto", "fp16", "fp32", "bf16", "fp8"}),
+    ],
+)
+def test_each_card_computes_in_what_it_has_instructions_for(
+    monkeypatch: pytest.MonkeyPatch, card: str, capability: tuple[int, int], choices: set[Precision]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
+    monkeypatch.setattr(kernels, "_REGISTERED", True)
+    monkeypatch.setattr(kernels, "_capability", lambda device: capability)
+    for choice in choices:
+        assert resolve_precision(choice, "cuda:1") == ("fp16" if choice == "auto" else choice)
+    missing: set[Precision] = {"bf16", "fp8"} - choices
+    for choice in missing:
+        refusal = rf"cuda:1 \({card}, compute capability \d\.\d\) has no {choice}.*--precision fp16"
+        with pytest.raises(DeviceError, match=refusal):
+            resolve_precision(choice, "cuda:1")
 
 
 def test_bf16_is_slow_on_intel_without_amx(tmp_path: Path) -> None:

@@ -19,16 +19,7 @@ if _REGISTERED:
 
 def has_kernels(device: torch.device) -> bool:
     """Whether the device runs the kernels, which need Ampere (compute capability 8.0) or later."""
-    return _has_capability(device, MIN_CAPABILITY)
-
-
-def has_gemm_gelu(device: torch.device) -> bool:
-    """Whether the device runs `linear_gelu`, which needs TMA: Hopper (compute capability 9.0) or later."""
-    return _has_capability(device, (9, 0))
-
-
-def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
-    return _REGISTERED and device.type == "cuda" and _capability(device) >= least
+    return _REGISTERED and device.type == "cuda" and _capability(device) >= MIN_CAPABILITY
 
 
 def prepare_kernels(device: torch.device) -> None:

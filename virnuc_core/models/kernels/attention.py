@@ -29,6 +29,8 @@ EMPTY_TILES: Final = 2  # rows of an empty list
 _MIN_TILES: Final = 3  # rows of any other
 _MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
 _HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
+_THREADS: Final = 128  # of a program: four warps
+_REGISTERS: Final = 65_536  # of a multiprocessor; a thread has 255 at most
 _LOG2_E: Final = 1.4426950408889634
 
 
@@ -37,10 +39,15 @@ def padded_head_dim(head_dim: int) -> int:
     return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
 
 
-def fits_resident(head_dim: int, shared_memory: int) -> bool:
-    """Whether keys and values of `RESIDENT_TOKENS` and a block of queries fit into `shared_memory` bytes per block."""
+def programs_that_fit(head_dim: int, shared_memory: int) -> int:
+    """Programs whose keys and values of `RESIDENT_TOKENS` and block of queries fit into `shared_memory` bytes."""
     columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
-    return columns * torch.float16.itemsize <= shared_memory
+    return shared_memory // (columns * torch.float16.itemsize)
+
+
+def register_limit(programs: int) -> dict[str, int]:
+    """The option of a launch by which that many programs, four at most, share the registers of a multiprocessor."""
+    return {"maxnreg": _REGISTERS // (_THREADS * min(programs, 4)) // 8 * 8} if programs > 2 else {}
 
 
 def plan_tiles(
@@ -124,6 +131,17 @@ def _softmax_step(
 
 
 @triton.jit
+def _halves_step(
+    q_even, q_odd, even, odd, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The same from queries and keys split into even and odd columns."""
+    scores = tl.dot(q_even, tl.trans(even))
+    scores = tl.dot(q_odd, tl.trans(odd), scores)
+    return _softmax_step(scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY, MASKED)
+
+
+@triton.jit
 def _store(
     base, rows, length, acc, l_i, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr
 ):
@@ -163,20 +181,22 @@ def _whole_sequence(
         m_i = tl.full([ROWS], float("-inf"), tl.float32)
         l_i = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED], tl.float32)
-        for block in tl.static_range(NUM_BLOCKS):
-            keys = block * ROWS + tl.arange(0, ROWS)
-            if RESIDENT:
-                even, odd, v = evens[block], odds[block], values[block]
-            else:
+        if RESIDENT:
+            for block in tl.static_range(NUM_BLOCKS):
+                keys = block * ROWS + tl.arange(0, ROWS)
+                m_i, l_i, acc = _halves_step(
+                    q_even, q_odd, evens[block], odds[block], values[block], rows, keys, length, slope,
+                    m_i, l_i, acc, ROTARY, block == NUM_BLOCKS - 1,
+                )  # fmt: skip
+        else:
+            for block in range(NUM_BLOCKS):  # unrolled, it would need more registers than there are
+                keys = block * ROWS + tl.arange(0, ROWS)
                 even, odd, v = _keys_and_values(
                     qkv, block, length, cos_sin, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY
                 )
-            scores = tl.dot(q_even, tl.trans(even))
-            scores = tl.dot(q_odd, tl.trans(odd), scores)
-            m_i, l_i, acc = _softmax_step(
-                scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY,
-                block == NUM_BLOCKS - 1,
-            )  # fmt: skip
+                m_i, l_i, acc = _halves_step(
+                    q_even, q_odd, even, odd, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY, True
+                )
         _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
@@ -306,13 +326,12 @@ def packed_attention(
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
-    # With at most 128 registers a thread, four programs share a multiprocessor. Wider heads need more.
-    limit = {"maxnreg": 128} if padded <= 64 else {}
+    programs = programs_that_fit(head_dim, shared_memory(qkv.device))
+    limit = register_limit(programs)
     shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > EMPTY_TILES:
-        resident = fits_resident(head_dim, shared_memory(qkv.device))
         launch(
-            _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, resident,
+            _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, programs > 0,
             num_warps=4, num_stages=1, **limit,
         )  # fmt: skip
     if len(long_tiles) > EMPTY_TILES:

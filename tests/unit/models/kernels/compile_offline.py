@@ -2,16 +2,21 @@
 
     python compile_offline.py CAPABILITY SHARED_MEMORY VARIANT...
 
-A variant is product:DTYPE, gated_product:DTYPE, rowwise:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
-a JSON line per launch: variant, name of the kernel, bytes of shared memory, and hash of the code.
+A variant is product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
+a JSON line per launch: variant, name of the kernel, bytes of shared memory, bytes of registers that a thread spills,
+and hash of the code.
 """
 
 import json
+import re
+import subprocess
 import sys
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -54,14 +59,25 @@ def multiply(gated: bool, dtype: torch.dtype) -> None:
         gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
 
 
-def work_on_rows(dtype: torch.dtype, quantize: bool) -> None:
-    """The widest rows, those of ESM-2 15B."""
-    weight = torch.zeros(5120, dtype=dtype)
+def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
+    weight = torch.zeros(width, dtype=dtype)
     for num_tokens in NUM_TOKENS:
-        x = torch.zeros(num_tokens, 5120, dtype=dtype)
+        x = torch.zeros(num_tokens, width, dtype=dtype)
         rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
-        rowwise.gelu_quantize(torch.zeros(num_tokens, 20_480, dtype=dtype), None, "gelu", quantize)
+        rowwise.gelu_quantize(torch.zeros(num_tokens, 4 * width, dtype=dtype), None, "gelu", quantize)
         rowwise.segment_mean(x, torch.tensor([0, 3, num_tokens], dtype=torch.int32), True)
+
+
+def spilled_bytes(cubin: bytes) -> int:
+    """Local memory of a thread."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage)
+    assert found, usage
+    return int(found[1]) + int(found[2])
 
 
 def main() -> None:
@@ -74,19 +90,19 @@ def main() -> None:
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         compiled = compile_or_launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         facts = {"variant": variant, "kernel": kernel.__name__, "shared": compiled.metadata.shared}
-        facts["hash"] = compiled.hash
+        facts |= {"spilled": spilled_bytes(compiled.asm["cubin"]), "hash": compiled.hash}
         print(json.dumps(facts), flush=True)
 
     JITFunction.run = compile_only
     for variant in sys.argv[3:]:
-        kind, *head_dim, dtype_name = variant.split(":")
+        kind, *size, dtype_name = variant.split(":")
         dtype = getattr(torch, dtype_name)
         if kind == "rowwise":
-            work_on_rows(dtype, quantize=capability >= 89)
+            work_on_rows(dtype, capability >= 89, int(size[0]))
         elif kind in ("product", "gated_product"):
             multiply(kind == "gated_product", dtype)
         else:
-            attend(kind, int(head_dim[0]), dtype)
+            attend(kind, int(size[0]), dtype)
 
 
 if __name__ == "__main__":

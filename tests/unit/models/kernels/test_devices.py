@@ -11,7 +11,7 @@ from virnuc_core.errors import DeviceError
 from virnuc_core.models import fused, kernels
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.kernels import has_gemm_gelu, has_kernels, prepare_kernels
+from virnuc_core.models.kernels import has_kernels, prepare_kernels
 
 CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
 
@@ -21,7 +21,6 @@ def test_each_device_of_a_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(kernels, "_capability", lambda device: CAPABILITIES[device.index])
     devices = [torch.device("cuda", i) for i in range(len(CAPABILITIES))]
     assert [has_kernels(device) for device in devices] == [False, True, True, True]
-    assert [has_gemm_gelu(device) for device in devices] == [False, False, True, True]
     assert not has_kernels(torch.device("cpu"))
     chosen = [resolve_attention("auto", device, "esm2", "fp16", 64) for device in devices]
     assert chosen == ["sdpa", "triton", "triton", "triton"]
@@ -45,10 +44,12 @@ def test_triton_hashes_itself_in_the_background_where_kernels_run(monkeypatch: p
 
 
 class OneLayer(torch.nn.Module):
-    """Requests the kernels of its device as the models' layers do."""
+    """Requests the kernels of a device as the models' layers do."""
+
+    device = torch.device("cuda", 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (2.0 if fused.has_kernels(x.device) and fused.has_gemm_gelu(x.device) else 1.0)
+        return x * (2.0 if fused.has_kernels(self.device) else 1.0)
 
 
 def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,8 @@ def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.Monke
         sys._getframe()  # not traceable by Dynamo, like the driver's calls
         return 9, 0
 
-    monkeypatch.setattr(kernels, "_has_capability", lambda device, least: capability(device) >= least)
+    monkeypatch.setattr(kernels, "_REGISTERED", True)
+    monkeypatch.setattr(kernels, "_capability", capability)
     model: Any = torch.nn.Module()
     model.layers = torch.nn.ModuleList([OneLayer()])
     compile_layers(model, "default")

@@ -22,6 +22,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_product,
     check_segment_mean,
     random,
     relative_error,
@@ -46,22 +47,38 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
     monkeypatch: pytest.MonkeyPatch, positions: str
 ) -> None:
     monkeypatch.setattr(attention, "shared_memory", lambda device: 101_376)
-    assert not attention.fits_resident(128, 101_376)
+    assert not attention.programs_that_fit(128, 101_376)
     check_attention(LENGTHS, positions, 128)
 
 
 def test_keys_and_products_take_the_shared_memory_there_is() -> None:
     fitting = (
-        (128, 166_912, True),
-        (128, 101_376, False),
-        (64, 101_376, True),
-        (16, 28_672, True),
-        (16, 28_671, False),
+        (128, 166_912, 1),
+        (128, 101_376, 0),
+        (64, 101_376, 1),
+        (64, 166_912, 2),
+        (64, 232_448, 4),
+        (16, 101_376, 3),
+        (16, 28_672, 1),
+        (16, 28_671, 0),
     )
-    for head_dim, shared_memory, fits in fitting:
-        assert attention.fits_resident(head_dim, shared_memory) == fits
-    assert gemm_gelu.choose_tiles(232_448) == gemm_gelu.Tiles(128, 256, 64, 3)
-    assert gemm_gelu.choose_tiles(101_376) == gemm_gelu.Tiles(128, 128, 64, 3)
+    for head_dim, shared_memory, programs in fitting:
+        assert attention.programs_that_fit(head_dim, shared_memory) == programs
+    limits = [attention.register_limit(programs) for programs in range(6)]
+    assert limits == [{}, {}, {}, {"maxnreg": 168}, {"maxnreg": 128}, {"maxnreg": 128}]
+    assert gemm_gelu.choose_tiles(232_448).tma
+    for shared_memory in (166_912, 101_376):
+        assert not gemm_gelu.choose_tiles(shared_memory).tma
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("shared_memory", [101_376, 232_448])
+@pytest.mark.parametrize(("num_tokens", "depth", "width"), [(1, 40, 8), (131, 72, 200), (128, 64, 256)])
+def test_product_with_activation(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, depth: int, width: int, shared_memory: int, gated: bool
+) -> None:
+    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
+    check_product(num_tokens, depth, width, gated=gated)
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
