@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from scripts.train_bundled import data, evaluation, network, train
+from scripts.train_bundled import data, evaluation, export, network, train
 from scripts.train_bundled.data import DeviceChunks, View, cut
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes, random_dna
 from scripts.train_bundled.relatives import relatives
@@ -300,6 +300,13 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
         is_kept = "_mlm." not in name and "temperature" not in name
         assert torch.allclose(begun[name], weights, atol=1e-3) or not is_kept, name
     assert not torch.equal(begun["head.chunk.0.weight"], state["network"]["head.chunk.0.weight"])
-    run("--start", str(tmp_path / "out"), *started)
+    run("--start", str(tmp_path / "out"), "--start-share", "0.25", *started)
+    ended = torch.load(tmp_path / "next" / "state.pt", weights_only=True)["average"]
+    given = network.Network(0.0, 0.0)
+    export.load_exported(given, tmp_path / "later")
+    for name, weights in given.named_parameters():
+        if "_mlm." not in name:
+            expected = 0.75 * ended[name] + 0.25 * begun[name]
+            assert torch.allclose(weights, expected, atol=1e-3), name
     report = json.loads((tmp_path / "later" / "training.json").read_text())
     assert report["start"]["steps"] == report["settings"]["steps"] == 4
