@@ -128,6 +128,20 @@ def check_product(
     assert relative_error(actual, expected) < ERROR[dtype]
 
 
+def check_embedding(lengths: list[int], width: int, mask_token: int = 32) -> None:
+    """Some tokens of every sequence but the first are masked."""
+    table, share = random(33, width), 0.88
+    bounds = torch.from_numpy(bounds_of(lengths)).to(DEVICE)
+    numbers = torch.arange(sum(lengths), device=DEVICE)
+    input_ids = torch.where((numbers % 3 == 0) & (numbers >= lengths[0]), mask_token, numbers % 31).int()
+    embedded = torch.ops.virnuc.embed_tokens(input_ids, bounds, table, mask_token, share)
+    is_masked = input_ids == mask_token
+    observed = torch.stack([1 - part.double().mean() for part in is_masked.split(lengths)])
+    scale = (share / observed).half()[torch.repeat_interleave(torch.tensor(lengths, device=DEVICE))]
+    scale[is_masked] = 0
+    torch.testing.assert_close(embedded, table[input_ids.long()] * scale[:, None], rtol=2e-3, atol=0)
+
+
 def check_segment_mean(hidden: torch.Tensor, lengths: list[int], specials: bool) -> torch.Tensor:
     """Returns the means."""
     bounds = torch.from_numpy(bounds_of(lengths))

@@ -14,6 +14,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_embedding,
     check_product,
     check_segment_mean,
     random,
@@ -152,3 +153,8 @@ def test_segment_mean_is_the_same_alone_and_in_a_batch(specials: bool) -> None:
         for mean, one in zip(means, hidden.split(lengths), strict=True):
             alone = torch.tensor([0, len(one)], dtype=torch.int32, device=DEVICE)
             assert torch.equal(mean_pool(one, alone, include_special_tokens=specials)[0], mean)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_embeddings_make_up_for_masked_tokens(lengths: list[int]) -> None:
+    check_embedding(lengths, 320)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from virnuc_core.checked_hdf5 import (
     write_attributes,
 )
 from virnuc_core.errors import DamagedFileError, MismatchError
-from virnuc_core.files import atomic_path, from_json, parse_object, remove_temporaries
+from virnuc_core.files import atomic_path, from_json, parse_object, remove_temporaries, sync_file
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import Family
@@ -149,13 +150,15 @@ def write_shard(
     attributes: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "virnuc_version": __version__, **identity}
     attributes["models"] = json.dumps(identity["models"])
     attributes["counters"] = json.dumps(asdict(result.counters))
+    present = {name: array for name in _DATASETS if (array := getattr(result, name)) is not None}
     with atomic_path(path, shared=True) as temporary:
-        with new_hdf5(temporary) as file:
-            for name in _DATASETS:
-                array = getattr(result, name)
-                if array is not None:
-                    file.create_dataset(name, data=array)
-                    attributes[f"{name}_sha256"] = array_sha256(array)
+        with ThreadPoolExecutor(1, thread_name_prefix="checksums") as checksums, new_hdf5(temporary) as file:
+            digests = {name: checksums.submit(array_sha256, array) for name, array in present.items()}
+            for name, array in present.items():
+                file.create_dataset(name, data=array)
+            file.flush()
+            sync_file(temporary)  # nearly all of it, while checksums are made
+            attributes |= {f"{name}_sha256": digest.result() for name, digest in digests.items()}
             write_attributes(file, attributes)
         if before_commit is not None:
             before_commit()

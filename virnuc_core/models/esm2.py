@@ -12,12 +12,20 @@ from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
-from virnuc_core.models.fused import GemmInput, layer_norm, linear, linear_add_norm, linear_gelu
+from virnuc_core.models.fused import (
+    GemmInput,
+    has_half_kernels,
+    layer_norm,
+    linear,
+    linear_add_norm,
+    linear_gelu,
+)
 from virnuc_core.models.positions import sequence_index
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
@@ -99,6 +107,11 @@ class ESM2(Encoder):
 
     def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
         """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
+        if self.spec.token_dropout and has_half_kernels(self.embed_tokens.weight):
+            scaled: Tensor = torch.ops.virnuc.embed_tokens(
+                input_ids, layout.cu_seqlens, self.embed_tokens.weight, MASK_TOKEN, 1 - _TRAINED_MASK_RATIO
+            )
+            return scaled
         embedded: Tensor = self.embed_tokens(input_ids)
         if not self.spec.token_dropout:
             return embedded

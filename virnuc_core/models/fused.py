@@ -121,7 +121,7 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
     y = functional.linear(x, layer.weight, layer.bias)
-    return _gelu_quantize(y, None, "gelu", next_linear) if _has_kernels(y) else functional.gelu(y)
+    return _gelu_quantize(y, None, "gelu", next_linear) if has_half_kernels(y) else functional.gelu(y)
 
 
 def linear_gated_gelu(
@@ -137,7 +137,7 @@ def linear_gated_gelu(
     if isinstance(layer, SplitGLU):
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
     y = functional.linear(x, layer.weight)
-    if _has_kernels(y):
+    if has_half_kernels(y):
         return _gelu_quantize(y, None, "gated_gelu", next_linear)
     gate, value = y.chunk(2, dim=-1)
     return functional.gelu(gate) * value
@@ -167,7 +167,7 @@ def linear_add_norm(
         total = layer.multiply_with(x, residual, "add")
     else:
         branch = functional.linear(x, layer.weight, layer.bias)
-        if _has_kernels(branch):
+        if has_half_kernels(branch):
             return _add_norm(branch, None, residual, norm, next_linear, normed_residual)
         total = residual + functional.dropout(branch, dropout)
     normed = norm(total)
@@ -178,7 +178,7 @@ def layer_norm(
     norm: nn.LayerNorm, x: Tensor, next_linear: nn.Module, shift: Tensor | None = None
 ) -> tuple[Tensor, GemmInput]:
     """LayerNorm of x (T, D) plus a shift (D,), in the dtype of x and in the form that `next_linear` takes."""
-    if _has_kernels(x):
+    if has_half_kernels(x):
         return _add_norm(None, shift, x, norm, next_linear, True)
     normed = norm(x if shift is None else x + shift)
     return normed, normed
@@ -219,7 +219,8 @@ def _quantized(x: GemmInput) -> Quantized:
     )
 
 
-def _has_kernels(x: Tensor) -> bool:
+def has_half_kernels(x: Tensor) -> bool:
+    """Whether the kernels for 16 bit apply to a tensor."""
     return _is_half_on_cuda(x) and has_kernels(x.device) and not torch.is_grad_enabled()
 
 

@@ -1,4 +1,4 @@
-"""Kernels between matrix products: residual and LayerNorm, GELU, quantization to fp8, and mean pooling.
+"""Kernels before, between and after matrix products: embeddings, residual and LayerNorm, GELU, fp8, and mean pooling.
 
 Each reads its input once and keeps it in registers, so all are bound by memory bandwidth. Arithmetic is fp32.
 
@@ -195,6 +195,55 @@ def _empty_gelu(x: Tensor, activation: str, quantize: bool) -> tuple[Tensor, Ten
         x.new_empty((rows, width), dtype=FP8 if quantize else x.dtype),
         x.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
     )
+
+
+@triton.jit
+def _embed_kernel(
+    input_ids, cu_seqlens, table, out, share, MASK: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of the embeddings of one sequence, times `share` over its share of tokens other than MASK."""
+    BLOCKS: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    sequence = tl.program_id(0) // BLOCKS
+    begin = tl.load(cu_seqlens + sequence)
+    count = tl.load(cu_seqlens + sequence + 1) - begin
+    input_ids += begin
+    masked = tl.zeros([TOKENS], tl.int32)
+    for first in range(0, count, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        masked += (tl.load(input_ids + token, mask=token < count, other=-1) == MASK).to(tl.int32)
+    observed = 1.0 - tl.div_rn(tl.sum(masked, 0).to(tl.float32), count.to(tl.float32))
+    scale = tl.div_rn(share, tl.where(observed > 0.0, observed, 1.0))
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    out += begin.to(tl.int64) * D
+    for first in range(0, count, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        ids = tl.load(input_ids + token, mask=token < count, other=0)
+        real = (token < count)[:, None] & (column < D)[None, :]
+        values = tl.load(table + ids[:, None] * D + column[None, :], mask=real, other=0.0).to(tl.float32)
+        factor = tl.where(ids == MASK, 0.0, scale).to(table.dtype.element_ty).to(tl.float32)
+        tl.store(
+            out + token[:, None].to(tl.int64) * D + column[None, :],
+            (values * factor[:, None]).to(table.dtype.element_ty),
+            mask=real,
+        )
+
+
+@torch.library.custom_op("virnuc::embed_tokens", mutates_args=())
+def embed_tokens(
+    input_ids: Tensor, cu_seqlens: Tensor, table: Tensor, mask_token: int, share: float
+) -> Tensor:
+    """Embeddings (T, D), those of a sequence times `share` over the share of its tokens that are not masked, those zero.
+
+    `input_ids` is int32 or int64 (T,), `cu_seqlens` int32 (B + 1,), `table` (vocabulary, D), contiguous.
+    """
+    width, num_sequences = table.shape[1], len(cu_seqlens) - 1
+    out = table.new_empty((len(input_ids), width))
+    launch(
+        _embed_kernel, num_sequences * triton.cdiv(width, _MEAN_COLUMNS), input_ids, cu_seqlens, table, out, share,
+        mask_token, width, _MEAN_TOKENS, _MEAN_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

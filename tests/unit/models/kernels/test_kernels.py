@@ -22,6 +22,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_embedding,
     check_product,
     check_segment_mean,
     random,
@@ -162,3 +163,8 @@ def test_activations_with_bias_gate_and_fp8(activation: str, width: int) -> None
 @pytest.mark.parametrize("specials", [True, False])
 def test_segment_mean_equals_mean_pool(specials: bool) -> None:
     check_segment_mean(random(sum(LENGTHS), 72), LENGTHS, specials)
+
+
+@pytest.mark.parametrize("width", [48, 320])
+def test_embeddings_make_up_for_masked_tokens(width: int) -> None:
+    check_embedding(LENGTHS, width)
