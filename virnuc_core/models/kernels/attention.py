@@ -1,12 +1,12 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
-One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and values are
-loaded and rotated once and stay in shared memory for all of its queries. A longer sequence is cut into tiles of
-`BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
+One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: it is loaded and rotated
+once, in blocks of `BLOCK` tokens that stay in shared memory, and a query's scores are all there before its softmax. A
+longer sequence is cut into tiles of `BLOCK` queries, each of which iterates over all keys, rotated once beforehand into
+a buffer of their own.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
-pair lies in one register. In sequences of one tile, queries and keys stay split into even and odd columns, and scores
-are the sum of two products.
+pair lies in one register.
 
 Offsets within a sequence of one tile fit int32. Those within a longer one do not (12 heads of 64 reach 2^31 elements
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
@@ -38,8 +38,8 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def fits_resident(head_dim: int, shared_memory: int) -> bool:
-    """Whether keys and values of `RESIDENT_TOKENS` and a block of queries fit into `shared_memory` bytes per block."""
-    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
+    """Whether queries, keys and values of `RESIDENT_TOKENS` fit into `shared_memory` bytes per block."""
+    columns = 3 * RESIDENT_TOKENS * padded_head_dim(head_dim)
     return columns * torch.float16.itemsize <= shared_memory
 
 
@@ -69,57 +69,50 @@ def _fill_up(tiles: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
 
 
 @triton.jit
-def _rows(base, at, length, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Rows `at` of one head, (rows, PADDED); zeros beyond the sequence and beyond the head."""
-    column = tl.arange(0, PADDED)
-    real = (at < length)[:, None]
-    if HEAD_DIM != PADDED:
-        real = real & (column < HEAD_DIM)[None, :]
-    return tl.load(base + at[:, None] * STRIDE + column[None, :], mask=real, other=0.0)
-
-
-@triton.jit
-def _apply_rotary(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr):
-    """Even and odd columns of `rows`, each (rows, PADDED / 2), rotated by their positions, times `scale`."""
-    SHAPE: tl.constexpr = (rows.shape[0], PADDED // 2, 2)
-    even, odd = tl.split(tl.reshape(rows.to(tl.float32), SHAPE))
-    if ROTARY:
-        angles = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
-        cos, sin = tl.split(tl.reshape(angles, SHAPE))
-        rotated = even * cos - odd * sin
-        odd = odd * cos + even * sin
-        even = rotated
-    return (even * scale).to(rows.dtype), (odd * scale).to(rows.dtype)
-
-
-@triton.jit
-def _keys_and_values(
-    qkv, block, length, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    ROWS: tl.constexpr, ROTARY: tl.constexpr,
+def _rows(
+    base, at, length, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    FULL: tl.constexpr = False,
 ):  # fmt: skip
-    """Even and odd columns of a block's keys, rotated, and its values."""
-    STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
-    WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
-    at = block * ROWS + tl.arange(0, ROWS)
-    k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
-    even, odd = _apply_rotary(k, at, cos_sin, 1.0, PADDED, ROTARY)
-    return even, odd, _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
+    """Rows `at` of one head, (rows, PADDED); zeros beyond the head and, unless FULL, beyond the sequence."""
+    column = tl.arange(0, PADDED)
+    rows = base + at[:, None] * STRIDE + column[None, :]
+    if FULL and HEAD_DIM == PADDED:  # without a mask it becomes cp.async
+        loaded = tl.load(rows)
+    else:
+        loaded = tl.load(rows, mask=(at < length)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+    return loaded
 
 
 @triton.jit
-def _softmax_step(
-    scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr, MASKED: tl.constexpr
-):
+def _angles(cos_sin, at, PADDED: tl.constexpr):
+    """Cosines and sines at positions `at`, each (rows, PADDED / 2)."""
+    table = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
+    return tl.split(tl.reshape(table, (at.shape[0], PADDED // 2, 2)))
+
+
+@triton.jit
+def _apply_rotary(rows, cos, sin, PADDED: tl.constexpr):
+    """`rows` (rows, PADDED), each pair of columns rotated."""
+    even, odd = tl.split(tl.reshape(rows.to(tl.float32), (rows.shape[0], PADDED // 2, 2)))
+    rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
+    return tl.reshape(rotated, (rows.shape[0], PADDED)).to(rows.dtype)
+
+
+@triton.jit
+def _alibi(scores, rows, keys, slope):
+    """`scores` less the ALiBi penalty of each query's distance to each key."""
+    return scores - slope * tl.abs(rows.to(tl.float32)[:, None] - keys.to(tl.float32)[None, :])
+
+
+@triton.jit
+def _softmax_step(scores, v, m_i, l_i, acc):
     """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
-    if not ROTARY:
-        scores -= slope * tl.abs(rows[:, None] - keys[None, :])
-    if MASKED:
-        scores = tl.where((keys < length)[None, :], scores, float("-inf"))
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     weights = tl.exp2(scores - m_new[:, None])
     alpha = tl.exp2(m_i - m_new)
     l_i = l_i * alpha + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * alpha[:, None])
+    # The product does not accumulate into acc: the assembler would serialise all products around the scaling of acc.
+    acc = tl.fma(acc, tl.broadcast_to(alpha[:, None], acc.shape), tl.dot(weights.to(v.dtype), v))
     return m_new, l_i, acc
 
 
@@ -130,103 +123,122 @@ def _store(
     column = tl.arange(0, PADDED)
     real = (rows < length)[:, None] & (column < HEAD_DIM)[None, :]
     at = base + rows[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
-    tl.store(at, (acc / l_i[:, None]).to(base.dtype.element_ty), mask=real)
+    tl.store(at, (acc * (1.0 / l_i)[:, None]).to(base.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _attend(
+    q, ks, vs, rows, length, slope, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    ROTARY: tl.constexpr,
+):  # fmt: skip
+    """Weighted sums of the values and sums of the weights of the queries `rows`, over all blocks of keys."""
+    scores = ()
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    for block in tl.static_range(NUM_BLOCKS):
+        keys = block * ROWS + tl.arange(0, ROWS)
+        s = tl.dot(q, tl.trans(ks[block]))
+        if not ROTARY:
+            s = _alibi(s, rows, keys, slope)
+        if block == NUM_BLOCKS - 1:
+            s = tl.where((keys < length)[None, :], s, float("-inf"))
+        m = tl.maximum(m, tl.max(s, 1))
+        scores = scores + (s,)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    for block in tl.static_range(NUM_BLOCKS):
+        weights = tl.exp2(scores[block] - m[:, None])
+        l_i += tl.sum(weights, 1)
+        acc = tl.dot(weights.to(q.dtype), vs[block], acc)
+    return acc, l_i
 
 
 @triton.jit
 def _whole_sequence(
     qkv, out, length, cos_sin, slope, scale, NUM_BLOCKS: tl.constexpr, NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
-    RESIDENT: tl.constexpr,
 ):  # fmt: skip
-    """All queries of a sequence of at most NUM_BLOCKS * ROWS tokens.
+    """A sequence of at most NUM_BLOCKS * ROWS tokens.
 
-    Its keys and values are read once if RESIDENT, and else once for each block of queries.
+    The angles of a block are those of the block before, turned by the angles of position ROWS.
     """
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
-    next_q = _rows(qkv, tl.arange(0, ROWS), length, STRIDE, HEAD_DIM, PADDED)
-    evens = ()
-    odds = ()
-    values = ()
-    if RESIDENT:
-        for block in tl.static_range(NUM_BLOCKS):
-            even, odd, v = _keys_and_values(
-                qkv, block, length, cos_sin, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY
-            )
-            evens = evens + (even,)
-            odds = odds + (odd,)
-            values = values + (v,)
-    for start in range(0, length, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        q_even, q_odd = _apply_rotary(next_q, rows, cos_sin, scale, PADDED, ROTARY)
-        next_q = _rows(qkv, rows + ROWS, length, STRIDE, HEAD_DIM, PADDED)
-        m_i = tl.full([ROWS], float("-inf"), tl.float32)
-        l_i = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, PADDED], tl.float32)
-        for block in tl.static_range(NUM_BLOCKS):
-            keys = block * ROWS + tl.arange(0, ROWS)
-            if RESIDENT:
-                even, odd, v = evens[block], odds[block], values[block]
-            else:
-                even, odd, v = _keys_and_values(
-                    qkv, block, length, cos_sin, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY
-                )
-            scores = tl.dot(q_even, tl.trans(even))
-            scores = tl.dot(q_odd, tl.trans(odd), scores)
-            m_i, l_i, acc = _softmax_step(
-                scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY,
-                block == NUM_BLOCKS - 1,
-            )  # fmt: skip
+    WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
+    qs = ()
+    ks = ()
+    vs = ()
+    if ROTARY:
+        cos, sin = _angles(cos_sin, tl.arange(0, ROWS), PADDED)
+    for block in tl.static_range(NUM_BLOCKS):
+        at = block * ROWS + tl.arange(0, ROWS)
+        k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        q = _rows(qkv, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        v = _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        if ROTARY:
+            if block > 0:
+                turn_cos, turn_sin = _angles(cos_sin, ROWS + tl.arange(0, 1), PADDED)
+                cos, sin = cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
+            k = _apply_rotary(k, cos, sin, PADDED)
+            q = _apply_rotary(q, cos * scale, sin * scale, PADDED)
+        else:
+            q = (q.to(tl.float32) * scale).to(q.dtype)
+        qs = qs + (q,)
+        ks = ks + (k,)
+        vs = vs + (v,)
+    for block in tl.static_range(NUM_BLOCKS):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        acc, l_i = _attend(qs[block], ks, vs, rows, length, slope, NUM_BLOCKS, PADDED, ROWS, ROTARY)
         _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
 @triton.jit
-def _place(tiles, slopes, NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr):
+def _place(
+    tiles, slopes, NUM_HEADS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, ROTARY: tl.constexpr
+):
     """This program's head and its ALiBi slope, its sequence's first token and length, and its first query.
 
     The grid has one dimension, since the others end at 65,535, and heads vary fastest.
     """
     head = tl.program_id(0) % NUM_HEADS
-    tile = tiles + 3 * (tl.program_id(0) // NUM_HEADS)
+    part = tl.program_id(0) // NUM_HEADS
+    tile = tiles + 3 * (part // PARTS)
     slope = 0.0
     if not ROTARY:
         slope = tl.load(slopes + head) * 1.4426950408889634  # log2(e)
-    return head, slope, tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    return head, slope, tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2) + part % PARTS * ROWS
 
 
 @triton.jit
 def _short_kernel(
     qkv, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr, RESIDENT: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     """Sequences of at most 3 * ROWS tokens, one a program."""
-    head, slope, begin, length, _ = _place(tiles, slopes, NUM_HEADS, ROTARY)
+    head, slope, begin, length, _ = _place(tiles, slopes, NUM_HEADS, ROWS, 1, ROTARY)
+    if length == 0:
+        return
     qkv += (begin * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (begin * NUM_HEADS + head) * HEAD_DIM
     if length <= ROWS:
-        _whole_sequence(
-            qkv, out, length, cos_sin, slope, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
-        )
+        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
     elif length <= 2 * ROWS:
-        _whole_sequence(
-            qkv, out, length, cos_sin, slope, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
-        )
+        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
     else:
-        _whole_sequence(
-            qkv, out, length, cos_sin, slope, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
-        )
+        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
 
 
 @triton.jit
 def _rotate_keys_kernel(
     qkv, rotated, tiles, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """The keys of ROWS tokens and TOGETHER heads, rotated by their positions."""
     GROUPS: tl.constexpr = (NUM_HEADS + TOGETHER - 1) // TOGETHER
-    tile = tiles + 3 * (tl.program_id(0) // GROUPS)
-    start = tl.load(tile + 2)
+    part = tl.program_id(0) // GROUPS
+    tile = tiles + 3 * (part // PARTS)
+    start = tl.load(tile + 2) + part % PARTS * ROWS
     left = tl.load(tile + 1) - start
+    if left <= 0:
+        return
     first_row = tl.load(tile).to(tl.int64) + start
     at = tl.arange(0, ROWS)
     column = tl.arange(0, PADDED)
@@ -236,56 +248,61 @@ def _rotate_keys_kernel(
         rotated + first_row * (NUM_HEADS * HEAD_DIM) + at[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
     )
     cos_sin += start.to(tl.int64) * PADDED
+    cos, sin = _angles(cos_sin, at, PADDED)
     first = tl.program_id(0) % GROUPS * TOGETHER
     for head in range(first, min(first + TOGETHER, NUM_HEADS)):
         rows = _rows(source + head * HEAD_DIM, at, left, 3 * NUM_HEADS * HEAD_DIM, HEAD_DIM, PADDED)
-        even, odd = _apply_rotary(rows, at, cos_sin, 1.0, PADDED, True)
-        tl.store(target + head * HEAD_DIM, tl.reshape(tl.join(even, odd), (ROWS, PADDED)), mask=real)
+        tl.store(target + head * HEAD_DIM, _apply_rotary(rows, cos, sin, PADDED), mask=real)
 
 
 @triton.jit
 def _long_kernel(
     qkv, keys, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS queries of a sequence of any length. Only the last block of keys is masked."""
+    """ROWS queries of a sequence of any length. Its last block of keys, the only one that is masked, comes first.
+
+    An entry of `tiles` is computed by PARTS programs, ROWS queries each.
+    """
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
-    head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROTARY)
+    head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROWS, PARTS, ROTARY)
+    if start >= length:
+        return
     first_row = begin + start
     keys += begin * KEY_STRIDE + head * HEAD_DIM
     values = qkv + (begin * (3 * NUM_HEADS) + 2 * NUM_HEADS + head) * HEAD_DIM
     qkv += (first_row * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (first_row * NUM_HEADS + head) * HEAD_DIM
-    if ROTARY:
-        cos_sin += start.to(tl.int64) * PADDED
     at = tl.arange(0, ROWS)
     rows = start + at
     q = _rows(qkv, at, length - start, STRIDE, HEAD_DIM, PADDED)
-    even, odd = _apply_rotary(q, at, cos_sin, scale, PADDED, ROTARY)
-    q = tl.reshape(tl.join(even, odd), (ROWS, PADDED))
+    if ROTARY:
+        cos, sin = _angles(cos_sin + start.to(tl.int64) * PADDED, at, PADDED)
+        q = _apply_rotary(q, cos * scale, sin * scale, PADDED)
+    else:
+        q = (q.to(tl.float32) * scale).to(q.dtype)
+    last = (length - 1) // ROWS * ROWS
+    last_keys = keys + last.to(tl.int64) * KEY_STRIDE
+    last_values = values + last.to(tl.int64) * STRIDE
+    k = _rows(last_keys, at, length - last, KEY_STRIDE, HEAD_DIM, PADDED)
+    v = _rows(last_values, at, length - last, STRIDE, HEAD_DIM, PADDED)
+    scores = tl.dot(q, tl.trans(k))
+    if not ROTARY:
+        scores = _alibi(scores, rows, last + at, slope)
+    scores = tl.where((last + at < length)[None, :], scores, float("-inf"))
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
-    column = tl.arange(0, PADDED)
-    last = (length - 1) // ROWS * ROWS
+    m_i, l_i, acc = _softmax_step(scores, v, m_i, l_i, acc)
     for first_key in range(0, last, ROWS):
         block_keys = keys + tl.cast(first_key, tl.int64) * KEY_STRIDE
         block_values = values + tl.cast(first_key, tl.int64) * STRIDE
-        if HEAD_DIM == PADDED:  # without a mask it becomes cp.async
-            k = tl.load(block_keys + at[:, None] * KEY_STRIDE + column[None, :])
-            v = tl.load(block_values + at[:, None] * STRIDE + column[None, :])
-        else:
-            k = _rows(block_keys, at, ROWS, KEY_STRIDE, HEAD_DIM, PADDED)
-            v = _rows(block_values, at, ROWS, STRIDE, HEAD_DIM, PADDED)
+        k = _rows(block_keys, at, ROWS, KEY_STRIDE, HEAD_DIM, PADDED, True)
+        v = _rows(block_values, at, ROWS, STRIDE, HEAD_DIM, PADDED, True)
         scores = tl.dot(q, tl.trans(k))
-        m_i, l_i, acc = _softmax_step(
-            scores, v, rows, first_key + at, length, slope, m_i, l_i, acc, ROTARY, False
-        )
-    keys += last.to(tl.int64) * KEY_STRIDE
-    values += last.to(tl.int64) * STRIDE
-    scores = tl.dot(q, tl.trans(_rows(keys, at, length - last, KEY_STRIDE, HEAD_DIM, PADDED)))
-    v = _rows(values, at, length - last, STRIDE, HEAD_DIM, PADDED)
-    m_i, l_i, acc = _softmax_step(scores, v, rows, last + at, length, slope, m_i, l_i, acc, ROTARY, True)
+        if not ROTARY:
+            scores = _alibi(scores, rows, first_key + at, slope)
+        m_i, l_i, acc = _softmax_step(scores, v, m_i, l_i, acc)
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
@@ -304,37 +321,49 @@ def packed_attention(
     """
     num_tokens, _, num_heads, head_dim = qkv.shape
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
-    padded = padded_head_dim(head_dim)
-    rotary = cos_sin is not None
-    # With at most 128 registers a thread, four programs share a multiprocessor. Wider heads need more.
-    limit = {"maxnreg": 128} if padded <= 64 else {}
-    shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > EMPTY_TILES:
-        resident = fits_resident(head_dim, shared_memory(qkv.device))
-        launch(
-            _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, resident,
-            num_warps=4, num_stages=1, **limit,
-        )  # fmt: skip
+        if fits_resident(head_dim, shared_memory(qkv.device)):
+            _attend_short(qkv, out, short_tiles, cos_sin, slopes)
+        else:
+            _attend_long(qkv, out, short_tiles, cos_sin, slopes, RESIDENT_TOKENS // BLOCK)
     if len(long_tiles) > EMPTY_TILES:
-        keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
-        launch(
-            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
-            num_warps=4, num_stages=3, **limit,
-        )  # fmt: skip
+        _attend_long(qkv, out, long_tiles, cos_sin, slopes, 1)
     return out
 
 
-def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
-    """The keys of the long sequences, rotated if positions are rotary, and their row stride in elements."""
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    if cos_sin is None:
-        return qkv[:, 1], 3 * num_heads * head_dim
-    rotated = qkv.new_empty(num_tokens, num_heads, head_dim)
+def _attend_short(
+    qkv: Tensor, out: Tensor, tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None
+) -> None:
+    _, _, num_heads, head_dim = qkv.shape
+    padded = padded_head_dim(head_dim)
+    # With at most 168 registers a thread, three programs share a multiprocessor. Wider heads need more.
+    limit = {"maxnreg": 168} if padded <= 64 else {}
     launch(
-        _rotate_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, rotated, tiles, cos_sin,
-        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_PER_PROGRAM, num_warps=4,
+        _short_kernel, len(tiles) * num_heads, qkv, out, tiles, cos_sin, slopes, head_dim**-0.5 * _LOG2_E,
+        num_heads, head_dim, padded, BLOCK, cos_sin is not None, num_warps=4, num_stages=1, **limit,
     )  # fmt: skip
-    return rotated, num_heads * head_dim
+
+
+def _attend_long(
+    qkv: Tensor, out: Tensor, tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None, parts: int
+) -> None:
+    """`parts` programs a head for each tile, of `BLOCK` queries each."""
+    _, _, num_heads, head_dim = qkv.shape
+    padded = padded_head_dim(head_dim)
+    keys, key_stride = qkv[:, 1], 3 * num_heads * head_dim
+    if cos_sin is not None:
+        keys, key_stride = qkv.new_empty(len(qkv), num_heads, head_dim), num_heads * head_dim
+        launch(
+            _rotate_keys_kernel, len(tiles) * parts * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, keys, tiles,
+            cos_sin, num_heads, head_dim, padded, BLOCK, parts, _HEADS_PER_PROGRAM, num_warps=4,
+        )  # fmt: skip
+    # With at most 128, four.
+    limit = {"maxnreg": 128} if padded <= 64 else {}
+    launch(
+        _long_kernel, len(tiles) * parts * num_heads, qkv, keys, out, tiles, cos_sin, slopes,
+        head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK, parts, key_stride,
+        cos_sin is not None, num_warps=4, num_stages=3, **limit,
+    )  # fmt: skip
 
 
 @packed_attention.register_fake

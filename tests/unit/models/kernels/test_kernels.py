@@ -22,6 +22,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_batch_mates,
     check_segment_mean,
     random,
     relative_error,
@@ -30,7 +31,7 @@ from virnuc_core.models.attention_plain import ReferenceAttention
 from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 from virnuc_core.models.positions import apply_rotary, rotary_table
 
-LENGTHS = [300, 193, 192, 129, 128, 64, 65, 3, 1]
+LENGTHS = [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]
 CU_SEQLENS = bounds_of(LENGTHS)
 each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
 
@@ -39,6 +40,11 @@ each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @each_scheme
 def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     check_attention(LENGTHS, positions, head_dim)
+
+
+@each_scheme
+def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
+    check_batch_mates([300, 65, 193, 1, 192], positions)
 
 
 @each_scheme
@@ -55,8 +61,8 @@ def test_keys_and_products_take_the_shared_memory_there_is() -> None:
         (128, 166_912, True),
         (128, 101_376, False),
         (64, 101_376, True),
-        (16, 28_672, True),
-        (16, 28_671, False),
+        (16, 36_864, True),
+        (16, 36_863, False),
     )
     for head_dim, shared_memory, fits in fitting:
         assert attention.fits_resident(head_dim, shared_memory) == fits
@@ -92,7 +98,7 @@ def test_offsets_beyond_int32(tmp_path: Path) -> None:
     assert first_query * out.stride(0) == 2**31
     qkv[:, :, 0] = random(length, 3, head_dim)
     tile = torch.tensor([[0, length, first_query]], dtype=torch.int32)
-    dims = (num_heads, head_dim, head_dim, attention.BLOCK)
+    dims = (num_heads, head_dim, head_dim, attention.BLOCK, 1)
 
     slopes = torch.full((num_heads,), 0.1)
     scale = head_dim**-0.5 * math.log2(math.e)
