@@ -1,9 +1,9 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
-One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: it is loaded and rotated
-once, in blocks of `BLOCK` tokens that stay in shared memory, and a query's scores are all there before its softmax. A
-longer sequence is cut into tiles of `BLOCK` queries, each of which iterates over all keys, rotated once beforehand into
-a buffer of their own.
+One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and values are
+loaded and rotated once and stay in shared memory for all of its queries. With rotary positions and heads of up to 64
+columns, so do its queries, and all scores of a query are there before its softmax. A longer sequence is cut into tiles
+of `BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
 pair lies in one register.
@@ -38,8 +38,8 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def fits_resident(head_dim: int, shared_memory: int) -> bool:
-    """Whether queries, keys and values of `RESIDENT_TOKENS` fit into `shared_memory` bytes per block."""
-    columns = 3 * RESIDENT_TOKENS * padded_head_dim(head_dim)
+    """Whether keys and values of `RESIDENT_TOKENS` and a block of queries fit into `shared_memory` bytes per block."""
+    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
     return columns * torch.float16.itemsize <= shared_memory
 
 
@@ -91,11 +91,56 @@ def _angles(cos_sin, at, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _apply_rotary(rows, cos, sin, PADDED: tl.constexpr):
+def _rotate(rows, cos, sin, PADDED: tl.constexpr):
     """`rows` (rows, PADDED), each pair of columns rotated."""
     even, odd = tl.split(tl.reshape(rows.to(tl.float32), (rows.shape[0], PADDED // 2, 2)))
     rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
     return tl.reshape(rotated, (rows.shape[0], PADDED)).to(rows.dtype)
+
+
+@triton.jit
+def _apply_rotary(rows, at, cos_sin, scale, PADDED: tl.constexpr, ROTARY: tl.constexpr):
+    """Even and odd columns of `rows`, each (rows, PADDED / 2), rotated by their positions, times `scale`."""
+    SHAPE: tl.constexpr = (rows.shape[0], PADDED // 2, 2)
+    even, odd = tl.split(tl.reshape(rows.to(tl.float32), SHAPE))
+    if ROTARY:
+        angles = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
+        cos, sin = tl.split(tl.reshape(angles, SHAPE))
+        rotated = even * cos - odd * sin
+        odd = odd * cos + even * sin
+        even = rotated
+    return (even * scale).to(rows.dtype), (odd * scale).to(rows.dtype)
+
+
+@triton.jit
+def _keys_and_values(
+    qkv, block, length, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    ROWS: tl.constexpr, ROTARY: tl.constexpr,
+):  # fmt: skip
+    """Even and odd columns of a block's keys, rotated, and its values."""
+    STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
+    WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
+    at = block * ROWS + tl.arange(0, ROWS)
+    k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
+    even, odd = _apply_rotary(k, at, cos_sin, 1.0, PADDED, ROTARY)
+    return even, odd, _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED)
+
+
+@triton.jit
+def _softmax_step(
+    scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr, MASKED: tl.constexpr
+):
+    """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
+    if not ROTARY:
+        scores -= slope * tl.abs(rows[:, None] - keys[None, :])
+    if MASKED:
+        scores = tl.where((keys < length)[None, :], scores, float("-inf"))
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
+    weights = tl.exp2(scores - m_new[:, None])
+    alpha = tl.exp2(m_i - m_new)
+    l_i = l_i * alpha + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * alpha[:, None])
+    return m_new, l_i, acc
 
 
 @triton.jit
@@ -105,8 +150,8 @@ def _alibi(scores, rows, keys, slope):
 
 
 @triton.jit
-def _softmax_step(scores, v, m_i, l_i, acc):
-    """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
+def _long_step(scores, v, m_i, l_i, acc):
+    """`_softmax_step` without mask and ALiBi, for products in a loop."""
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     weights = tl.exp2(scores - m_new[:, None])
     alpha = tl.exp2(m_i - m_new)
@@ -127,22 +172,17 @@ def _store(
 
 
 @triton.jit
-def _attend(
-    q, ks, vs, rows, length, slope, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    ROTARY: tl.constexpr,
-):  # fmt: skip
-    """Weighted sums of the values and sums of the weights of the queries `rows`, over all blocks of keys."""
+def _attend(q, ks, vs, length, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """Weighted sums of the values and sums of the weights of ROWS queries, over all blocks of keys."""
     scores = ()
     m = tl.full([ROWS], float("-inf"), tl.float32)
     for block in tl.static_range(NUM_BLOCKS):
         keys = block * ROWS + tl.arange(0, ROWS)
-        s = tl.dot(q, tl.trans(ks[block]))
-        if not ROTARY:
-            s = _alibi(s, rows, keys, slope)
+        block_scores = tl.dot(q, tl.trans(ks[block]))
         if block == NUM_BLOCKS - 1:
-            s = tl.where((keys < length)[None, :], s, float("-inf"))
-        m = tl.maximum(m, tl.max(s, 1))
-        scores = scores + (s,)
+            block_scores = tl.where((keys < length)[None, :], block_scores, float("-inf"))
+        m = tl.maximum(m, tl.max(block_scores, 1))
+        scores = scores + (block_scores,)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
     for block in tl.static_range(NUM_BLOCKS):
@@ -153,11 +193,11 @@ def _attend(
 
 
 @triton.jit
-def _whole_sequence(
-    qkv, out, length, cos_sin, slope, scale, NUM_BLOCKS: tl.constexpr, NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
+def _at_once(
+    qkv, out, length, cos_sin, scale, NUM_BLOCKS: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A sequence of at most NUM_BLOCKS * ROWS tokens.
+    """A sequence of at most NUM_BLOCKS * ROWS tokens with rotary positions, its queries in shared memory too.
 
     The angles of a block are those of the block before, turned by the angles of position ROWS.
     """
@@ -166,79 +206,128 @@ def _whole_sequence(
     qs = ()
     ks = ()
     vs = ()
-    if ROTARY:
-        cos, sin = _angles(cos_sin, tl.arange(0, ROWS), PADDED)
+    cos, sin = _angles(cos_sin, tl.arange(0, ROWS), PADDED)
     for block in tl.static_range(NUM_BLOCKS):
         at = block * ROWS + tl.arange(0, ROWS)
         k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
         q = _rows(qkv, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
         v = _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
-        if ROTARY:
-            if block > 0:
-                turn_cos, turn_sin = _angles(cos_sin, ROWS + tl.arange(0, 1), PADDED)
-                cos, sin = cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
-            k = _apply_rotary(k, cos, sin, PADDED)
-            q = _apply_rotary(q, cos * scale, sin * scale, PADDED)
-        else:
-            q = (q.to(tl.float32) * scale).to(q.dtype)
-        qs = qs + (q,)
-        ks = ks + (k,)
+        if block > 0:
+            turn_cos, turn_sin = _angles(cos_sin, ROWS + tl.arange(0, 1), PADDED)
+            cos, sin = cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
+        qs = qs + (_rotate(q, cos * scale, sin * scale, PADDED),)
+        ks = ks + (_rotate(k, cos, sin, PADDED),)
         vs = vs + (v,)
     for block in tl.static_range(NUM_BLOCKS):
         rows = block * ROWS + tl.arange(0, ROWS)
-        acc, l_i = _attend(qs[block], ks, vs, rows, length, slope, NUM_BLOCKS, PADDED, ROWS, ROTARY)
+        acc, l_i = _attend(qs[block], ks, vs, length, NUM_BLOCKS, PADDED, ROWS)
         _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
 @triton.jit
-def _place(
-    tiles, slopes, NUM_HEADS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, ROTARY: tl.constexpr
-):
+def _whole_sequence(
+    qkv, out, length, cos_sin, slope, scale, NUM_BLOCKS: tl.constexpr, NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
+    RESIDENT: tl.constexpr,
+):  # fmt: skip
+    """All queries of a sequence of at most NUM_BLOCKS * ROWS tokens.
+
+    Its keys and values are read once if RESIDENT, and else once for each block of queries.
+    """
+    STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
+    next_q = _rows(qkv, tl.arange(0, ROWS), length, STRIDE, HEAD_DIM, PADDED)
+    evens = ()
+    odds = ()
+    values = ()
+    if RESIDENT:
+        for block in tl.static_range(NUM_BLOCKS):
+            even, odd, v = _keys_and_values(
+                qkv, block, length, cos_sin, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY
+            )
+            evens = evens + (even,)
+            odds = odds + (odd,)
+            values = values + (v,)
+    for start in range(0, length, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        q_even, q_odd = _apply_rotary(next_q, rows, cos_sin, scale, PADDED, ROTARY)
+        next_q = _rows(qkv, rows + ROWS, length, STRIDE, HEAD_DIM, PADDED)
+        m_i = tl.full([ROWS], float("-inf"), tl.float32)
+        l_i = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, PADDED], tl.float32)
+        for block in tl.static_range(NUM_BLOCKS):
+            keys = block * ROWS + tl.arange(0, ROWS)
+            if RESIDENT:
+                even, odd, v = evens[block], odds[block], values[block]
+            else:
+                even, odd, v = _keys_and_values(
+                    qkv, block, length, cos_sin, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY
+                )
+            scores = tl.dot(q_even, tl.trans(even))
+            scores = tl.dot(q_odd, tl.trans(odd), scores)
+            m_i, l_i, acc = _softmax_step(
+                scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY,
+                block == NUM_BLOCKS - 1,
+            )  # fmt: skip
+        _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
+
+
+@triton.jit
+def _place(tiles, slopes, NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr):
     """This program's head and its ALiBi slope, its sequence's first token and length, and its first query.
 
     The grid has one dimension, since the others end at 65,535, and heads vary fastest.
     """
     head = tl.program_id(0) % NUM_HEADS
-    part = tl.program_id(0) // NUM_HEADS
-    tile = tiles + 3 * (part // PARTS)
+    tile = tiles + 3 * (tl.program_id(0) // NUM_HEADS)
     slope = 0.0
     if not ROTARY:
         slope = tl.load(slopes + head) * 1.4426950408889634  # log2(e)
-    return head, slope, tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2) + part % PARTS * ROWS
+    return head, slope, tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
 
 
 @triton.jit
 def _short_kernel(
     qkv, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr, RESIDENT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Sequences of at most 3 * ROWS tokens, one a program."""
-    head, slope, begin, length, _ = _place(tiles, slopes, NUM_HEADS, ROWS, 1, ROTARY)
-    if length == 0:
-        return
+    head, slope, begin, length, _ = _place(tiles, slopes, NUM_HEADS, ROTARY)
     qkv += (begin * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (begin * NUM_HEADS + head) * HEAD_DIM
-    if length <= ROWS:
-        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
+    if AT_ONCE:
+        if length == 0:
+            return
+        if length <= ROWS:
+            _at_once(qkv, out, length, cos_sin, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+        elif length <= 2 * ROWS:
+            _at_once(qkv, out, length, cos_sin, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+        else:
+            _at_once(qkv, out, length, cos_sin, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+    elif length <= ROWS:
+        _whole_sequence(
+            qkv, out, length, cos_sin, slope, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
+        )
     elif length <= 2 * ROWS:
-        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
+        _whole_sequence(
+            qkv, out, length, cos_sin, slope, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
+        )
     else:
-        _whole_sequence(qkv, out, length, cos_sin, slope, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY)
+        _whole_sequence(
+            qkv, out, length, cos_sin, slope, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
+        )
 
 
 @triton.jit
 def _rotate_keys_kernel(
     qkv, rotated, tiles, cos_sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """The keys of ROWS tokens and TOGETHER heads, rotated by their positions."""
     GROUPS: tl.constexpr = (NUM_HEADS + TOGETHER - 1) // TOGETHER
-    part = tl.program_id(0) // GROUPS
-    tile = tiles + 3 * (part // PARTS)
-    start = tl.load(tile + 2) + part % PARTS * ROWS
+    tile = tiles + 3 * (tl.program_id(0) // GROUPS)
+    start = tl.load(tile + 2)
     left = tl.load(tile + 1) - start
-    if left <= 0:
-        return
     first_row = tl.load(tile).to(tl.int64) + start
     at = tl.arange(0, ROWS)
     column = tl.arange(0, PADDED)
@@ -252,21 +341,18 @@ def _rotate_keys_kernel(
     first = tl.program_id(0) % GROUPS * TOGETHER
     for head in range(first, min(first + TOGETHER, NUM_HEADS)):
         rows = _rows(source + head * HEAD_DIM, at, left, 3 * NUM_HEADS * HEAD_DIM, HEAD_DIM, PADDED)
-        tl.store(target + head * HEAD_DIM, _apply_rotary(rows, cos, sin, PADDED), mask=real)
+        tl.store(target + head * HEAD_DIM, _rotate(rows, cos, sin, PADDED), mask=real)
 
 
 @triton.jit
 def _long_kernel(
     qkv, keys, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS queries of a sequence of any length. Its last block of keys, the only one that is masked, comes first.
-
-    An entry of `tiles` is computed by PARTS programs, ROWS queries each.
-    """
+    """ROWS queries of a sequence of any length. Its last block of keys, the only one that is masked, comes first."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
-    head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROWS, PARTS, ROTARY)
-    if start >= length:
+    head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROTARY)
+    if length == 0:
         return
     first_row = begin + start
     keys += begin * KEY_STRIDE + head * HEAD_DIM
@@ -278,7 +364,7 @@ def _long_kernel(
     q = _rows(qkv, at, length - start, STRIDE, HEAD_DIM, PADDED)
     if ROTARY:
         cos, sin = _angles(cos_sin + start.to(tl.int64) * PADDED, at, PADDED)
-        q = _apply_rotary(q, cos * scale, sin * scale, PADDED)
+        q = _rotate(q, cos * scale, sin * scale, PADDED)
     else:
         q = (q.to(tl.float32) * scale).to(q.dtype)
     last = (length - 1) // ROWS * ROWS
@@ -293,7 +379,7 @@ def _long_kernel(
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
-    m_i, l_i, acc = _softmax_step(scores, v, m_i, l_i, acc)
+    m_i, l_i, acc = _long_step(scores, v, m_i, l_i, acc)
     for first_key in range(0, last, ROWS):
         block_keys = keys + tl.cast(first_key, tl.int64) * KEY_STRIDE
         block_values = values + tl.cast(first_key, tl.int64) * STRIDE
@@ -302,7 +388,7 @@ def _long_kernel(
         scores = tl.dot(q, tl.trans(k))
         if not ROTARY:
             scores = _alibi(scores, rows, first_key + at, slope)
-        m_i, l_i, acc = _softmax_step(scores, v, m_i, l_i, acc)
+        m_i, l_i, acc = _long_step(scores, v, m_i, l_i, acc)
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
@@ -321,49 +407,40 @@ def packed_attention(
     """
     num_tokens, _, num_heads, head_dim = qkv.shape
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
+    padded = padded_head_dim(head_dim)
+    rotary = cos_sin is not None
+    narrow = padded <= 64
+    at_once = rotary and narrow
+    # With at most 128 registers a thread, four programs share a multiprocessor; with 168, three. Wider heads need more.
+    short_limit = {"maxnreg": 168 if at_once else 128} if narrow else {}
+    long_limit = {"maxnreg": 128} if narrow else {}
+    shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > EMPTY_TILES:
-        if fits_resident(head_dim, shared_memory(qkv.device)):
-            _attend_short(qkv, out, short_tiles, cos_sin, slopes)
-        else:
-            _attend_long(qkv, out, short_tiles, cos_sin, slopes, RESIDENT_TOKENS // BLOCK)
+        resident = fits_resident(head_dim, shared_memory(qkv.device))
+        launch(
+            _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, resident,
+            at_once, num_warps=4, num_stages=1, **short_limit,
+        )  # fmt: skip
     if len(long_tiles) > EMPTY_TILES:
-        _attend_long(qkv, out, long_tiles, cos_sin, slopes, 1)
+        keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
+        launch(
+            _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
+            num_warps=4, num_stages=3, **long_limit,
+        )  # fmt: skip
     return out
 
 
-def _attend_short(
-    qkv: Tensor, out: Tensor, tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None
-) -> None:
-    _, _, num_heads, head_dim = qkv.shape
-    padded = padded_head_dim(head_dim)
-    # With at most 168 registers a thread, three programs share a multiprocessor. Wider heads need more.
-    limit = {"maxnreg": 168} if padded <= 64 else {}
+def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tensor, int]:
+    """The keys of the long sequences, rotated if positions are rotary, and their row stride in elements."""
+    num_tokens, _, num_heads, head_dim = qkv.shape
+    if cos_sin is None:
+        return qkv[:, 1], 3 * num_heads * head_dim
+    rotated = qkv.new_empty(num_tokens, num_heads, head_dim)
     launch(
-        _short_kernel, len(tiles) * num_heads, qkv, out, tiles, cos_sin, slopes, head_dim**-0.5 * _LOG2_E,
-        num_heads, head_dim, padded, BLOCK, cos_sin is not None, num_warps=4, num_stages=1, **limit,
+        _rotate_keys_kernel, len(tiles) * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, rotated, tiles, cos_sin,
+        num_heads, head_dim, padded_head_dim(head_dim), BLOCK, _HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
-
-
-def _attend_long(
-    qkv: Tensor, out: Tensor, tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None, parts: int
-) -> None:
-    """`parts` programs a head for each tile, of `BLOCK` queries each."""
-    _, _, num_heads, head_dim = qkv.shape
-    padded = padded_head_dim(head_dim)
-    keys, key_stride = qkv[:, 1], 3 * num_heads * head_dim
-    if cos_sin is not None:
-        keys, key_stride = qkv.new_empty(len(qkv), num_heads, head_dim), num_heads * head_dim
-        launch(
-            _rotate_keys_kernel, len(tiles) * parts * triton.cdiv(num_heads, _HEADS_PER_PROGRAM), qkv, keys, tiles,
-            cos_sin, num_heads, head_dim, padded, BLOCK, parts, _HEADS_PER_PROGRAM, num_warps=4,
-        )  # fmt: skip
-    # With at most 128, four.
-    limit = {"maxnreg": 128} if padded <= 64 else {}
-    launch(
-        _long_kernel, len(tiles) * parts * num_heads, qkv, keys, out, tiles, cos_sin, slopes,
-        head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK, parts, key_stride,
-        cos_sin is not None, num_warps=4, num_stages=3, **limit,
-    )  # fmt: skip
+    return rotated, num_heads * head_dim
 
 
 @packed_attention.register_fake
