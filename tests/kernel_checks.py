@@ -73,6 +73,14 @@ def check_attention(
     assert relative_error(actual, reference(qkv, lengths, positions)) < tolerance
 
 
+def check_batch_mates(lengths: list[int], positions: str) -> None:
+    """A sequence gets the same bits alone as among others."""
+    qkv = random(sum(lengths), 3, 3, 64)
+    together = attend(qkv, lengths, "triton", positions).split(lengths)
+    for length, own_qkv, expected in zip(lengths, qkv.split(lengths), together, strict=True):
+        assert torch.equal(attend(own_qkv.clone(), [length], "triton", positions), expected), length
+
+
 def check_add_norm(
     rows: int, width: int, dtype: torch.dtype = torch.float16, has_branch: bool = True
 ) -> None:

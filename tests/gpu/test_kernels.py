@@ -14,6 +14,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_batch_mates,
     check_embedding,
     check_product,
     check_segment_mean,
@@ -32,6 +33,7 @@ LENGTHS = {
     "one token": [1],
     "around the borders": [1, 2, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 1, 1024],
     "equal": [168] * 50,
+    "mixed": [*range(1, 1_100, 37), 383, 384, 385, 448, 449, 511, 512, 513, 640, 641, 1_100],
     "long": [10_000, 30, 3_001],
     "very long": [40_000],
 }
@@ -49,6 +51,11 @@ def test_kernels_equal_the_reference(
     head_dim: int, dtype: torch.dtype, lengths: list[int], positions: str, backend: AttentionBackend
 ) -> None:
     check_attention(lengths, positions, head_dim, dtype, backend)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
+    check_batch_mates(LENGTHS["mixed"], positions)
 
 
 @pytest.mark.parametrize("num_tokens", [932_100, 3_000_000])

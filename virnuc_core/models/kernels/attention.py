@@ -1,12 +1,12 @@
 """Attention over packed tokens that reads the fused QKV buffer, with rotary angles or ALiBi inside.
 
 One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and values are
-loaded and rotated once and stay in shared memory for all of its queries. A longer sequence is cut into tiles of
-`BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
+loaded and rotated once and stay in shared memory for all of its queries. With rotary positions and heads of up to 64
+columns, so do its queries, and all scores of a query are there before its softmax. A longer sequence is cut into tiles
+of `BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
-pair lies in one register. In sequences of one tile, queries and keys stay split into even and odd columns, and scores
-are the sum of two products.
+pair lies in one register.
 
 Offsets within a sequence of one tile fit int32. Those within a longer one do not (12 heads of 64 reach 2^31 elements
 at 932,068 tokens), so a block's first row is added to the base pointer in int64.
@@ -29,6 +29,9 @@ EMPTY_TILES: Final = 2  # rows of an empty list
 _MIN_TILES: Final = 3  # rows of any other
 _MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
 _HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
+_AT_ONCE_COLUMNS: Final = (
+    64  # of the widest head whose queries have their scores of a whole sequence in registers
+)
 _THREADS: Final = 128  # of a program: four warps
 _REGISTERS: Final = 65_536  # of a multiprocessor; a thread has 255 at most
 _LOG2_E: Final = 1.4426950408889634
@@ -39,15 +42,18 @@ def padded_head_dim(head_dim: int) -> int:
     return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
 
 
-def programs_that_fit(head_dim: int, shared_memory: int) -> int:
-    """Programs whose keys and values of `RESIDENT_TOKENS` and block of queries fit into `shared_memory` bytes."""
-    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
-    return shared_memory // (columns * torch.float16.itemsize)
+def programs_that_fit(head_dim: int, shared_memory: int, *, at_once: bool = False) -> int:
+    """Programs that `shared_memory` bytes have room for: up to four, or three of sequences that are computed at once.
+
+    Each has keys and values of three blocks there, and queries of one block; of three, if at once.
+    """
+    blocks, most = (9, 3) if at_once else (7, 4)
+    return min(most, shared_memory // (blocks * BLOCK * padded_head_dim(head_dim) * torch.float16.itemsize))
 
 
 def register_limit(programs: int) -> dict[str, int]:
-    """The option of a launch by which that many programs, four at most, share the registers of a multiprocessor."""
-    return {"maxnreg": _REGISTERS // (_THREADS * min(programs, 4)) // 8 * 8} if programs > 2 else {}
+    """The option of a launch by which that many programs share the registers of a multiprocessor."""
+    return {"maxnreg": _REGISTERS // (_THREADS * programs) // 8 * 8} if programs > 2 else {}
 
 
 def plan_tiles(
@@ -76,13 +82,33 @@ def _fill_up(tiles: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
 
 
 @triton.jit
-def _rows(base, at, length, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Rows `at` of one head, (rows, PADDED); zeros beyond the sequence and beyond the head."""
+def _rows(
+    base, at, length, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    FULL: tl.constexpr = False,
+):  # fmt: skip
+    """Rows `at` of one head, (rows, PADDED); zeros beyond the head and, unless FULL, beyond the sequence."""
     column = tl.arange(0, PADDED)
-    real = (at < length)[:, None]
-    if HEAD_DIM != PADDED:
-        real = real & (column < HEAD_DIM)[None, :]
-    return tl.load(base + at[:, None] * STRIDE + column[None, :], mask=real, other=0.0)
+    rows = base + at[:, None] * STRIDE + column[None, :]
+    if FULL and HEAD_DIM == PADDED:  # without a mask it becomes cp.async
+        loaded = tl.load(rows)
+    else:
+        loaded = tl.load(rows, mask=(at < length)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+    return loaded
+
+
+@triton.jit
+def _angles(cos_sin, at, PADDED: tl.constexpr):
+    """Cosines and sines at positions `at`, each (rows, PADDED / 2)."""
+    table = tl.load(cos_sin + at[:, None] * PADDED + tl.arange(0, PADDED)[None, :])
+    return tl.split(tl.reshape(table, (at.shape[0], PADDED // 2, 2)))
+
+
+@triton.jit
+def _rotate(rows, cos, sin, PADDED: tl.constexpr):
+    """`rows` (rows, PADDED), each pair of columns rotated."""
+    even, odd = tl.split(tl.reshape(rows.to(tl.float32), (rows.shape[0], PADDED // 2, 2)))
+    rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
+    return tl.reshape(rotated, (rows.shape[0], PADDED)).to(rows.dtype)
 
 
 @triton.jit
@@ -114,10 +140,13 @@ def _keys_and_values(
 
 
 @triton.jit
-def _softmax_step(
-    scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr, MASKED: tl.constexpr
-):
-    """One step of the online softmax, in base 2: from scores against a block of keys to their values."""
+def _halves_step(
+    q_even, q_odd, even, odd, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax, in base 2, over a block of keys; columns of queries and keys are split."""
+    scores = tl.dot(q_even, tl.trans(even))
+    scores = tl.dot(q_odd, tl.trans(odd), scores)
     if not ROTARY:
         scores -= slope * tl.abs(rows[:, None] - keys[None, :])
     if MASKED:
@@ -131,14 +160,21 @@ def _softmax_step(
 
 
 @triton.jit
-def _halves_step(
-    q_even, q_odd, even, odd, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY: tl.constexpr,
-    MASKED: tl.constexpr,
-):  # fmt: skip
-    """The same from queries and keys split into even and odd columns."""
-    scores = tl.dot(q_even, tl.trans(even))
-    scores = tl.dot(q_odd, tl.trans(odd), scores)
-    return _softmax_step(scores, v, rows, keys, length, slope, m_i, l_i, acc, ROTARY, MASKED)
+def _long_step(scores, v, m_i, l_i, acc):
+    """One step of the online softmax, in base 2, from scores against a block of keys, for products in a loop."""
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
+    weights = tl.exp2(scores - m_new[:, None])
+    alpha = tl.exp2(m_i - m_new)
+    l_i = l_i * alpha + tl.sum(weights, 1)
+    # The product does not accumulate into acc: the assembler would serialise all products around the scaling of acc.
+    acc = tl.fma(acc, tl.broadcast_to(alpha[:, None], acc.shape), tl.dot(weights.to(v.dtype), v))
+    return m_new, l_i, acc
+
+
+@triton.jit
+def _alibi(scores, rows, keys, slope):
+    """`scores` less the ALiBi penalty of each query's distance to each key."""
+    return scores - slope * tl.abs(rows.to(tl.float32)[:, None] - keys.to(tl.float32)[None, :])
 
 
 @triton.jit
@@ -148,7 +184,60 @@ def _store(
     column = tl.arange(0, PADDED)
     real = (rows < length)[:, None] & (column < HEAD_DIM)[None, :]
     at = base + rows[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
-    tl.store(at, (acc / l_i[:, None]).to(base.dtype.element_ty), mask=real)
+    tl.store(at, (acc * (1.0 / l_i)[:, None]).to(base.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _attend(q, ks, vs, length, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """Weighted sums of the values and sums of the weights of ROWS queries, over all blocks of keys."""
+    scores = ()
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    for block in tl.static_range(NUM_BLOCKS):
+        keys = block * ROWS + tl.arange(0, ROWS)
+        block_scores = tl.dot(q, tl.trans(ks[block]))
+        if block == NUM_BLOCKS - 1:
+            block_scores = tl.where((keys < length)[None, :], block_scores, float("-inf"))
+        m = tl.maximum(m, tl.max(block_scores, 1))
+        scores = scores + (block_scores,)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    for block in tl.static_range(NUM_BLOCKS):
+        weights = tl.exp2(scores[block] - m[:, None])
+        l_i += tl.sum(weights, 1)
+        acc = tl.dot(weights.to(q.dtype), vs[block], acc)
+    return acc, l_i
+
+
+@triton.jit
+def _at_once(
+    qkv, out, length, cos_sin, scale, NUM_BLOCKS: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A sequence of at most NUM_BLOCKS * ROWS tokens with rotary positions, its queries in shared memory too.
+
+    The angles of a block are those of the block before, turned by the angles of position ROWS.
+    """
+    STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
+    WIDTH: tl.constexpr = NUM_HEADS * HEAD_DIM
+    qs = ()
+    ks = ()
+    vs = ()
+    cos, sin = _angles(cos_sin, tl.arange(0, ROWS), PADDED)
+    for block in tl.static_range(NUM_BLOCKS):
+        at = block * ROWS + tl.arange(0, ROWS)
+        k = _rows(qkv + WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        q = _rows(qkv, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        v = _rows(qkv + 2 * WIDTH, at, length, STRIDE, HEAD_DIM, PADDED, block < NUM_BLOCKS - 1)
+        if block > 0:
+            turn_cos, turn_sin = _angles(cos_sin, ROWS + tl.arange(0, 1), PADDED)
+            cos, sin = cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
+        qs = qs + (_rotate(q, cos * scale, sin * scale, PADDED),)
+        ks = ks + (_rotate(k, cos, sin, PADDED),)
+        vs = vs + (v,)
+    for block in tl.static_range(NUM_BLOCKS):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        acc, l_i = _attend(qs[block], ks, vs, length, NUM_BLOCKS, PADDED, ROWS)
+        _store(out, rows, length, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
 @triton.jit
@@ -218,12 +307,22 @@ def _place(tiles, slopes, NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr):
 def _short_kernel(
     qkv, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, ROTARY: tl.constexpr, RESIDENT: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Sequences of at most 3 * ROWS tokens, one a program."""
     head, slope, begin, length, _ = _place(tiles, slopes, NUM_HEADS, ROTARY)
     qkv += (begin * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (begin * NUM_HEADS + head) * HEAD_DIM
-    if length <= ROWS:
+    if AT_ONCE:
+        if length == 0:
+            return
+        if length <= ROWS:
+            _at_once(qkv, out, length, cos_sin, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+        elif length <= 2 * ROWS:
+            _at_once(qkv, out, length, cos_sin, scale, 2, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+        else:
+            _at_once(qkv, out, length, cos_sin, scale, 3, NUM_HEADS, HEAD_DIM, PADDED, ROWS)
+    elif length <= ROWS:
         _whole_sequence(
             qkv, out, length, cos_sin, slope, scale, 1, NUM_HEADS, HEAD_DIM, PADDED, ROWS, ROTARY, RESIDENT
         )
@@ -256,11 +355,11 @@ def _rotate_keys_kernel(
         rotated + first_row * (NUM_HEADS * HEAD_DIM) + at[:, None] * (NUM_HEADS * HEAD_DIM) + column[None, :]
     )
     cos_sin += start.to(tl.int64) * PADDED
+    cos, sin = _angles(cos_sin, at, PADDED)
     first = tl.program_id(0) % GROUPS * TOGETHER
     for head in range(first, min(first + TOGETHER, NUM_HEADS)):
         rows = _rows(source + head * HEAD_DIM, at, left, 3 * NUM_HEADS * HEAD_DIM, HEAD_DIM, PADDED)
-        even, odd = _apply_rotary(rows, at, cos_sin, 1.0, PADDED, True)
-        tl.store(target + head * HEAD_DIM, tl.reshape(tl.join(even, odd), (ROWS, PADDED)), mask=real)
+        tl.store(target + head * HEAD_DIM, _rotate(rows, cos, sin, PADDED), mask=real)
 
 
 @triton.jit
@@ -268,44 +367,46 @@ def _long_kernel(
     qkv, keys, out, tiles, cos_sin, slopes, scale, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, KEY_STRIDE: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """ROWS queries of a sequence of any length. Only the last block of keys is masked."""
+    """ROWS queries of a sequence of any length. Its last block of keys, the only one that is masked, comes first."""
     STRIDE: tl.constexpr = 3 * NUM_HEADS * HEAD_DIM
     head, slope, begin, length, start = _place(tiles, slopes, NUM_HEADS, ROTARY)
+    if length == 0:
+        return
     first_row = begin + start
     keys += begin * KEY_STRIDE + head * HEAD_DIM
     values = qkv + (begin * (3 * NUM_HEADS) + 2 * NUM_HEADS + head) * HEAD_DIM
     qkv += (first_row * (3 * NUM_HEADS) + head) * HEAD_DIM
     out += (first_row * NUM_HEADS + head) * HEAD_DIM
-    if ROTARY:
-        cos_sin += start.to(tl.int64) * PADDED
     at = tl.arange(0, ROWS)
     rows = start + at
     q = _rows(qkv, at, length - start, STRIDE, HEAD_DIM, PADDED)
-    even, odd = _apply_rotary(q, at, cos_sin, scale, PADDED, ROTARY)
-    q = tl.reshape(tl.join(even, odd), (ROWS, PADDED))
+    if ROTARY:
+        cos, sin = _angles(cos_sin + start.to(tl.int64) * PADDED, at, PADDED)
+        q = _rotate(q, cos * scale, sin * scale, PADDED)
+    else:
+        q = (q.to(tl.float32) * scale).to(q.dtype)
+    last = (length - 1) // ROWS * ROWS
+    last_keys = keys + last.to(tl.int64) * KEY_STRIDE
+    last_values = values + last.to(tl.int64) * STRIDE
+    k = _rows(last_keys, at, length - last, KEY_STRIDE, HEAD_DIM, PADDED)
+    v = _rows(last_values, at, length - last, STRIDE, HEAD_DIM, PADDED)
+    scores = tl.dot(q, tl.trans(k))
+    if not ROTARY:
+        scores = _alibi(scores, rows, last + at, slope)
+    scores = tl.where((last + at < length)[None, :], scores, float("-inf"))
     m_i = tl.full([ROWS], float("-inf"), tl.float32)
     l_i = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
-    column = tl.arange(0, PADDED)
-    last = (length - 1) // ROWS * ROWS
+    m_i, l_i, acc = _long_step(scores, v, m_i, l_i, acc)
     for first_key in range(0, last, ROWS):
         block_keys = keys + tl.cast(first_key, tl.int64) * KEY_STRIDE
         block_values = values + tl.cast(first_key, tl.int64) * STRIDE
-        if HEAD_DIM == PADDED:  # without a mask it becomes cp.async
-            k = tl.load(block_keys + at[:, None] * KEY_STRIDE + column[None, :])
-            v = tl.load(block_values + at[:, None] * STRIDE + column[None, :])
-        else:
-            k = _rows(block_keys, at, ROWS, KEY_STRIDE, HEAD_DIM, PADDED)
-            v = _rows(block_values, at, ROWS, STRIDE, HEAD_DIM, PADDED)
+        k = _rows(block_keys, at, ROWS, KEY_STRIDE, HEAD_DIM, PADDED, True)
+        v = _rows(block_values, at, ROWS, STRIDE, HEAD_DIM, PADDED, True)
         scores = tl.dot(q, tl.trans(k))
-        m_i, l_i, acc = _softmax_step(
-            scores, v, rows, first_key + at, length, slope, m_i, l_i, acc, ROTARY, False
-        )
-    keys += last.to(tl.int64) * KEY_STRIDE
-    values += last.to(tl.int64) * STRIDE
-    scores = tl.dot(q, tl.trans(_rows(keys, at, length - last, KEY_STRIDE, HEAD_DIM, PADDED)))
-    v = _rows(values, at, length - last, STRIDE, HEAD_DIM, PADDED)
-    m_i, l_i, acc = _softmax_step(scores, v, rows, last + at, length, slope, m_i, l_i, acc, ROTARY, True)
+        if not ROTARY:
+            scores = _alibi(scores, rows, first_key + at, slope)
+        m_i, l_i, acc = _long_step(scores, v, m_i, l_i, acc)
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
@@ -326,19 +427,20 @@ def packed_attention(
     out = qkv.new_empty(num_tokens, num_heads * head_dim)
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
+    at_once = rotary and padded <= _AT_ONCE_COLUMNS
     programs = programs_that_fit(head_dim, shared_memory(qkv.device))
-    limit = register_limit(programs)
+    programs_at_once = programs_that_fit(head_dim, shared_memory(qkv.device), at_once=True)
     shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > EMPTY_TILES:
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, programs > 0,
-            num_warps=4, num_stages=1, **limit,
+            at_once, num_warps=4, num_stages=1, **register_limit(programs_at_once if at_once else programs),
         )  # fmt: skip
     if len(long_tiles) > EMPTY_TILES:
         keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)
         launch(
             _long_kernel, len(long_tiles) * num_heads, qkv, keys, out, long_tiles, *shared, key_stride, rotary,
-            num_warps=4, num_stages=3, **limit,
+            num_warps=4, num_stages=3, **register_limit(programs),
         )  # fmt: skip
     return out
 

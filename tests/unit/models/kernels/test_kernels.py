@@ -22,6 +22,7 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_batch_mates,
     check_embedding,
     check_product,
     check_segment_mean,
@@ -32,7 +33,7 @@ from virnuc_core.models.attention_plain import ReferenceAttention
 from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
 from virnuc_core.models.positions import apply_rotary, rotary_table
 
-LENGTHS = [300, 193, 192, 129, 128, 64, 65, 3, 1]
+LENGTHS = [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]
 CU_SEQLENS = bounds_of(LENGTHS)
 each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
 
@@ -41,6 +42,11 @@ each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @each_scheme
 def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     check_attention(LENGTHS, positions, head_dim)
+
+
+@each_scheme
+def test_a_sequence_gets_the_same_bits_in_any_batch(positions: str) -> None:
+    check_batch_mates([300, 65, 193, 1, 192], positions)
 
 
 @each_scheme
@@ -54,19 +60,21 @@ def test_attention_streams_keys_that_do_not_fit_in_shared_memory(
 
 def test_keys_and_products_take_the_shared_memory_there_is() -> None:
     fitting = (
-        (128, 166_912, 1),
-        (128, 101_376, 0),
-        (64, 101_376, 1),
-        (64, 166_912, 2),
-        (64, 232_448, 4),
-        (16, 101_376, 3),
-        (16, 28_672, 1),
-        (16, 28_671, 0),
+        (128, 166_912, 1, 1),
+        (128, 101_376, 0, 0),
+        (64, 101_376, 1, 1),
+        (64, 166_912, 2, 2),
+        (64, 232_448, 4, 3),
+        (16, 232_448, 4, 3),
+        (16, 101_376, 3, 2),
+        (16, 28_672, 1, 0),
+        (16, 28_671, 0, 0),
     )
-    for head_dim, shared_memory, programs in fitting:
+    for head_dim, shared_memory, programs, at_once in fitting:
         assert attention.programs_that_fit(head_dim, shared_memory) == programs
-    limits = [attention.register_limit(programs) for programs in range(6)]
-    assert limits == [{}, {}, {}, {"maxnreg": 168}, {"maxnreg": 128}, {"maxnreg": 128}]
+        assert attention.programs_that_fit(head_dim, shared_memory, at_once=True) == at_once
+    limits = [attention.register_limit(programs) for programs in range(5)]
+    assert limits == [{}, {}, {}, {"maxnreg": 168}, {"maxnreg": 128}]
     assert gemm_gelu.choose_tiles(232_448).tma
     for shared_memory in (166_912, 101_376):
         assert not gemm_gelu.choose_tiles(shared_memory).tma

@@ -44,19 +44,25 @@ KERNELS: Final = {
 }
 
 _ALWAYS: Final = 90  # compiled for on every change
+_SERIALIZED: Final = (
+    "wgmma.mma_async instructions are serialized"  # ptxas, of products that wait for each other
+)
 
 
-def _compile(capability: int, cache: Path) -> list[dict[str, Any]]:
+def _compile(capability: int, cache: Path) -> tuple[list[dict[str, Any]], str]:
+    """What `compile_offline.py` says of each kernel, and the log of ptxas."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, _SCRIPT, str(capability), str(SHARED_MEMORY[capability]), *VARIANTS[capability]],
-        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        env=environment | {"TRITON_CACHE_DIR": str(cache), "TRITON_DUMP_PTXAS_LOG": "1"},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    lines = done.stdout.splitlines()
+    log = "\n".join(line for line in lines if not line.startswith("{"))
+    return [json.loads(line) for line in lines if line.startswith("{")], log
 
 
 @pytest.mark.timeout(2 * _TIMEOUT_SECONDS)
@@ -69,7 +75,10 @@ def _compile(capability: int, cache: Path) -> list[dict[str, Any]]:
 )
 def test_kernels_fit_a_device_and_serve_any_number_of_tokens(capability: int, tmp_path: Path) -> None:
     found: dict[str, set[tuple[str, str]]] = {variant: set() for variant in VARIANTS[capability]}
-    for kernel in _compile(capability, tmp_path):
+    kernels, log = _compile(capability, tmp_path)
+    assert "registers" in log
+    assert _SERIALIZED not in log
+    for kernel in kernels:
         found[kernel["variant"]].add((kernel["kernel"], kernel["hash"]))
         assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
         assert kernel["spilled"] <= MAX_SPILLED, kernel
