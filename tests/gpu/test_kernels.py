@@ -15,6 +15,8 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_attention_in_fp8,
+    check_fp8_product,
     check_segment_mean,
     random,
     reference,
@@ -104,9 +106,9 @@ def test_add_norm(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("width", [256, 1024, 1920, 5120, 10240])
-@pytest.mark.parametrize("activation", ["none", "gelu", "gated_gelu"])
-def test_activate(activation: str, width: int) -> None:
-    check_activation(activation, 257, width)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activate(gated: bool, width: int) -> None:
+    check_activation(gated, 257, width)
 
 
 @hopper_and_later
@@ -130,6 +132,34 @@ def test_product_with_activation(gated: bool, depth: int, width: int, num_tokens
 def test_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
     monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: 101_376)
     test_product_with_activation(gated, 320, 1280, 1000)
+
+
+fp8_tensor_cores = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="Ada and later"
+)
+
+
+@fp8_tensor_cores
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_attention_in_fp8(positions: str) -> None:
+    check_attention_in_fp8(LENGTHS["around the borders"], positions, torch.bfloat16)
+
+
+@hopper_and_later
+@pytest.mark.parametrize("num_tokens", [3, 128, 1000])
+@pytest.mark.parametrize(
+    ("depth", "width"), [(256, 1024), (320, 1280), (768, 3072), (2560, 10240), (48, 208)]
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_fp8_product_with_activation(gated: bool, depth: int, width: int, num_tokens: int) -> None:
+    check_fp8_product(gated, num_tokens, depth, width)
+
+
+@hopper_and_later
+@pytest.mark.parametrize("gated", [True, False])
+def test_fp8_product_with_the_tiles_of_a_small_device(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
+    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: 101_376)
+    check_fp8_product(gated, 1000, 320, 1280)
 
 
 def test_segment_mean_beyond_int32_offsets() -> None:

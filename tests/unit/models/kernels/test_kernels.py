@@ -17,11 +17,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
+import triton
+import triton.language as tl
+
 from tests.kernel_checks import (
     bounds_of,
     check_activation,
     check_add_norm,
     check_attention,
+    check_attention_in_fp8,
+    check_fp8_product,
     check_segment_mean,
     random,
     relative_error,
@@ -60,8 +65,10 @@ def test_keys_and_products_take_the_shared_memory_there_is() -> None:
     )
     for head_dim, shared_memory, fits in fitting:
         assert attention.fits_resident(head_dim, shared_memory) == fits
-    assert gemm_gelu.choose_tiles(232_448) == gemm_gelu.Tiles(128, 256, 64, 3)
-    assert gemm_gelu.choose_tiles(101_376) == gemm_gelu.Tiles(128, 128, 64, 3)
+    assert gemm_gelu.choose_tiles(232_448, torch.float16) == gemm_gelu.Tiles(128, 256, 64, 3)
+    assert gemm_gelu.choose_tiles(232_448, torch.float8_e4m3fn) == gemm_gelu.Tiles(128, 256, 128, 4)
+    for dtype in (torch.float16, torch.float8_e4m3fn):
+        assert gemm_gelu.choose_tiles(101_376, dtype) == gemm_gelu.Tiles(128, 128, 64, 3)
 
 
 def _sparse(path: Path, *shape: int) -> torch.Tensor:
@@ -129,7 +136,7 @@ def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> 
 
 def test_gelu_is_the_erf_form() -> None:
     x = torch.linspace(-12, 12, 4001).view(1, -1)
-    values, _ = rowwise.gelu_quantize(x, None, "gelu", False)
+    values, _ = rowwise.gelu_quantize(x, None, False, False)
     expected = functional.gelu(x.double())
     error = (values.double() - expected).abs()
     assert float(error.max()) < 1.5e-6
@@ -137,9 +144,25 @@ def test_gelu_is_the_erf_form() -> None:
 
 
 @pytest.mark.parametrize("width", [48, 1024, 1920])
-@pytest.mark.parametrize("activation", ["none", "gelu", "gated_gelu"])
-def test_activations_with_bias_gate_and_fp8(activation: str, width: int) -> None:
-    check_activation(activation, 5, 2 * width)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activations_with_bias_gate_and_fp8(gated: bool, width: int) -> None:
+    check_activation(gated, 5, 2 * width)
+
+
+@each_scheme
+def test_attention_in_fp8(positions: str) -> None:
+    check_attention_in_fp8(LENGTHS, positions)
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_fp8_product_with_activation(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
+    monkeypatch.setattr(gemm_gelu, "_tanh", _tanh)  # the interpreter has no instructions of a GPU
+    check_fp8_product(gated, 150, 320, 336)
 
 
 @pytest.mark.parametrize("specials", [True, False])

@@ -22,10 +22,10 @@ SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100:
 VARIANTS: Final = {
     80: ["rowwise:bfloat16", "rotary:128:float16", "alibi:64:bfloat16", "rotary:24:bfloat16"],
     86: ["rotary:128:bfloat16", "rotary:16:float16"],
-    89: ["rowwise:bfloat16", "alibi:128:float16", "rotary:64:float16"],
-    90: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "rotary:128:float16", "alibi:64:bfloat16", "rotary:32:float16"],
-    100: ["product:bfloat16", "gated_product:float16", "rotary:128:bfloat16", "alibi:64:float16"],
-    120: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "rotary:128:float16", "alibi:64:float16"],
+    89: ["rowwise:bfloat16", "alibi:128:float16", "rotary:64:float16", "fp8_alibi:64:bfloat16"],
+    90: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "fp8_product:bfloat16", "fp8_gated_product:bfloat16", "rotary:128:float16", "alibi:64:bfloat16", "rotary:32:float16", "fp8_rotary:64:bfloat16"],
+    100: ["product:bfloat16", "gated_product:float16", "fp8_product:bfloat16", "rotary:128:bfloat16", "alibi:64:float16"],
+    120: ["rowwise:float16", "product:float16", "gated_product:bfloat16", "fp8_product:bfloat16", "fp8_gated_product:bfloat16", "rotary:128:float16", "alibi:64:float16"],
 }  # fmt: skip
 KERNELS: Final = {
     "product": {"_gemm_gelu_kernel"},
@@ -65,4 +65,6 @@ def test_kernels_fit_in_shared_memory_and_serve_any_number_of_tokens(capability:
         found[kernel["variant"]].add((kernel["kernel"], kernel["hash"]))
         assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
     for variant, compiled in found.items():
-        assert sorted(name for name, _ in compiled) == sorted(KERNELS[variant.split(":")[0]])
+        assert sorted(name for name, _ in compiled) == sorted(
+            KERNELS[variant.removeprefix("fp8_").split(":")[0]]
+        )
