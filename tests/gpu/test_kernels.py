@@ -14,8 +14,10 @@ from tests.kernel_checks import (
     check_activation,
     check_add_norm,
     check_attention,
+    check_attention_in_fp8,
     check_batch_mates,
     check_embedding,
+    check_fp8_product,
     check_product,
     check_segment_mean,
     random,
@@ -109,9 +111,9 @@ def test_add_norm(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("width", [256, 1024, 1920, 5120, 10240])
-@pytest.mark.parametrize("activation", ["none", "gelu", "gated_gelu"])
-def test_activate(activation: str, width: int) -> None:
-    check_activation(activation, 257, width)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activate(gated: bool, width: int) -> None:
+    check_activation(gated, 257, width)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 128, 1000])
@@ -135,6 +137,32 @@ def test_product_beyond_int32_offsets() -> None:
             patch.setattr(gemm_gelu, "shared_memory", lambda device, limit=shared_memory: limit)
             whole = torch.ops.virnuc.linear_gelu(x, weight, bias, False)
             assert torch.equal(whole[-128:], torch.ops.virnuc.linear_gelu(x[-128:], weight, bias, False))
+
+
+fp8_tensor_cores = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="Ada and later"
+)
+
+
+@fp8_tensor_cores
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_attention_in_fp8(positions: str) -> None:
+    check_attention_in_fp8(LENGTHS["around the borders"], positions, torch.bfloat16)
+
+
+@fp8_tensor_cores
+@pytest.mark.parametrize("num_tokens", [3, 128, 1000])
+@pytest.mark.parametrize(
+    ("depth", "width"), [(256, 1024), (320, 1280), (768, 3072), (2560, 10240), (48, 208)]
+)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("without_tma", [True, False])
+def test_fp8_product_with_activation(
+    monkeypatch: pytest.MonkeyPatch, without_tma: bool, gated: bool, depth: int, width: int, num_tokens: int
+) -> None:
+    if without_tma:
+        monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: 101_376)
+    check_fp8_product(gated, num_tokens, depth, width)
 
 
 def test_segment_mean_beyond_int32_offsets() -> None:

@@ -54,10 +54,10 @@ class TritonAttention:
     cos_sin: Tensor | None
     slopes: Tensor | None
 
-    def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, 3, N, H) -> (T, N * H)."""
+    def __call__(self, qkv: Tensor, quantize: bool = False) -> Tensor:
+        """(T, 3, N, H) -> (T, N * H), in fp8 e4m3 if `quantize`."""
         output: Tensor = torch.ops.virnuc.packed_attention(
-            qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes
+            qkv, self.short_tiles, self.long_tiles, self.cos_sin, self.slopes, quantize
         )
         return output
 
@@ -156,12 +156,16 @@ class PackedLayout:
             tensor.record_stream(stream)
 
 
-def packed_attention(qkv: Tensor, layout: PackedLayout) -> Tensor:
-    """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H) in the dtype of `qkv`.
+def packed_attention(qkv: Tensor, layout: PackedLayout, *, quantize: bool = False) -> Tensor:
+    """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
-    With rotary positions, the columns of queries and keys are in the order of `positions.pair_rows`.
+    The result has the dtype of `qkv`, or is fp8 e4m3 with `quantize`; then no value may exceed 448. With rotary
+    positions, the columns of queries and keys are in the order of `positions.pair_rows`.
     """
-    return layout.attention(qkv)
+    if isinstance(layout.attention, TritonAttention):
+        return layout.attention(qkv, quantize)
+    attended = layout.attention(qkv)
+    return attended.to(torch.float8_e4m3fn) if quantize else attended
 
 
 def resolve_attention(

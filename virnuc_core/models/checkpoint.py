@@ -24,7 +24,6 @@ from virnuc_core.models.digests import kept_digest
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
-from virnuc_core.models.fused import quantize_layers
 from virnuc_core.models.kernels import prepare_kernels
 from virnuc_core.models.memory import upload
 from virnuc_core.models.onednn import pack_layers, quantize_int8
@@ -571,7 +570,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         ) from error
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
-        quantize_layers(model)
+        model.quantize()
     else:
         model.prepare_inference()
         if precision == "int8":

@@ -18,13 +18,17 @@ from torch import Tensor, nn
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.models.fused import (
+    Fp8Linear,
     GemmInput,
     InterleavedGLU,
+    Linear,
     arrange_glu,
     layer_norm,
     linear,
     linear_add_norm,
     linear_gated_gelu,
+    quantize_attention,
+    quantize_feed_forward,
 )
 from virnuc_core.models.onednn import SplitGLU
 from virnuc_core.specs import AttentionBackend, ModelSpec
@@ -38,12 +42,21 @@ class DnabertSLayer(nn.Module):
         width = spec.embedding_dim
         self.num_heads = spec.num_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.qkv: Linear = nn.Linear(width, 3 * width)
+        self.attention_out: Linear = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in: nn.Linear | InterleavedGLU | SplitGLU = nn.Linear(width, 2 * spec.ffn_dim, bias=False)
-        self.ffn_out = nn.Linear(spec.ffn_dim, width)
+        self.ffn_in: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU = nn.Linear(
+            width, 2 * spec.ffn_dim, bias=False
+        )
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+
+    def quantize(self, input_norm: nn.LayerNorm) -> None:
+        """See `Encoder.quantize`; `input_norm` is what the layer's input comes from."""
+        self.qkv, self.attention_out = quantize_attention(input_norm, self.qkv, self.attention_out)
+        self.ffn_in, self.ffn_out = quantize_feed_forward(
+            self.attention_norm, self.ffn_in, self.ffn_out, gated=True
+        )
 
     def forward(
         self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
@@ -51,7 +64,7 @@ class DnabertSLayer(nn.Module):
         """Hidden states (T, D) and `gemm_input`, the same as the matrix products take it -> both after this layer."""
         dropout = self.dropout if self.training else 0.0
         qkv = linear(self.qkv, gemm_input).unflatten(1, (3, self.num_heads, -1))
-        attended = packed_attention(qkv, layout)
+        attended = packed_attention(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
         hidden_states, gemm_input = linear_add_norm(
             self.attention_out,
             attended,
@@ -85,6 +98,13 @@ class DnabertS(Encoder):
         for layer in cast(list[DnabertSLayer], list(self.layers)):
             if isinstance(layer.ffn_in, nn.Linear):
                 layer.ffn_in = arrange_glu(layer.ffn_in)
+
+    def quantize(self) -> None:
+        """See `Encoder.quantize`."""
+        input_norm = self.embedding_norm
+        for layer in cast(list[DnabertSLayer], list(self.layers)):
+            layer.quantize(input_norm)
+            input_norm = layer.ffn_norm
 
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """See `Encoder.build_layout`."""

@@ -46,6 +46,10 @@ class Encoder(nn.Module):
         hidden_states = self(input_ids, layout, repr_layer)
         return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=self.pools_special_tokens)
 
+    @abstractmethod
+    def quantize(self) -> None:
+        """Converts the linear layers of a bf16 model to fp8, in place."""
+
     def prepare_inference(self) -> None:
         """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
 

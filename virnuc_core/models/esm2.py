@@ -19,12 +19,16 @@ from torch.nn import functional
 from virnuc_core.models.attention import PackedLayout, packed_attention
 from virnuc_core.models.encoder import Encoder, validate_repr_layer
 from virnuc_core.models.fused import (
+    Fp8Linear,
     GemmInput,
+    Linear,
     has_half_kernels,
     layer_norm,
     linear,
     linear_add_norm,
     linear_gelu,
+    quantize_attention,
+    quantize_feed_forward,
 )
 from virnuc_core.models.positions import sequence_index
 from virnuc_core.specs import AttentionBackend, ModelSpec
@@ -42,11 +46,18 @@ class ESM2Layer(nn.Module):
         self.num_heads = spec.num_heads
         self.dropout = dropout
         self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.qkv: Linear = nn.Linear(width, 3 * width)
+        self.attention_out: Linear = nn.Linear(width, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.ffn_in = nn.Linear(width, spec.ffn_dim)
-        self.ffn_out = nn.Linear(spec.ffn_dim, width)
+        self.ffn_in: Linear = nn.Linear(width, spec.ffn_dim)
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
+
+    def quantize(self) -> None:
+        """See `Encoder.quantize`."""
+        self.qkv, self.attention_out = quantize_attention(self.attention_norm, self.qkv, self.attention_out)
+        self.ffn_in, self.ffn_out = quantize_feed_forward(
+            self.ffn_norm, self.ffn_in, self.ffn_out, gated=False
+        )
 
     def forward(
         self,
@@ -59,7 +70,7 @@ class ESM2Layer(nn.Module):
         """Hidden states (T, D), normed by `attention_norm` -> hidden states (T, D), normed by `next_norm`."""
         dropout = self.dropout if self.training else 0.0
         qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
-        attended = packed_attention(qkv, layout)
+        attended = packed_attention(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
         hidden_states, normed = linear_add_norm(
             self.attention_out, attended, hidden_states, self.ffn_norm, self.ffn_in, dropout=dropout
         )
@@ -79,6 +90,11 @@ class ESM2(Encoder):
         self.layers = nn.ModuleList(ESM2Layer(spec, dropout) for _ in range(spec.num_layers))
         self.final_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
         self.initialise_weights()
+
+    def quantize(self) -> None:
+        """See `Encoder.quantize`."""
+        for layer in cast(list[ESM2Layer], list(self.layers)):
+            layer.quantize()
 
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """See `Encoder.build_layout`."""

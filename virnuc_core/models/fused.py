@@ -2,10 +2,11 @@
 
     CPU     oneDNN fuses the product with what follows, on weights that `models/onednn.py` packs when a model is loaded.
     CUDA    in 16 bit and fp8 one Triton kernel does everything between two products. cuBLAS multiplies, except for the
-            first product of a feed-forward layer in 16 bit, which is fused with its activation.
+            first product of a feed-forward layer, which is fused with its activation.
     else    plain torch, also for training.
 
-fp8 (e4m3) has one scale per row of activations and per row of weights.
+fp8 (e4m3) has one scale per row of weights. LayerNorms have one per row, too; what follows them, attention and
+activation, has one scale for all, from the largest value that a product of a LayerNorm can have.
 
 Shapes: T tokens, I and O a linear layer's input and output width, D width of the hidden states.
 """
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from virnuc_core.errors import UsageError
 from virnuc_core.models.kernels import has_kernels
-from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack, replace_layers
+from virnuc_core.models.onednn import OnednnLinear, SplitGLU, can_pack
 
 _GEMM_ALIGNMENT: Final = 8  # of the input width, for loads of 16 bytes
 _FP8: Final = torch.float8_e4m3fn
@@ -33,6 +35,9 @@ class Quantized(NamedTuple):
     scale: Tensor
 
 
+GemmInput = Tensor | Quantized
+
+
 def quantize_rows(matrix: Tensor) -> Quantized:
     """fp32 (R, C) to fp8, scaled row by row so that the largest magnitude of each becomes the largest finite e4m3."""
     scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=_MIN_ROW_MAX) / _FP8_MAX
@@ -40,21 +45,36 @@ def quantize_rows(matrix: Tensor) -> Quantized:
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer in fp8: weight e4m3 (O, I), scale fp32 (1, O), bias (O,) in the model's dtype."""
+    """A linear layer in fp8: weight e4m3 (O, I), scale fp32 (1, O), bias (O,) in the model's dtype.
+
+    `input_scale`, fp32 (1, 1), is what inputs that come without scales were divided by.
+
+    Raises:
+        UsageError: tensor cores do not take the widths in fp8.
+    """
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
+    input_scale: Tensor
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, input_scale: Tensor) -> None:
         super().__init__()
-        weight, scale = quantize_rows(layer.weight.detach().float())
-        self.register_buffer("weight", weight)
+        if any(width % _FP8_ALIGNMENT for width in weight.shape):
+            raise UsageError(
+                f"fp8 is for models whose widths are multiples of {_FP8_ALIGNMENT}, and this one multiplies by "
+                f"{' x '.join(map(str, weight.shape))}: use --precision bf16"
+            )
+        values, scale = quantize_rows(weight.detach().float())
+        self.register_buffer("weight", values)
         self.register_buffer("scale", scale.t().contiguous())
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("input_scale", input_scale.detach().view(1, 1))
 
-    def matmul(self, x: Quantized, bias: Tensor | None) -> Tensor:
+    def matmul(self, x: GemmInput, bias: Tensor | None) -> Tensor:
         """(T, I) -> (T, O), bf16; leave the bias to the kernel that follows, which adds it at no cost."""
+        if isinstance(x, Tensor):
+            x = Quantized(x, self.input_scale.expand(len(x), 1).contiguous())
         result: Tensor = torch._scaled_mm(
             x.values,
             self.weight.t(),
@@ -67,15 +87,47 @@ class Fp8Linear(nn.Module):
         return result
 
 
-def quantize_layers(model: nn.Module) -> None:
-    """Converts linear layers of a bf16 model to fp8 in place, except widths that tensor cores cannot take."""
-    replace_layers(
-        model,
-        nn.Linear,
-        lambda layer: (
-            layer if (layer.in_features | layer.out_features) % _FP8_ALIGNMENT else Fp8Linear(layer)
-        ),
-    )
+def quantize_attention(norm: nn.LayerNorm, qkv: nn.Module, out: nn.Module) -> tuple[Fp8Linear, Fp8Linear]:
+    """The products before and after attention in fp8; `qkv` takes `norm`.
+
+    Attention averages values. They are divided by the largest possible one beforehand, in their weights.
+    """
+    assert isinstance(qkv, nn.Linear)
+    assert isinstance(out, nn.Linear)
+    scale = output_bounds(norm, qkv).chunk(3)[2].max() / _FP8_MAX
+    factors = torch.ones(qkv.out_features, device=scale.device)
+    factors[-qkv.out_features // 3 :] /= scale
+    weight = qkv.weight.float() * factors[:, None]
+    bias = (qkv.bias.float() * factors).to(qkv.bias.dtype)
+    return Fp8Linear(weight, bias, torch.ones_like(scale)), Fp8Linear(out.weight, out.bias, scale)
+
+
+def quantize_feed_forward(
+    norm: nn.LayerNorm, first: nn.Module, second: nn.Module, *, gated: bool
+) -> tuple[Fp8Linear, Fp8Linear]:
+    """The products of a feed-forward layer, which takes `norm`, in fp8; GELU makes no value larger."""
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    bounds, weight = output_bounds(norm, first), first.weight
+    if gated:
+        gate, value = bounds.chunk(2)
+        bounds = gate * value
+        weight = _interleave(weight)
+    scale = bounds.max() / _FP8_MAX
+    return Fp8Linear(weight, first.bias, torch.ones_like(scale)), Fp8Linear(second.weight, second.bias, scale)
+
+
+def output_bounds(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
+    """The largest magnitude that each output of `layer` can have where its input is `norm`, fp32 (O,).
+
+    Before gain and shift a LayerNorm is a vector of length sqrt(D) at most, which bounds its product with any row.
+    """
+    weight = layer.weight.detach().float()
+    shift = weight @ norm.bias.float()
+    if layer.bias is not None:
+        shift += layer.bias.float()
+    bounds: Tensor = (weight * norm.weight.float()).norm(dim=1) * layer.in_features**0.5 + shift.abs()
+    return bounds
 
 
 class InterleavedGLU(nn.Module):
@@ -85,12 +137,15 @@ class InterleavedGLU(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        gate, value = layer.weight.detach().chunk(2)
-        self.register_buffer("weight", torch.stack((gate, value), dim=1).flatten(0, 1))
+        self.register_buffer("weight", _interleave(layer.weight.detach()))
+
+
+def _interleave(weight: Tensor) -> Tensor:
+    """The rows of the first and the second half in turn."""
+    return torch.stack(weight.chunk(2), dim=1).flatten(0, 1)
 
 
 Linear = nn.Linear | Fp8Linear | OnednnLinear
-GemmInput = Tensor | Quantized
 
 
 def arrange_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU | SplitGLU:
@@ -103,7 +158,7 @@ def arrange_glu(layer: nn.Linear) -> nn.Linear | InterleavedGLU | SplitGLU:
 def linear(layer: Linear, x: GemmInput) -> Tensor:
     """(T, I) -> (T, O)."""
     if isinstance(layer, Fp8Linear):
-        return layer.matmul(_quantized(x), layer.bias)
+        return layer.matmul(x, layer.bias)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "none")
@@ -111,9 +166,9 @@ def linear(layer: Linear, x: GemmInput) -> Tensor:
 
 
 def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInput:
-    """(T, I) -> (T, O), exact (erf) GELU of the product, in the form that `next_linear` takes."""
+    """(T, I) -> (T, O), GELU of the product, in the form that `next_linear` takes: its erf form, or in fp8 the tanh form."""
     if isinstance(layer, Fp8Linear):
-        return _gelu_quantize(layer.matmul(_quantized(x), None), layer.bias, "gelu", next_linear)
+        return _fp8_gelu(layer, x, False, next_linear)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
         return layer.multiply(x, "gelu")
@@ -121,7 +176,7 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
     y = functional.linear(x, layer.weight, layer.bias)
-    return _gelu_quantize(y, None, "gelu", next_linear) if has_half_kernels(y) else functional.gelu(y)
+    return _gelu_quantize(y, None, False, next_linear) if has_half_kernels(y) else functional.gelu(y)
 
 
 def linear_gated_gelu(
@@ -129,7 +184,7 @@ def linear_gated_gelu(
 ) -> GemmInput:
     """(T, I) -> (T, O / 2): GELU of the first half of a bias-free layer's output times the second half."""
     if isinstance(layer, Fp8Linear):
-        return _gelu_quantize(layer.matmul(_quantized(x), None), None, "gated_gelu", next_linear)
+        return _fp8_gelu(layer, x, True, next_linear)
     assert isinstance(x, Tensor)
     if isinstance(layer, InterleavedGLU):
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, None, True)
@@ -138,7 +193,7 @@ def linear_gated_gelu(
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
     y = functional.linear(x, layer.weight)
     if has_half_kernels(y):
-        return _gelu_quantize(y, None, "gated_gelu", next_linear)
+        return _gelu_quantize(y, None, True, next_linear)
     gate, value = y.chunk(2, dim=-1)
     return functional.gelu(gate) * value
 
@@ -160,7 +215,7 @@ def linear_add_norm(
     (pre-norm), and the LayerNorm in the form that `next_linear` takes. `dropout` must be 0 outside training.
     """
     if isinstance(layer, Fp8Linear):
-        branch = layer.matmul(_quantized(x), None)
+        branch = layer.matmul(x, None)
         return _add_norm(branch, layer.bias, residual, norm, next_linear, normed_residual)
     assert isinstance(x, Tensor)
     if isinstance(layer, OnednnLinear):
@@ -207,16 +262,19 @@ def _add_norm(
     return (normed if normed_residual else total), (Quantized(values, scale) if quantize else normed)
 
 
-def _gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, next_linear: nn.Module) -> GemmInput:
+def _gelu_quantize(x: Tensor, bias: Tensor | None, gated: bool, next_linear: nn.Module) -> GemmInput:
     quantize = isinstance(next_linear, Fp8Linear)
-    values, scale = torch.ops.virnuc.gelu_quantize(x, bias, activation, quantize)
+    values, scale = torch.ops.virnuc.gelu_quantize(x, bias, gated, quantize)
     return Quantized(values, scale) if quantize else values
 
 
-def _quantized(x: GemmInput) -> Quantized:
-    return (
-        x if isinstance(x, Quantized) else Quantized(*torch.ops.virnuc.gelu_quantize(x, None, "none", True))
+def _fp8_gelu(layer: Fp8Linear, x: GemmInput, gated: bool, next_linear: nn.Module) -> GemmInput:
+    assert isinstance(x, Quantized)
+    assert isinstance(next_linear, Fp8Linear)
+    fused: Tensor = torch.ops.virnuc.fp8_linear_gelu(
+        *x, layer.weight, layer.scale, layer.bias, gated, next_linear.input_scale
     )
+    return fused
 
 
 def has_half_kernels(x: Tensor) -> bool:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from virnuc_core.errors import UsageError
 from virnuc_core.models.fused import (
     Fp8Linear,
     arrange_glu,
@@ -11,7 +13,8 @@ from virnuc_core.models.fused import (
     linear_add_norm,
     linear_gated_gelu,
     linear_gelu,
-    quantize_layers,
+    quantize_attention,
+    quantize_feed_forward,
     quantize_rows,
 )
 from virnuc_core.models.onednn import PackedLinear, can_pack, pack_layers
@@ -84,9 +87,32 @@ def test_fp8_rows_are_within_the_rounding_of_e4m3() -> None:
     assert (scale > 0).all()
 
 
-def test_layers_with_widths_for_tensor_cores_are_in_fp8() -> None:
-    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24))
-    wanted = model[0].weight.detach().clone()
-    quantize_layers(model)
-    assert [type(layer) for layer in model] == [Fp8Linear, nn.Linear]
-    assert torch.allclose(model[0].weight.float() * model[0].scale.t(), wanted, rtol=1 / 16, atol=1e-3)
+@torch.inference_mode()
+def test_fp8_layers_know_bounds_of_their_inputs() -> None:
+    """No value between two products exceeds what it is divided by, also where LayerNorms have outliers."""
+    torch.manual_seed(0)
+    norm, qkv, out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+    first, gated, second = nn.Linear(32, 64), nn.Linear(32, 128, bias=False), nn.Linear(64, 32)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    # Each row of `worst` is a LayerNorm in the direction of a row of weights, which its product is largest for.
+    rows = torch.cat([layer.weight for layer in (qkv, first, gated)]) * norm.weight
+    worst = norm(torch.cat((rows, -rows, torch.randn(1000, 32))))
+    values = qkv(worst)[:, 64:]
+    quantized_qkv, quantized_out = quantize_attention(norm, qkv, out)
+    assert 0.5 < float(values.abs().max() / (448 * quantized_out.input_scale)) <= 1
+    divided = quantized_qkv.weight.float() * quantized_qkv.scale.t()
+    expected = torch.cat((qkv.weight[:64], qkv.weight[64:] / quantized_out.input_scale))
+    assert torch.allclose(divided, expected, rtol=1 / 16, atol=1e-2)
+    _, after = quantize_feed_forward(norm, first, second, gated=False)
+    assert 0.5 < float(functional.gelu(first(worst)).abs().max() / (448 * after.input_scale)) <= 1
+    _, after = quantize_feed_forward(norm, gated, second, gated=True)
+    gate, value = gated(worst).chunk(2, dim=1)
+    assert float((functional.gelu(gate) * value).abs().max() / (448 * after.input_scale)) <= 1
+
+
+def test_fp8_is_for_widths_that_tensor_cores_take() -> None:
+    with pytest.raises(
+        UsageError, match=r"multiples of 16, and this one multiplies by 24 x 16: use --precision bf16"
+    ):
+        Fp8Linear(torch.zeros(24, 16), None, torch.ones(()))

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from virnuc_core.models.kernels.launch import launch, shared_memory
+from virnuc_core.models.kernels.rowwise import FP8
 
 BLOCK: Final = 64  # queries and keys of a step
 RESIDENT_TOKENS: Final = 3 * BLOCK
@@ -412,19 +413,25 @@ def _long_kernel(
 
 @torch.library.custom_op("virnuc::packed_attention", mutates_args=())
 def packed_attention(
-    qkv: Tensor, short_tiles: Tensor, long_tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None
+    qkv: Tensor,
+    short_tiles: Tensor,
+    long_tiles: Tensor,
+    cos_sin: Tensor | None,
+    slopes: Tensor | None,
+    quantize: bool = False,
 ) -> Tensor:
     """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
     `qkv` is fp16 or bf16, contiguous, H even and at most 128; the tiles are those of `plan_tiles`. With rotary
     positions, `cos_sin` is fp32 (P, padded H / 2, 2), P a multiple of `BLOCK` that no sequence exceeds; with ALiBi,
-    `slopes` is fp32 (N,). The other one is None.
+    `slopes` is fp32 (N,). The other one is None. Returns the dtype of `qkv`, or fp8 e4m3 with `quantize`, for which
+    no value may exceed 448.
 
     Raises:
         DeviceError: the device lacks resources that a kernel needs.
     """
-    num_tokens, _, num_heads, head_dim = qkv.shape
-    out = qkv.new_empty(num_tokens, num_heads * head_dim)
+    _, _, num_heads, head_dim = qkv.shape
+    out = _empty_output(qkv, quantize)
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
     at_once = rotary and padded <= _AT_ONCE_COLUMNS
@@ -460,6 +467,16 @@ def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tens
 
 @packed_attention.register_fake
 def _(
-    qkv: Tensor, short_tiles: Tensor, long_tiles: Tensor, cos_sin: Tensor | None, slopes: Tensor | None
+    qkv: Tensor,
+    short_tiles: Tensor,
+    long_tiles: Tensor,
+    cos_sin: Tensor | None,
+    slopes: Tensor | None,
+    quantize: bool = False,
 ) -> Tensor:
-    return qkv.new_empty(qkv.shape[0], qkv.shape[2] * qkv.shape[3])
+    return _empty_output(qkv, quantize)
+
+
+def _empty_output(qkv: Tensor, quantize: bool) -> Tensor:
+    dtype = FP8 if quantize else qkv.dtype
+    return qkv.new_empty((qkv.shape[0], qkv.shape[2] * qkv.shape[3]), dtype=dtype)

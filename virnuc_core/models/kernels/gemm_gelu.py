@@ -2,7 +2,8 @@
 
 Where a block has the shared memory of data centre GPUs since Hopper, the kernel is persistent and TMA moves the tiles: the
 operands of the next tile are loaded while the last one is activated and stored. Elsewhere, tiles are loaded through
-pointers (cp.async), one program computes each, and programs that share a multiprocessor overlap.
+pointers (cp.async), one program computes each, and programs that share a multiprocessor overlap. In fp8 the result is
+quantized, too, with a scale that is known beforehand.
 
 Shapes: T tokens, I input width, F width of the feed-forward layer.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from virnuc_core.models.kernels.launch import launch, shared_memory
-from virnuc_core.models.kernels.rowwise import gelu
+from virnuc_core.models.kernels.rowwise import FP8, gelu
 
 _DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre GPUs since Hopper
 _GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
@@ -36,13 +37,28 @@ class Tiles:
     tma: bool
 
 
-_TMA_TILES: Final = Tiles(128, 256, 64, stages=3, warps=8, tma=True)
-_POINTER_TILES: Final = Tiles(128, 128, 32, stages=4, warps=4, tma=False)
+def choose_tiles(shared_memory: int, dtype: torch.dtype) -> Tiles:
+    """The tiles for a device with `shared_memory` bytes per block, and operands of `dtype`."""
+    if shared_memory < _DATACENTER_SHARED_MEMORY:
+        return Tiles(128, 128, 64 if dtype == FP8 else 32, stages=4, warps=4, tma=False)
+    if dtype == FP8:
+        return Tiles(128, 256, 128, stages=4, warps=8, tma=True)
+    return Tiles(128, 256, 64, stages=3, warps=8, tma=True)
 
 
-def choose_tiles(shared_memory: int) -> Tiles:
-    """The tiles for a device with `shared_memory` bytes per block."""
-    return _TMA_TILES if shared_memory >= _DATACENTER_SHARED_MEMORY else _POINTER_TILES
+@triton.jit
+def _tanh(x):
+    """The instruction for it, which is off by at most 2^-11 of the value."""
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _coarse_gelu(x, factor):
+    """GELU times a factor, in the tanh form, which is off by at most 5e-4, less than e4m3 rounds."""
+    half = x * (0.5 * factor)
+    return half + half * _tanh(x * (0.7978845608 + 0.0356774081 * (x * x)))
 
 
 @triton.jit
@@ -76,13 +92,17 @@ def _store(matrix, tile, row, column, num_rows, num_columns, TMA: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gemm_gelu_kernel(
-    x, weight, out, bias, num_tokens, num_columns, depth, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP_ROWS: tl.constexpr, GATED: tl.constexpr, TMA: tl.constexpr,
+    x, weight, out, x_scales, weight_scales, out_scale, bias, num_tokens, num_columns, depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    GATED: tl.constexpr, QUANTIZED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     row_tiles = tl.cdiv(num_tokens, ROWS)
     column_tiles = tl.cdiv(num_columns, COLUMNS)
     steps = tl.cdiv(depth, DEPTH)
     group_size = GROUP_ROWS * column_tiles
+    out_factor = 1.0
+    if QUANTIZED:
+        out_factor = 1.0 / tl.load(out_scale)
     for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=TMA):
         first_row = tile // group_size * GROUP_ROWS
         rows_in_group = min(row_tiles - first_row, GROUP_ROWS)
@@ -93,13 +113,20 @@ def _gemm_gelu_kernel(
             a = _load(x, row, step * DEPTH, num_tokens, depth, ROWS, DEPTH, TMA)
             b = _load(weight, column, step * DEPTH, num_columns, depth, COLUMNS, DEPTH, TMA)
             y = tl.dot(a, b.T, y)
+        at = column + tl.arange(0, COLUMNS)
+        if QUANTIZED:
+            rows = row + tl.arange(0, ROWS)
+            row_scales = tl.load(x_scales + rows, mask=rows < num_tokens, other=0.0)
+            y *= row_scales[:, None]
+            y *= tl.load(weight_scales + at, mask=at < num_columns, other=0.0)[None, :]
         if GATED:
             gate, value = tl.split(tl.reshape(y, (ROWS, COLUMNS // 2, 2)))
-            _store(out, gelu(gate) * value, row, column // 2, num_tokens, num_columns // 2, TMA)
+            gate = _coarse_gelu(gate, out_factor) if QUANTIZED else gelu(gate)
+            _store(out, gate * value, row, column // 2, num_tokens, num_columns // 2, TMA)
         else:
-            at = column + tl.arange(0, COLUMNS)
-            shift = tl.load(bias + at, mask=at < num_columns, other=0.0).to(tl.float32)
-            _store(out, gelu(y + shift[None, :]), row, column, num_tokens, num_columns, TMA)
+            y += tl.load(bias + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
+            y = _coarse_gelu(y, out_factor) if QUANTIZED else gelu(y)
+            _store(out, y, row, column, num_tokens, num_columns, TMA)
 
 
 @torch.library.custom_op("virnuc::linear_gelu", mutates_args=())
@@ -112,10 +139,59 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
     Raises:
         DeviceError: the device lacks resources that the kernel needs.
     """
+    return _multiply(x, weight, bias, gated)
+
+
+@linear_gelu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    return _empty_result(x, weight, gated)
+
+
+@torch.library.custom_op("virnuc::fp8_linear_gelu", mutates_args=())
+def fp8_linear_gelu(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    out_scale: Tensor,
+) -> Tensor:
+    """`linear_gelu` of operands in fp8 e4m3, in e4m3 and divided by `out_scale`, fp32 (1, 1).
+
+    `x` (T, I), I a multiple of 16, and `weight` are to be multiplied by their scales, fp32, one for each row.
+
+    Raises:
+        DeviceError: the device lacks resources that the kernel needs.
+    """
+    return _multiply(x, weight, bias, gated, (x_scale, weight_scale, out_scale))
+
+
+@fp8_linear_gelu.register_fake
+def _(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    out_scale: Tensor,
+) -> Tensor:
+    return _empty_result(x, weight, gated)
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`scales` are those of x, of the weight and of the result in fp8."""
     num_tokens, depth = x.shape
     num_columns = len(weight)
     out = _empty_result(x, weight, gated)
-    tiles = choose_tiles(shared_memory(x.device))
+    tiles = choose_tiles(shared_memory(x.device), x.dtype)
     matrices: tuple[Any, ...] = (x, weight, out)
     programs = triton.cdiv(num_tokens, tiles.rows) * triton.cdiv(num_columns, tiles.columns)
     if tiles.tma:
@@ -124,15 +200,11 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
         matrices = tuple(map(_descriptor, matrices, shapes))
         programs = _multiprocessors(x.device)
     launch(
-        _gemm_gelu_kernel, programs, *matrices, bias, num_tokens, num_columns, depth, tiles.rows, tiles.columns,
-        tiles.depth, _GROUP_ROWS, gated, tiles.tma, num_warps=tiles.warps, num_stages=tiles.stages,
+        _gemm_gelu_kernel, programs, *matrices, *(scales or (None, None, None)), bias, num_tokens, num_columns, depth,
+        tiles.rows, tiles.columns, tiles.depth, _GROUP_ROWS, gated, scales is not None, tiles.tma,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
-
-
-@linear_gelu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    return _empty_result(x, weight, gated)
 
 
 def _empty_result(x: Tensor, weight: Tensor, gated: bool) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 from virnuc_core.models.kernels.launch import launch
 
 FP8: Final = torch.float8_e4m3fn
-_ACTIVATIONS: Final = {"none": 0, "gelu": 1, "gated_gelu": 2}
 _MEAN_TOKENS: Final = 32
 _MEAN_COLUMNS: Final = 64
 
@@ -76,12 +75,12 @@ def _add_norm_kernel(
 
 @triton.jit
 def _gelu_quantize_kernel(
-    x, bias, out, scales, F: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr,
+    x, bias, out, scales, F: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """One row of F results; a gated row has 2 F inputs, those of the gate first."""
     row = tl.program_id(0).to(tl.int64)
-    WIDTH: tl.constexpr = 2 * F if ACTIVATION == 2 else F
+    WIDTH: tl.constexpr = 2 * F if GATED else F
     results = ()
     row_max = tl.zeros([COLUMNS], tl.float32)
     for begin in tl.static_range(0, F, COLUMNS):
@@ -89,9 +88,8 @@ def _gelu_quantize_kernel(
         y = tl.load(x + row * WIDTH + column, mask=column < F, other=0.0).to(tl.float32)
         if HAS_BIAS:
             y += tl.load(bias + column, mask=column < F, other=0.0).to(tl.float32)
-        if ACTIVATION > 0:
-            y = gelu(y)
-        if ACTIVATION == 2:
+        y = gelu(y)
+        if GATED:
             y *= tl.load(x + row * WIDTH + F + column, mask=column < F, other=0.0).to(tl.float32)
         if QUANTIZE:
             row_max = tl.maximum(row_max, tl.abs(y))
@@ -167,30 +165,30 @@ def _empty_results(
 
 
 @torch.library.custom_op("virnuc::gelu_quantize", mutates_args=())
-def gelu_quantize(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
-    """GELU, gated GELU or neither ("gelu", "gated_gelu", "none"), then fp8 if requested, in one pass.
+def gelu_quantize(x: Tensor, bias: Tensor | None, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
+    """GELU, or GELU of the first half of the columns times the second, then fp8 if requested, in one pass.
 
-    `x` is fp16 or bf16 (T, F), or (T, 2 F) with the gate's half first; `bias` (F,), not with a gate, is added to x
+    `x` is fp16 or bf16 (T, F), or gated (T, 2 F); `bias` (F,), not with a gate, is added to x
     first. Returns (T, F) in the dtype of x and an empty tensor; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
     """
-    out, scales = _empty_gelu(x, activation, quantize)
+    out, scales = _empty_gelu(x, gated, quantize)
     rows, width = out.shape
     wide = width > 8192
     launch(
         _gelu_quantize_kernel, rows, x, bias, out, scales, width,
-        2048 if wide else min(1024, triton.next_power_of_2(width)), _ACTIVATIONS[activation], bias is not None, quantize, num_warps=8 if wide else 4,
+        2048 if wide else min(1024, triton.next_power_of_2(width)), gated, bias is not None, quantize, num_warps=8 if wide else 4,
     )  # fmt: skip
     return out, scales
 
 
 @gelu_quantize.register_fake
-def _(x: Tensor, bias: Tensor | None, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
-    return _empty_gelu(x, activation, quantize)
+def _(x: Tensor, bias: Tensor | None, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
+    return _empty_gelu(x, gated, quantize)
 
 
-def _empty_gelu(x: Tensor, activation: str, quantize: bool) -> tuple[Tensor, Tensor]:
+def _empty_gelu(x: Tensor, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
-    width = width // 2 if activation == "gated_gelu" else width
+    width = width // 2 if gated else width
     return (
         x.new_empty((rows, width), dtype=FP8 if quantize else x.dtype),
         x.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),

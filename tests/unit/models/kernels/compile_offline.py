@@ -2,9 +2,9 @@
 
     python compile_offline.py CAPABILITY SHARED_MEMORY VARIANT...
 
-A variant is product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention. Prints
-a JSON line per launch: variant, name of the kernel, bytes of shared memory, bytes of registers that a thread spills,
-and hash of the code.
+A variant is product:DTYPE, gated_product:DTYPE, rowwise:WIDTH:DTYPE, or POSITIONS:HEAD_DIM:DTYPE for attention, each but
+rowwise also with fp8_ before it. Prints a JSON line per launch: variant, name of the kernel, bytes of shared memory,
+bytes of registers that a thread spills, and hash of the code.
 """
 
 import json
@@ -44,12 +44,13 @@ class OfflineDriver:
         return device
 
 
-def attend(positions: str, head_dim: int, dtype: torch.dtype) -> None:
+def attend(positions: str, head_dim: int, dtype: torch.dtype, quantize: bool) -> None:
     tiles = [torch.from_numpy(part) for part in attention.plan_tiles(np.array(LENGTHS, np.int32))]
     table, slopes = torch.zeros(1024, attention.padded_head_dim(head_dim) // 2, 2), torch.zeros(HEADS)
     rotary = positions == "rotary"
     qkv = torch.zeros(LENGTHS[-1], 3, HEADS, head_dim, dtype=dtype)
-    attention.packed_attention(qkv, *tiles, table if rotary else None, None if rotary else slopes)
+    positions_of_tokens = (table, None) if rotary else (None, slopes)
+    attention.packed_attention(qkv, *tiles, *positions_of_tokens, quantize)
 
 
 def multiply(gated: bool, dtype: torch.dtype) -> None:
@@ -59,12 +60,21 @@ def multiply(gated: bool, dtype: torch.dtype) -> None:
         gemm_gelu.linear_gelu(x, weight, None if gated else weight[:, 0].contiguous(), gated)
 
 
+def multiply_fp8(gated: bool, dtype: torch.dtype) -> None:
+    weight = torch.zeros(1280, 320, dtype=torch.float8_e4m3fn)
+    bias = None if gated else torch.zeros(1280, dtype=dtype)
+    for num_tokens in NUM_TOKENS:
+        x = torch.zeros(num_tokens, 320, dtype=torch.float8_e4m3fn)
+        scales = torch.ones(num_tokens, 1), torch.ones(1, 1280), torch.ones(1, 1)
+        gemm_gelu.fp8_linear_gelu(x, scales[0], weight, scales[1], bias, gated, scales[2])
+
+
 def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
     weight = torch.zeros(width, dtype=dtype)
     for num_tokens in NUM_TOKENS:
         x = torch.zeros(num_tokens, width, dtype=dtype)
         rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
-        rowwise.gelu_quantize(torch.zeros(num_tokens, 4 * width, dtype=dtype), None, "gelu", quantize)
+        rowwise.gelu_quantize(torch.zeros(num_tokens, 4 * width, dtype=dtype), None, False, quantize)
         bounds = torch.tensor([0, 3, num_tokens], dtype=torch.int32)
         rowwise.segment_mean(x, bounds, True)
         rowwise.embed_tokens(torch.zeros(num_tokens, dtype=torch.int32), bounds, x, 32, 0.88)
@@ -97,14 +107,15 @@ def main() -> None:
 
     JITFunction.run = compile_only
     for variant in sys.argv[3:]:
-        kind, *size, dtype_name = variant.split(":")
+        kind, *size, dtype_name = variant.removeprefix("fp8_").split(":")
         dtype = getattr(torch, dtype_name)
+        in_fp8 = variant.startswith("fp8_")
         if kind == "rowwise":
             work_on_rows(dtype, capability >= 89, int(size[0]))
         elif kind in ("product", "gated_product"):
-            multiply(kind == "gated_product", dtype)
+            (multiply_fp8 if in_fp8 else multiply)(kind == "gated_product", dtype)
         else:
-            attend(kind, int(size[0]), dtype)
+            attend(kind, int(size[0]), dtype, quantize=in_fp8)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("tests/conftest.py switches the interpreter on", allow_module_level=True)
 
+import triton
+import triton.language as tl
+
 from tests.kernel_checks import (
     bounds_of,
     check_activation,
     check_add_norm,
     check_attention,
+    check_attention_in_fp8,
     check_batch_mates,
     check_embedding,
+    check_fp8_product,
     check_product,
     check_segment_mean,
     random,
@@ -75,9 +80,10 @@ def test_keys_and_products_take_the_shared_memory_there_is() -> None:
         assert attention.programs_that_fit(head_dim, shared_memory, at_once=True) == at_once
     limits = [attention.register_limit(programs) for programs in range(5)]
     assert limits == [{}, {}, {}, {"maxnreg": 168}, {"maxnreg": 128}]
-    assert gemm_gelu.choose_tiles(232_448).tma
-    for shared_memory in (166_912, 101_376):
-        assert not gemm_gelu.choose_tiles(shared_memory).tma
+    for dtype in (torch.float16, torch.float8_e4m3fn):
+        assert gemm_gelu.choose_tiles(232_448, dtype).tma
+        for shared_memory in (166_912, 101_376):
+            assert not gemm_gelu.choose_tiles(shared_memory, dtype).tma
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -155,7 +161,7 @@ def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> 
 
 def test_gelu_is_the_erf_form() -> None:
     x = torch.linspace(-12, 12, 4001).view(1, -1)
-    values, _ = rowwise.gelu_quantize(x, None, "gelu", False)
+    values, _ = rowwise.gelu_quantize(x, None, False, False)
     expected = functional.gelu(x.double())
     error = (values.double() - expected).abs()
     assert float(error.max()) < 1.5e-6
@@ -163,9 +169,29 @@ def test_gelu_is_the_erf_form() -> None:
 
 
 @pytest.mark.parametrize("width", [48, 1024, 1920])
-@pytest.mark.parametrize("activation", ["none", "gelu", "gated_gelu"])
-def test_activations_with_bias_gate_and_fp8(activation: str, width: int) -> None:
-    check_activation(activation, 5, 2 * width)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activations_with_bias_gate_and_fp8(gated: bool, width: int) -> None:
+    check_activation(gated, 5, 2 * width)
+
+
+@each_scheme
+def test_attention_in_fp8(positions: str) -> None:
+    check_attention_in_fp8(LENGTHS, positions)
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("shared_memory", [101_376, 232_448])
+def test_fp8_product_with_activation(
+    monkeypatch: pytest.MonkeyPatch, shared_memory: int, gated: bool
+) -> None:
+    monkeypatch.setattr(gemm_gelu, "_tanh", _tanh)  # the interpreter has no instructions of a GPU
+    monkeypatch.setattr(gemm_gelu, "shared_memory", lambda device: shared_memory)
+    check_fp8_product(gated, 150, 320, 336)
 
 
 @pytest.mark.parametrize("specials", [True, False])
