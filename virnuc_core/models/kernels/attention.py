@@ -2,8 +2,9 @@
 
 One program computes one head of one tile. A sequence of up to `RESIDENT_TOKENS` is one tile: its keys and values are
 loaded and rotated once and stay in shared memory for all of its queries. With rotary positions and heads of up to 64
-columns, so do its queries, and all scores of a query are there before its softmax. A longer sequence is cut into tiles
-of `BLOCK` queries, each of which iterates over all keys, rotated once beforehand into a buffer of their own.
+columns, so do its queries on data centre GPUs since Hopper, whose tensor cores read them there, and all scores of a
+query are there before its softmax. A longer sequence is cut into tiles of `BLOCK` queries, each of which iterates over
+all keys, rotated once beforehand into a buffer of their own.
 
 Shapes: B sequences, T tokens, N heads, H head dim. Rotary positions rotate adjacent columns 2i and 2i + 1, so that a
 pair lies in one register.
@@ -21,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.launch import launch, shared_memory
+from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8
 
 BLOCK: Final = 64  # queries and keys of a step
@@ -30,9 +31,8 @@ EMPTY_TILES: Final = 2  # rows of an empty list
 _MIN_TILES: Final = 3  # rows of any other
 _MIN_COLUMNS: Final = 32  # two halves of 16 columns, the fewest that tensor cores multiply
 _HEADS_PER_PROGRAM: Final = 5  # when rotating keys, with angles loaded once
-_AT_ONCE_COLUMNS: Final = (
-    64  # of the widest head whose queries have their scores of a whole sequence in registers
-)
+_AT_ONCE_COLUMNS: Final = 64  # of a head; scores of a sequence fit into the registers beside it
+_PROGRAMS_AT_ONCE: Final = 3  # of heads of that width, by the shared memory of three blocks of each
 _THREADS: Final = 128  # of a program: four warps
 _REGISTERS: Final = 65_536  # of a multiprocessor; a thread has 255 at most
 _LOG2_E: Final = 1.4426950408889634
@@ -43,18 +43,15 @@ def padded_head_dim(head_dim: int) -> int:
     return max(_MIN_COLUMNS, 1 << (head_dim - 1).bit_length())
 
 
-def programs_that_fit(head_dim: int, shared_memory: int, *, at_once: bool = False) -> int:
-    """Programs that `shared_memory` bytes have room for: up to four, or three of sequences that are computed at once.
-
-    Each has keys and values of three blocks there, and queries of one block; of three, if at once.
-    """
-    blocks, most = (9, 3) if at_once else (7, 4)
-    return min(most, shared_memory // (blocks * BLOCK * padded_head_dim(head_dim) * torch.float16.itemsize))
+def programs_that_fit(head_dim: int, shared_memory: int) -> int:
+    """Programs whose keys and values of `RESIDENT_TOKENS` and block of queries fit into `shared_memory` bytes."""
+    columns = (2 * RESIDENT_TOKENS + BLOCK) * padded_head_dim(head_dim)
+    return shared_memory // (columns * torch.float16.itemsize)
 
 
 def register_limit(programs: int) -> dict[str, int]:
-    """The option of a launch by which that many programs share the registers of a multiprocessor."""
-    return {"maxnreg": _REGISTERS // (_THREADS * programs) // 8 * 8} if programs > 2 else {}
+    """The option of a launch by which that many programs, four at most, share the registers of a multiprocessor."""
+    return {"maxnreg": _REGISTERS // (_THREADS * min(programs, 4)) // 8 * 8} if programs > 2 else {}
 
 
 def plan_tiles(
@@ -434,14 +431,14 @@ def packed_attention(
     out = _empty_output(qkv, quantize)
     padded = padded_head_dim(head_dim)
     rotary = cos_sin is not None
-    at_once = rotary and padded <= _AT_ONCE_COLUMNS
-    programs = programs_that_fit(head_dim, shared_memory(qkv.device))
-    programs_at_once = programs_that_fit(head_dim, shared_memory(qkv.device), at_once=True)
+    memory = shared_memory(qkv.device)
+    at_once = rotary and padded <= _AT_ONCE_COLUMNS and memory >= DATACENTER_SHARED_MEMORY
+    programs = programs_that_fit(head_dim, memory)
     shared = (cos_sin, slopes, head_dim**-0.5 * _LOG2_E, num_heads, head_dim, padded, BLOCK)
     if len(short_tiles) > EMPTY_TILES:
         launch(
             _short_kernel, len(short_tiles) * num_heads, qkv, out, short_tiles, *shared, rotary, programs > 0,
-            at_once, num_warps=4, num_stages=1, **register_limit(programs_at_once if at_once else programs),
+            at_once, num_warps=4, num_stages=1, **register_limit(_PROGRAMS_AT_ONCE if at_once else programs),
         )  # fmt: skip
     if len(long_tiles) > EMPTY_TILES:
         keys, key_stride = _long_keys(qkv, long_tiles, cos_sin)

@@ -18,10 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from virnuc_core.models.kernels.launch import launch, shared_memory
+from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
 from virnuc_core.models.kernels.rowwise import FP8, gelu
 
-_DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre GPUs since Hopper
 _GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
 
 
@@ -39,7 +38,7 @@ class Tiles:
 
 def choose_tiles(shared_memory: int, dtype: torch.dtype) -> Tiles:
     """The tiles for a device with `shared_memory` bytes per block, and operands of `dtype`."""
-    if shared_memory < _DATACENTER_SHARED_MEMORY:
+    if shared_memory < DATACENTER_SHARED_MEMORY:
         return Tiles(128, 128, 64 if dtype == FP8 else 32, stages=4, warps=4, tma=False)
     if dtype == FP8:
         return Tiles(128, 256, 128, stages=4, warps=8, tma=True)
@@ -94,8 +93,9 @@ def _store(matrix, tile, row, column, num_rows, num_columns, TMA: tl.constexpr):
 def _gemm_gelu_kernel(
     x, weight, out, x_scales, weight_scales, out_scale, bias, num_tokens, num_columns, depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    GATED: tl.constexpr, QUANTIZED: tl.constexpr, TMA: tl.constexpr,
+    GATED: tl.constexpr, QUANTIZED: tl.constexpr, TMA: tl.constexpr, MULTIPROCESSORS: tl.constexpr,
 ):  # fmt: skip
+    programs = MULTIPROCESSORS if TMA else tl.num_programs(0)
     row_tiles = tl.cdiv(num_tokens, ROWS)
     column_tiles = tl.cdiv(num_columns, COLUMNS)
     steps = tl.cdiv(depth, DEPTH)
@@ -103,7 +103,7 @@ def _gemm_gelu_kernel(
     out_factor = 1.0
     if QUANTIZED:
         out_factor = 1.0 / tl.load(out_scale)
-    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=TMA):
+    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, programs, flatten=TMA):
         first_row = tile // group_size * GROUP_ROWS
         rows_in_group = min(row_tiles - first_row, GROUP_ROWS)
         row = (first_row + tile % rows_in_group) * ROWS
@@ -194,14 +194,15 @@ def _multiply(
     tiles = choose_tiles(shared_memory(x.device), x.dtype)
     matrices: tuple[Any, ...] = (x, weight, out)
     programs = triton.cdiv(num_tokens, tiles.rows) * triton.cdiv(num_columns, tiles.columns)
+    multiprocessors = _multiprocessors(x.device)
     if tiles.tma:
         stored = tiles.columns // 2 if gated else tiles.columns
         shapes = (tiles.rows, tiles.depth), (tiles.columns, tiles.depth), (tiles.rows, stored)
         matrices = tuple(map(_descriptor, matrices, shapes))
-        programs = _multiprocessors(x.device)
+        programs = multiprocessors
     launch(
         _gemm_gelu_kernel, programs, *matrices, *(scales or (None, None, None)), bias, num_tokens, num_columns, depth,
-        tiles.rows, tiles.columns, tiles.depth, _GROUP_ROWS, gated, scales is not None, tiles.tma,
+        tiles.rows, tiles.columns, tiles.depth, _GROUP_ROWS, gated, scales is not None, tiles.tma, multiprocessors,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out

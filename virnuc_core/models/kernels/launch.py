@@ -2,13 +2,15 @@
 
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from virnuc_core.errors import DeviceError
+
+DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre GPUs since Hopper
 
 
 def shared_memory(device: torch.device) -> int:
