@@ -116,21 +116,6 @@ def check_add_norm(
     assert [tensor.numel() for tensor in kept] == [0, rows * width, 0, 0]
 
 
-def check_activation(gated: bool, rows: int, width: int) -> None:
-    x = random(rows, width)
-    bias = None if gated else random(width, seed=1)
-    if bias is None:
-        gate, value = x.double().chunk(2, dim=1)
-        expected = functional.gelu(gate) * value
-    else:
-        expected = functional.gelu(x.double() + bias.double())
-    plain, _ = torch.ops.virnuc.gelu_quantize(x, bias, gated, False)
-    assert relative_error(plain, expected) < ERROR[torch.float16]
-    values, scale = torch.ops.virnuc.gelu_quantize(x, bias, gated, True)
-    assert (values.dtype, values.shape, scale.shape) == (torch.float8_e4m3fn, expected.shape, (rows, 1))
-    assert relative_error(values.float() * scale, expected) < FP8_ERROR
-
-
 def check_fp8_product(gated: bool, num_tokens: int, depth: int, width: int) -> None:
     """The product with activation that is quantized with a scale of its own."""
     x = quantize_rows(random(num_tokens, depth, dtype=torch.float32))

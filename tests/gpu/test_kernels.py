@@ -11,7 +11,6 @@ from tests.kernel_checks import (
     ERROR,
     IF_FLASH_ATTN,
     attend,
-    check_activation,
     check_add_norm,
     check_attention,
     check_attention_in_fp8,
@@ -108,12 +107,6 @@ def test_other_backends_equal_the_reference(backend: AttentionBackend, positions
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_add_norm(width: int, dtype: torch.dtype) -> None:
     check_add_norm(301, width, dtype)
-
-
-@pytest.mark.parametrize("width", [256, 1024, 1920, 5120, 10240])
-@pytest.mark.parametrize("gated", [True, False])
-def test_activate(gated: bool, width: int) -> None:
-    check_activation(gated, 257, width)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 128, 1000])

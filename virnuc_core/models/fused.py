@@ -175,8 +175,7 @@ def linear_gelu(layer: Linear, x: GemmInput, next_linear: nn.Module) -> GemmInpu
     if _fuses_activation(layer, x) and not torch.is_grad_enabled():
         fused: Tensor = torch.ops.virnuc.linear_gelu(x, layer.weight, layer.bias, False)
         return fused
-    y = functional.linear(x, layer.weight, layer.bias)
-    return _gelu_quantize(y, None, False, next_linear) if has_half_kernels(y) else functional.gelu(y)
+    return functional.gelu(functional.linear(x, layer.weight, layer.bias))
 
 
 def linear_gated_gelu(
@@ -191,10 +190,7 @@ def linear_gated_gelu(
         return fused
     if isinstance(layer, SplitGLU):
         return layer.value.multiply_with(x, layer.gate.multiply(x, "gelu"), "mul")
-    y = functional.linear(x, layer.weight)
-    if has_half_kernels(y):
-        return _gelu_quantize(y, None, True, next_linear)
-    gate, value = y.chunk(2, dim=-1)
+    gate, value = functional.linear(x, layer.weight).chunk(2, dim=-1)
     return functional.gelu(gate) * value
 
 
@@ -260,12 +256,6 @@ def _add_norm(
         quantize,
     )
     return (normed if normed_residual else total), (Quantized(values, scale) if quantize else normed)
-
-
-def _gelu_quantize(x: Tensor, bias: Tensor | None, gated: bool, next_linear: nn.Module) -> GemmInput:
-    quantize = isinstance(next_linear, Fp8Linear)
-    values, scale = torch.ops.virnuc.gelu_quantize(x, bias, gated, quantize)
-    return Quantized(values, scale) if quantize else values
 
 
 def _fp8_gelu(layer: Fp8Linear, x: GemmInput, gated: bool, next_linear: nn.Module) -> GemmInput:

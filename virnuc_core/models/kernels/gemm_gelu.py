@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
-from virnuc_core.models.kernels.rowwise import FP8, gelu
+from virnuc_core.models.kernels.rowwise import FP8
 
 _GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
 
@@ -43,6 +43,22 @@ def choose_tiles(shared_memory: int, dtype: torch.dtype) -> Tiles:
     if dtype == FP8:
         return Tiles(128, 256, 128, stages=4, warps=8, tma=True)
     return Tiles(128, 256, 64, stages=3, warps=8, tma=True)
+
+
+@triton.jit
+def _gelu(x):
+    """X times the normal distribution function of x.
+
+    That is x * sigmoid(x * p(x^2)), p fitted to the logit of the distribution function: off from the erf form
+    by at most 7e-7, and by 1.5e-4 of its value down to x = -3, both below the rounding of fp16.
+    """
+    square = tl.minimum(x * x, 25.0)
+    p = 5.59891033e-06 + square * -1.13265507e-07
+    p = -9.45555670e-05 + square * p
+    p = -1.15617260e-04 + square * p
+    p = 7.27311525e-02 + square * p
+    p = 1.59574532e00 + square * p
+    return x / (1.0 + tl.exp2(x * p * -1.4426950408889634))
 
 
 @triton.jit
@@ -121,11 +137,11 @@ def _gemm_gelu_kernel(
             y *= tl.load(weight_scales + at, mask=at < num_columns, other=0.0)[None, :]
         if GATED:
             gate, value = tl.split(tl.reshape(y, (ROWS, COLUMNS // 2, 2)))
-            gate = _coarse_gelu(gate, out_factor) if QUANTIZED else gelu(gate)
+            gate = _coarse_gelu(gate, out_factor) if QUANTIZED else _gelu(gate)
             _store(out, gate * value, row, column // 2, num_tokens, num_columns // 2, TMA)
         else:
             y += tl.load(bias + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
-            y = _coarse_gelu(y, out_factor) if QUANTIZED else gelu(y)
+            y = _coarse_gelu(y, out_factor) if QUANTIZED else _gelu(y)
             _store(out, y, row, column, num_tokens, num_columns, TMA)
 
 

@@ -1,8 +1,8 @@
-"""Kernels before, between and after matrix products: embeddings, residual and LayerNorm, GELU, fp8, and mean pooling.
+"""Kernels before, between and after matrix products: embeddings, residual and LayerNorm, fp8, and mean pooling.
 
 Each reads its input once and keeps it in registers, so all are bound by memory bandwidth. Arithmetic is fp32.
 
-Shapes: T tokens, D width of the hidden states, F width of the feed-forward layer.
+Shapes: T tokens, D width of the hidden states.
 """
 
 from typing import Final
@@ -17,22 +17,6 @@ from virnuc_core.models.kernels.launch import launch
 FP8: Final = torch.float8_e4m3fn
 _MEAN_TOKENS: Final = 32
 _MEAN_COLUMNS: Final = 64
-
-
-@triton.jit
-def gelu(x):
-    """X times the normal distribution function of x.
-
-    That is x * sigmoid(x * p(x^2)), p fitted to the logit of the distribution function: off from the erf form
-    by at most 7e-7, and by 1.5e-4 of its value down to x = -3, both below the rounding of fp16.
-    """
-    square = tl.minimum(x * x, 25.0)
-    p = 5.59891033e-06 + square * -1.13265507e-07
-    p = -9.45555670e-05 + square * p
-    p = -1.15617260e-04 + square * p
-    p = 7.27311525e-02 + square * p
-    p = 1.59574532e00 + square * p
-    return x / (1.0 + tl.exp2(x * p * -1.4426950408889634))
 
 
 @triton.jit
@@ -71,38 +55,6 @@ def _add_norm_kernel(
         scale = _fp8_scale(tl.max(tl.abs(y), 1))
         tl.store(quantized + at, (y * (1.0 / scale)[:, None]).to(tl.float8e4nv), mask=real)
         tl.store(scales + row, scale, mask=row < num_rows)
-
-
-@triton.jit
-def _gelu_quantize_kernel(
-    x, bias, out, scales, F: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, QUANTIZE: tl.constexpr,
-):  # fmt: skip
-    """One row of F results; a gated row has 2 F inputs, those of the gate first."""
-    row = tl.program_id(0).to(tl.int64)
-    WIDTH: tl.constexpr = 2 * F if GATED else F
-    results = ()
-    row_max = tl.zeros([COLUMNS], tl.float32)
-    for begin in tl.static_range(0, F, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)
-        y = tl.load(x + row * WIDTH + column, mask=column < F, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            y += tl.load(bias + column, mask=column < F, other=0.0).to(tl.float32)
-        y = gelu(y)
-        if GATED:
-            y *= tl.load(x + row * WIDTH + F + column, mask=column < F, other=0.0).to(tl.float32)
-        if QUANTIZE:
-            row_max = tl.maximum(row_max, tl.abs(y))
-            results = results + (y,)
-        else:
-            tl.store(out + row * F + column, y.to(out.dtype.element_ty), mask=column < F)
-    if QUANTIZE:
-        scale = _fp8_scale(tl.max(row_max, 0))
-        for block in tl.static_range(0, (F + COLUMNS - 1) // COLUMNS):
-            column = block * COLUMNS + tl.arange(0, COLUMNS)
-            y8 = (results[block] * (1.0 / scale)).to(tl.float8e4nv)
-            tl.store(out + row * F + column, y8, mask=column < F)
-        tl.store(scales + row, scale)
 
 
 @torch.library.custom_op("virnuc::add_norm", mutates_args=())
@@ -161,37 +113,6 @@ def _empty_results(
         residual.new_empty((rows, width) if keep_normed else (0, width)),
         residual.new_empty((rows, width) if quantize else (0, width), dtype=FP8),
         residual.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
-    )
-
-
-@torch.library.custom_op("virnuc::gelu_quantize", mutates_args=())
-def gelu_quantize(x: Tensor, bias: Tensor | None, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
-    """GELU, or GELU of the first half of the columns times the second, then fp8 if requested, in one pass.
-
-    `x` is fp16 or bf16 (T, F), or gated (T, 2 F); `bias` (F,), not with a gate, is added to x
-    first. Returns (T, F) in the dtype of x and an empty tensor; or fp8 e4m3 (T, F) and its fp32 scales (T, 1).
-    """
-    out, scales = _empty_gelu(x, gated, quantize)
-    rows, width = out.shape
-    wide = width > 8192
-    launch(
-        _gelu_quantize_kernel, rows, x, bias, out, scales, width,
-        2048 if wide else min(1024, triton.next_power_of_2(width)), gated, bias is not None, quantize, num_warps=8 if wide else 4,
-    )  # fmt: skip
-    return out, scales
-
-
-@gelu_quantize.register_fake
-def _(x: Tensor, bias: Tensor | None, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
-    return _empty_gelu(x, gated, quantize)
-
-
-def _empty_gelu(x: Tensor, gated: bool, quantize: bool) -> tuple[Tensor, Tensor]:
-    rows, width = x.shape
-    width = width // 2 if gated else width
-    return (
-        x.new_empty((rows, width), dtype=FP8 if quantize else x.dtype),
-        x.new_empty((rows, 1) if quantize else (0, 1), dtype=torch.float32),
     )
 
 

@@ -74,7 +74,6 @@ def work_on_rows(dtype: torch.dtype, quantize: bool, width: int) -> None:
     for num_tokens in NUM_TOKENS:
         x = torch.zeros(num_tokens, width, dtype=dtype)
         rowwise.add_norm(x, weight, x, weight, weight, 1e-5, True, True, quantize)
-        rowwise.gelu_quantize(torch.zeros(num_tokens, 4 * width, dtype=dtype), None, False, quantize)
         bounds = torch.tensor([0, 3, num_tokens], dtype=torch.int32)
         rowwise.segment_mean(x, bounds, True)
         rowwise.embed_tokens(torch.zeros(num_tokens, dtype=torch.int32), bounds, x, 32, 0.88)

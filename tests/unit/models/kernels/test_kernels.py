@@ -22,7 +22,6 @@ import triton.language as tl
 
 from tests.kernel_checks import (
     bounds_of,
-    check_activation,
     check_add_norm,
     check_attention,
     check_attention_in_fp8,
@@ -35,7 +34,7 @@ from tests.kernel_checks import (
     relative_error,
 )
 from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.kernels import attention, gemm_gelu, rowwise
+from virnuc_core.models.kernels import attention, gemm_gelu
 from virnuc_core.models.positions import apply_rotary, rotary_table
 
 LENGTHS = [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]
@@ -159,19 +158,20 @@ def test_add_norm_equals_layer_norm_of_the_sum(width: int, has_branch: bool) -> 
     check_add_norm(9, width, has_branch=has_branch)
 
 
+@triton.jit
+def _gelu_kernel(x, out, WIDTH: tl.constexpr):
+    at = tl.arange(0, WIDTH)
+    tl.store(out + at, gemm_gelu._gelu(tl.load(x + at)))
+
+
 def test_gelu_is_the_erf_form() -> None:
-    x = torch.linspace(-12, 12, 4001).view(1, -1)
-    values, _ = rowwise.gelu_quantize(x, None, False, False)
+    x = torch.linspace(-12, 12, 4096)
+    values = torch.empty_like(x)
+    _gelu_kernel[(1,)](x, values, len(x))
     expected = functional.gelu(x.double())
     error = (values.double() - expected).abs()
     assert float(error.max()) < 1.5e-6
     assert float((error / expected.abs())[(x > -3) & (x != 0)].max()) < 2e-4
-
-
-@pytest.mark.parametrize("width", [48, 1024, 1920])
-@pytest.mark.parametrize("gated", [True, False])
-def test_activations_with_bias_gate_and_fp8(gated: bool, width: int) -> None:
-    check_activation(gated, 5, 2 * width)
 
 
 @each_scheme

@@ -41,7 +41,7 @@ VARIANTS: Final = {
 KERNELS: Final = {
     "product": {"_gemm_gelu_kernel"},
     "gated_product": {"_gemm_gelu_kernel"},
-    "rowwise": {"_add_norm_kernel", "_gelu_quantize_kernel", "_embed_kernel", "_mean_kernel"},
+    "rowwise": {"_add_norm_kernel", "_embed_kernel", "_mean_kernel"},
     "rotary": {"_short_kernel", "_rotate_keys_kernel", "_long_kernel"},
     "alibi": {"_short_kernel", "_long_kernel"},
 }
