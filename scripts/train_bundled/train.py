@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -257,6 +257,38 @@ def _tokenize(genomes: Genomes, number: int, tokenizer: Path, path: Path) -> Non
     save_chunks(cut(genomes, VIEWS[number], DnabertTokenizer(tokenizer), seed=number), path)
 
 
+def write_models(
+    trainer: Trainer,
+    known: Genomes,
+    held: Genomes,
+    val: Genomes,
+    tokenizer: Path,
+    out: Path,
+    started_with: dict[str, Any] | None,
+) -> None:
+    """Calibrates the models, indexes the genomes, writes all of it, and measures it.
+
+    `started_with` are the settings of the training whose models this one began with.
+    """
+    settings = trainer.settings
+    network, encode = trainer.average.in_bf16(), DnabertTokenizer(tokenizer)
+    calibrate(network, held, encode)
+    index = index_genomes(network, known, held, encode, settings.seed)
+    export(trainer.average, tokenizer, out, asdict(settings), index)
+    report = {
+        "start": started_with,
+        "settings": asdict(settings),
+        "views": [asdict(view) for view in VIEWS],
+        "index": index.figures,
+        "figures": {
+            "held out": evaluate(network, held, encode, index),
+            "val": evaluate(network, val, encode, index, GUARDS),
+        },
+    }
+    print(json.dumps(report["figures"], indent=1))
+    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -302,24 +334,9 @@ def main() -> None:
         return
     if start:
         trainer.mix_with_start(start)
-    network, encode = trainer.average.in_bf16(), DnabertTokenizer(tokenizer)
-    calibrate(network, held, encode)
-    index = index_genomes(network, known, held, encode, settings.seed)
-    export(trainer.average, tokenizer, arguments["out"], asdict(settings), index)
-    print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
     val = Genomes.load([arguments["val"]], table)
-    report = {
-        "start": started_with,
-        "settings": asdict(settings),
-        "views": [asdict(view) for view in VIEWS],
-        "index": index.figures,
-        "figures": {
-            "held out": evaluate(network, held, encode, index),
-            "val": evaluate(network, val, encode, index, GUARDS),
-        },
-    }
-    print(json.dumps(report["figures"], indent=1))
-    (arguments["out"] / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_models(trainer, known, held, val, tokenizer, arguments["out"], started_with)
+    print(f"{time.monotonic() - began:.0f} s: the models are in {arguments['out']}", flush=True)
 
 
 if __name__ == "__main__":
