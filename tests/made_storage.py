@@ -5,10 +5,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import fsspec
@@ -33,6 +35,7 @@ class WebServer:
         self.left = 1_000_000
         self.pause = 0.0
         self.url = ""
+        self._open: set[Any] = set()
 
     @contextmanager
     def running(self) -> Iterator["WebServer"]:
@@ -64,7 +67,16 @@ class WebServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        class Server(ThreadingHTTPServer):
+            def process_request(self, request: Any, client_address: Any) -> None:
+                state._open.add(client_address)
+                super().process_request(request, client_address)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                super().process_request_thread(request, client_address)
+                state._open.discard(client_address)
+
+        with Server(("127.0.0.1", 0), Handler) as server:
             self.url = f"http://127.0.0.1:{server.server_port}"
             thread = Thread(target=server.serve_forever, args=(0.02,))
             thread.start()
@@ -73,6 +85,16 @@ class WebServer:
             finally:
                 server.shutdown()
                 thread.join()
+
+    def finish_requests(self) -> None:
+        """Waits until the requests so far have been answered, those of processes that are gone, too."""
+        # Connections are accepted in their order, so this one follows all that are waiting.
+        connection = HTTPConnection(urlsplit(self.url).netloc)
+        connection.request("HEAD", "/")
+        connection.getresponse()
+        connection.close()
+        while self._open:
+            time.sleep(0.001)
 
 
 class ObjectStorage:

@@ -23,7 +23,8 @@ Int64 = npt.NDArray[np.int64]
 
 SPECIAL_TOKENS: Final = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 _GROUP_BASES: Final = 1 << 21
-_VOCABULARY_WINDOWS, _WINDOW_BASES = 40_000, 500
+_VOCABULARY_WINDOWS: Final = 40_000
+_WINDOW_BASES: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

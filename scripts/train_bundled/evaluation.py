@@ -15,6 +15,7 @@ from scripts.train_bundled.genomes import CLASSES, Genomes
 from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
+from virnuc_core.models.memory import to_device
 from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
 from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
 from virnuc_core.training.contigs import fit_contig_temperature
@@ -65,8 +66,8 @@ def chunk_codes(network: Network, chunks: Chunks) -> torch.Tensor:
         protein = Tokens.take(view.protein, rows, network.esm2)
         dna = Tokens.take(view.dna, rows, network.dnabert)
         vectors, _ = network.vectors(protein, dna)
-        row_codes = network.head.row_codes(*vectors, torch.from_numpy(chunks.sizes[rows]).to(device))
-        codes.append(network.head.chunk_codes(row_codes, torch.from_numpy(own).to(device), end - begin))
+        row_codes = network.head.row_codes(*vectors, to_device(chunks.sizes[rows], device))
+        codes.append(network.head.chunk_codes(row_codes, to_device(own, device), end - begin))
     return torch.cat(codes)
 
 
@@ -106,7 +107,7 @@ def evaluate(
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
-        record = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
+        record = to_device(chunks.record, network.head.gate.weight.device)
         codes = chunk_codes(network, chunks)
         found = network.head.contigs(codes, record, len(contigs.classes))
         margins = network.head.virus_margin(found.logits).double().cpu().numpy()
@@ -209,7 +210,7 @@ def calibrate(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
-        record = torch.from_numpy(chunks.record).to(device)
+        record = to_device(chunks.record, device)
         found = head.contigs(chunk_codes(network, chunks), record, len(contigs.classes))
         context.add(head.virus_margin(found.context), contigs.is_viral[chunks.record])
         whole.add(head.virus_margin(found.logits), contigs.is_viral)

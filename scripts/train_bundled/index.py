@@ -12,6 +12,7 @@ from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.network import Network
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn, concatenated_ranges
+from virnuc_core.models.memory import to_device
 from virnuc_core.results.nearest import GenomeIndex
 from virnuc_core.training.genome_index import LabelledPieces, build_index
 
@@ -37,7 +38,7 @@ def embed_genomes(network: Network, genomes: Genomes, tokenizer: DnabertTokenize
     for length, chunk_length in _PIECES:
         record, bases = _spread_pieces(genomes.bases, length)
         chunks = cut(genomes.of(record, bases), View(chunk_length=chunk_length), tokenizer)
-        place = torch.from_numpy(chunks.record).to(network.head.gate.weight.device)
+        place = to_device(chunks.record, network.head.gate.weight.device)
         found = network.head.contigs(chunk_codes(network, chunks), place, len(record)).embedding
         with_chunks, counts = np.unique(chunks.record, return_counts=True)
         embeddings.append(found.cpu().numpy()[with_chunks])

@@ -255,12 +255,12 @@ class _Block(nn.Module):
         [dilation] = self.mix.dilation
         reach = dilation * (_KERNEL // 2)
         normed = functional.pad(self.norm(hidden), (0, 0, reach, reach))
-        windows = normed.unfold(0, 2 * reach + 1, 1)[:, :, ::dilation]  # (C, W, kernel)
-        neighbour = functional.pad(contig, (reach, reach), value=-1).unfold(0, 2 * reach + 1, 1)[
-            :, ::dilation
-        ]
-        is_own = (neighbour == contig.unsqueeze(1)).to(normed.dtype).unsqueeze(1)
-        hidden = hidden + (windows * is_own * self.mix.weight[:, 0]).sum(2) + self.mix.bias
+        neighbour = functional.pad(contig, (reach, reach), value=-1)
+        hidden = hidden + self.mix.bias
+        for tap, weight in enumerate(self.mix.weight[:, 0].unbind(1)):
+            place = slice(tap * dilation, tap * dilation + len(contig))
+            is_own = (neighbour[place] == contig).to(normed.dtype).unsqueeze(1)
+            hidden = torch.addcmul(hidden, normed[place] * is_own, weight)
         fed: Tensor = hidden + self.feed(hidden)
         return fed
 

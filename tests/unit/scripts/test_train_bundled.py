@@ -76,7 +76,7 @@ def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> No
     )
 
 
-def test_viruses_are_relatives_by_their_proteins(table: Path) -> None:
+def test_viruses_are_relatives_by_their_proteins() -> None:
     """Whatever their names and codons are; one fragment of a relative is enough, and others keep their groups."""
     rng = np.random.default_rng(0)
     codons = {
