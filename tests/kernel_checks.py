@@ -119,7 +119,8 @@ def check_add_norm(
 def check_fp8_product(gated: bool, num_tokens: int, depth: int, width: int) -> None:
     """The product with activation that is quantized with a scale of its own."""
     x = quantize_rows(random(num_tokens, depth, dtype=torch.float32))
-    weight = quantize_rows(random(2 * width if gated else width, depth, dtype=torch.float32, seed=1) * 0.05)
+    weight = random(2 * width if gated else width, depth, dtype=torch.float32, seed=1)
+    weight = quantize_rows(weight * depth**-0.5)
     bias = None if gated else random(width, dtype=torch.bfloat16, seed=2)
     scale = torch.full((1, 1), 0.03, device=DEVICE)
     actual = torch.ops.virnuc.fp8_linear_gelu(
