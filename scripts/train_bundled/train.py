@@ -80,6 +80,7 @@ class Settings:
     Attributes:
         plain_share: of steps with a view whose codons are as they are.
         masked_weight: of the loss of masked tokens.
+        used_share: of the steps after which the training ends, while the learning rate still falls.
         start_share: of the weights that a training began with in those that it gives. Between the two lie models that are
             better on genomes of other families than either.
     """
@@ -98,7 +99,13 @@ class Settings:
     batch_scale: float = 2.0
     plain_share: float = 0.43
     masked_weight: float = 0.3
+    used_share: float = 1.0
     start_share: float = 0.0
+
+    @property
+    def last_step(self) -> int:
+        """Steps that are taken."""
+        return int(self.steps * self.used_share)
 
 
 class Sampler:
@@ -205,7 +212,7 @@ class Trainer:
         saved = began = time.monotonic()
         first = self.step
         for chunks, batch in sampler.batches(first):
-            if self.step >= self.settings.steps or time.monotonic() > until:
+            if self.step >= self.settings.last_step or time.monotonic() > until:
                 break
             parts = self._take_step(chunks, batch)
             if self.step % 250 == 0:
@@ -329,8 +336,8 @@ def main() -> None:
     print(f"{time.monotonic() - began:.0f} s to read and tokenize", flush=True)
     trainer = Trainer(settings, work, device, start)
     trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
-    if trainer.step < settings.steps:
-        print(f"{trainer.step} of {settings.steps} steps are done: run the same command again", flush=True)
+    if trainer.step < settings.last_step:
+        print(f"{trainer.step} of {settings.last_step} steps are done: run the same command again", flush=True)
         return
     if start:
         trainer.mix_with_start(start)
