@@ -337,7 +337,9 @@ def main() -> None:
     trainer = Trainer(settings, work, device, start)
     trainer.train(Sampler(train, views, settings), began + arguments["seconds"])
     if trainer.step < settings.last_step:
-        print(f"{trainer.step} of {settings.last_step} steps are done: run the same command again", flush=True)
+        print(
+            f"{trainer.step} of {settings.last_step} steps are done: run the same command again", flush=True
+        )
         return
     if start:
         trainer.mix_with_start(start)

@@ -1,11 +1,9 @@
 """Preparation of shards on the host, in a background thread."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +20,6 @@ from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,45 +210,3 @@ def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
     if planned.family == "esm2":
         return Esm2Tokenizer()
     return DnabertTokenizer(open_checkpoint(planned.location, planned.family).tokenizer_path)
-
-
-class Prefetcher(Generic[T, R]):
-    """Applies a function to items in a background thread and yields the results in order.
-
-    A context manager: entering starts the first items, and leaving joins the thread. Items are drawn in the calling thread,
-    up to `depth` ahead; exceptions of the function are raised by `next`. If drawing fails, earlier items are still processed;
-    if the caller stops, only items already started are.
-    """
-
-    def __init__(self, function: Callable[[T], R], items: Iterable[T], *, depth: int) -> None:
-        self._function = function
-        self._items = iter(items)
-        self._depth = depth
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=getattr(function, "__name__", "prefetch"))
-        self._queue: deque[Future[R]] = deque()
-
-    def __enter__(self) -> Self:
-        self._fill()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> R:
-        self._fill()
-        if not self._queue:
-            raise StopIteration
-        return self._queue.popleft().result()
-
-    def _fill(self) -> None:
-        try:
-            while len(self._queue) <= self._depth:
-                self._queue.append(self._thread.submit(self._function, next(self._items)))
-        except StopIteration:
-            return
-        except BaseException:
-            self._thread.shutdown()
-            raise

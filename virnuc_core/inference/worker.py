@@ -16,10 +16,11 @@ from virnuc_core.files import make_folder
 from virnuc_core.inference.device import on_device
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
-from virnuc_core.inference.prefetch import Collator, Prefetcher
+from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
+from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 

@@ -207,7 +207,7 @@ class ContigHead(nn.Module):
             hidden = self._hidden(codes, contig, begin, end)
             weight = self.attention(hidden).float().clamp(-20, 20).exp()
             values = self.values(hidden).float().unflatten(1, (heads, -1)) * weight.unsqueeze(2)
-            pooled = pooled.index_add(0, contig[begin:end], values)
+            pooled.index_add_(0, contig[begin:end], values)
             context.append(self.context(hidden))
             weights.append(weight)
         weight = torch.cat(weights)
@@ -260,7 +260,7 @@ class _Block(nn.Module):
         for tap, weight in enumerate(self.mix.weight[:, 0].unbind(1)):
             place = slice(tap * dilation, tap * dilation + len(contig))
             is_own = (neighbour[place] == contig).to(normed.dtype).unsqueeze(1)
-            hidden = torch.addcmul(hidden, normed[place] * is_own, weight)
+            hidden.addcmul_(normed[place] * is_own, weight)
         fed: Tensor = hidden + self.feed(hidden)
         return fed
 

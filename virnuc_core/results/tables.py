@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from virnuc_core.errors import MismatchError
 from virnuc_core.plain_text import cell_text
+from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.results.calls import (
     DEFAULT_THRESHOLD,
     OTHER,
@@ -163,10 +164,12 @@ def write_tables(
             sample = call_sample(_joined(blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
-        rules = _Rules(threshold=threshold, contig_threshold=contig_threshold, index=index)
-        tables = _Tables(folder, store, embeddings, head, rules, writer, stack)
-        for begin, end in contig_blocks(store):
-            tables.add(begin, end)
+        caller = _Caller(store, embeddings, head, index, threshold, contig_threshold)
+        tables = _Tables(folder, store, caller, writer, stack)
+        # The next block is scored while one is written.
+        with Prefetcher(caller.call, contig_blocks(store), depth=1) as called:
+            for block in called:
+                tables.add(block)
         if head is not None and fdr is None:
             sample = call_sample(_joined(tables.p_contig), threshold)
         write_rejected = stack.enter_context(writer.stream(folder.rejected))
@@ -235,28 +238,82 @@ def score_block(
     )
 
 
-def _with_evidence(
-    head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
-) -> ChunkCalls:
-    """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
-    from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
-
-    evidence = np.full(len(contig), np.nan)
-    evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
-    return replace(chunks, evidence=evidence)
-
-
 def _joined(blocks: Iterable[Float64]) -> Float64:
     return np.concatenate([np.empty(0), *blocks])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rules:
-    """How calls are made: least p_virus of a chunk and of a contig that is called virus, and the index of the head."""
+class _Block:
+    """Whole contigs, called.
 
+    Attributes:
+        chunks: their range in the store.
+        rows: the range of their rows.
+        scores: fp32 (N, 2) of the rows.
+        contig: (C,) contig of each chunk, from 0.
+        p_contig: (R,) calibrated probabilities; empty for open reading frames.
+    """
+
+    chunks: slice
+    rows: slice
+    scores: npt.NDArray[np.float32]
+    contig: Int64
+    chunk_calls: ChunkCalls
+    contig_calls: ContigCalls
+    p_contig: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Calls blocks of whole contigs: virus from `threshold` for chunks and from `contig_threshold` for contigs on."""
+
+    store: FrameStore
+    embeddings: Embeddings
+    head: "ContigHead | None"
+    index: GenomeIndex | None
     threshold: float
     contig_threshold: float
-    index: GenomeIndex | None
+
+    def call(self, block: tuple[int, int]) -> _Block:
+        """Calls chunks begin..end-1 and their contigs."""
+        begin, end = block
+        store = self.store
+        first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+        scores = self.embeddings.rows(SCORES, first, last)
+        row_chunk = store.frame_chunk[first:last] - begin
+        contig = store.chunk_record[begin:end] - store.chunk_record[begin]
+        num_contigs, p_contig = int(contig[-1]) + 1, np.empty(0)
+        numbers = store.frame_number[first:last]
+        chunks = call_chunks(scores, row_chunk, numbers, end - begin, self.threshold)
+        if self.head is None:
+            contigs = call_contigs(chunks, contig, num_contigs, self.threshold)
+        else:
+            found = score_block(self.head, store, self.embeddings, begin, end)
+            p_contig = found.p_contig
+            chunks = call_scored_chunks(chunks, found, self.threshold)
+            contigs = call_scored_contigs(chunks, contig, found, self.contig_threshold)
+            contigs = look_up_contigs(contigs, found, self.index)
+            chunks = self._with_evidence(self.head, chunks, contig, found, contigs.is_virus)
+        return _Block(
+            chunks=slice(begin, end),
+            rows=slice(first, last),
+            scores=scores,
+            contig=contig,
+            chunk_calls=chunks,
+            contig_calls=contigs,
+            p_contig=p_contig,
+        )
+
+    @staticmethod
+    def _with_evidence(
+        head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
+    ) -> ChunkCalls:
+        """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
+        from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
+
+        evidence = np.full(len(contig), np.nan)
+        evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
+        return replace(chunks, evidence=evidence)
 
 
 class _Tables:
@@ -264,19 +321,15 @@ class _Tables:
         self,
         folder: RunFolder,
         store: FrameStore,
-        embeddings: Embeddings,
-        head: "ContigHead | None",
-        rules: _Rules,
+        caller: _Caller,
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.p_contig: list[Float64] = []
         self._store = store
-        self._embeddings = embeddings
-        self._head = head
-        self._rules = rules
-        self._classes = tuple(map(cell_text, head.spec.classes)) if head else ()
+        self._caller = caller
+        self._classes = tuple(map(cell_text, caller.head.spec.classes)) if caller.head else ()
         enter = stack.enter_context
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
@@ -286,7 +339,7 @@ class _Tables:
         self._write_contigs = enter(writer.stream(folder.contigs))
         self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
         self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, writer, stack, rules.threshold)
+        self._regions = RegionFiles(folder, writer, stack, caller.threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
         self._append_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
@@ -294,54 +347,40 @@ class _Tables:
         self._write_contigs(header_line(contig_schema.names))
         self._write_frames(header_line(FRAME_COLUMNS))
 
-    def add(self, begin: int, end: int) -> None:
-        """Writes chunks begin..end-1, whole contigs, and their frames."""
-        store, threshold = self._store, self._rules.threshold
-        first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
-        scores = self._embeddings.rows(SCORES, first, last)
+    def add(self, block: _Block) -> None:
+        """Writes chunks, contigs and frames of a block."""
+        store, chunks = self._store, block.chunk_calls
+        first, last = block.rows.start, block.rows.stop
         for row in range(first, last, _BLOCK_ROWS):
             ids = store.frame_id_column(row, min(row + _BLOCK_ROWS, last))
-            self._write_frames(frame_lines(ids, scores[row - first : row - first + _BLOCK_ROWS]))
-        row_chunk = store.frame_chunk[first:last] - begin
-        contig = store.chunk_record[begin:end] - store.chunk_record[begin]
-        num_contigs = int(contig[-1]) + 1
-        chunks = call_chunks(scores, row_chunk, store.frame_number[first:last], end - begin, threshold)
-        if self._head is None:
-            contigs = call_contigs(chunks, contig, num_contigs, threshold)
-        else:
-            found = score_block(self._head, store, self._embeddings, begin, end)
-            self.p_contig.append(found.p_contig)
-            chunks = call_scored_chunks(chunks, found, threshold)
-            contigs = call_scored_contigs(chunks, contig, found, self._rules.contig_threshold)
-            contigs = look_up_contigs(contigs, found, self._rules.index)
-            chunks = _with_evidence(self._head, chunks, contig, found, contigs.is_virus)
+            self._write_frames(frame_lines(ids, block.scores[row - first : row - first + _BLOCK_ROWS]))
+        begin, end = block.chunks.start, block.chunks.stop
         table = _prediction_table(store, begin, end, chunks, self._classes)
-        self._write_chunks(table_lines(table, threshold))
+        self._write_chunks(table_lines(table, self._caller.threshold))
         self._append_chunks(table)
         self._append_highest(_highest_scores(store.chunk_id_column(begin, end), chunks))
         self.counts["scored_chunks"] += int(chunks.is_scored.sum())
         self.counts["viral_chunks"] += int(chunks.is_virus.sum())
-        self._add_contigs(slice(begin, end), chunks, contig, contigs)
+        self.p_contig.append(block.p_contig)
+        self._add_contigs(block)
 
-    def _add_contigs(
-        self, chunks: slice, calls: ChunkCalls, contig_of_chunk: Int64, contig_calls: ContigCalls
-    ) -> None:
-        store = self._store
-        first = int(store.chunk_record[chunks.start])
-        table = _contig_table(store, first, contig_calls, self._classes)
-        self._write_contigs(table_lines(table, self._rules.contig_threshold))
+    def _add_contigs(self, block: _Block) -> None:
+        store, calls = self._store, block.contig_calls
+        first = int(store.chunk_record[block.chunks.start])
+        table = _contig_table(store, first, calls, self._classes)
+        self._write_contigs(table_lines(table, self._caller.contig_threshold))
         self._append_contigs(table)
         self.counts.update(count_values(table["call"]))
         names = table["contig"].to_pylist()
-        for row in np.flatnonzero(contig_calls.is_virus).tolist():
+        for row in np.flatnonzero(calls.is_virus).tolist():
             self._write_viral(fasta_record(names[row], store.sequence(first + row)))
         scores = ChunkScores(
-            contig=contig_of_chunk,
-            start=store.chunk_start[chunks],
-            end=store.chunk_end[chunks],
-            p_virus=calls.p_region,
+            contig=block.contig,
+            start=store.chunk_start[block.chunks],
+            end=store.chunk_end[block.chunks],
+            p_virus=block.chunk_calls.p_region,
         )
-        regions = find_regions(scores, threshold=self._rules.threshold)
+        regions = find_regions(scores, threshold=self._caller.threshold)
         lengths = table["length"].to_pylist()
         self._regions.extend(regions, names, lengths, lambda row: store.sequence(first + row))
         self.counts["regions"] += len(regions)
