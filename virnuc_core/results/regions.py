@@ -75,7 +75,7 @@ class RegionModel:
         max_gap: bp; a chunk without a score is in a region only if a scored chunk begins within this distance.
     """
 
-    change_cost: float = 6.0
+    change_cost: float = 16.0
     most_change_cost: float = 0.2
     least_change_cost: float = 31.0  # more than half of what one chunk can cost
     max_gap: float = 2_500.0
