@@ -116,7 +116,7 @@ class Genomes:
             classes.append(_class_of(source, family, organism, fields.get("group", "")))
             known_family = "" if family.startswith("(") else family
             kin.append(f"{source}:{known_family or _genus(organism)}")
-            organisms.append(organism or header.split()[0])
+            organisms.append(organism.lstrip("|") or header.split()[0])
             known_families.append(known_family)
             genera.append(_label_of_genus(source, organism))
         return cls(
