@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         env_config.reload()
 
     return set_and_reload
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Fails a test that leaves threads behind."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_versi
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERROR = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 # The interpreter truncates to fp8 where a device rounds.
-FP8_ERROR = 0.04 if DEVICE.type == "cuda" else 0.1
+FP8_ERROR = 0.04 if DEVICE.type == "cuda" else 0.09
 
 IF_FLASH_ATTN = [
     pytest.mark.skipif(

@@ -8,12 +8,7 @@ import pytest
 
 from virnuc_core.prefetcher import Prefetcher
 
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def test_results_are_in_order_and_made_elsewhere() -> None:

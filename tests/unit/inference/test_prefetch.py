@@ -1,4 +1,4 @@
-"""Collating a shard."""
+"""Collating a shard: batches, and no leaked threads."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,6 +12,8 @@ from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import Shard
 from virnuc_core.inference.prefetch import Collator, HostBatch, ModelInputs
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def sequences_of(batches: Iterable[HostBatch]) -> list[list[int]]:
