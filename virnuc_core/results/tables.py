@@ -238,6 +238,17 @@ def score_block(
     )
 
 
+def _with_evidence(
+    head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
+) -> ChunkCalls:
+    """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
+    from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
+
+    evidence = np.full(len(contig), np.nan)
+    evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
+    return replace(chunks, evidence=evidence)
+
+
 def _joined(blocks: Iterable[Float64]) -> Float64:
     return np.concatenate([np.empty(0), *blocks])
 
@@ -282,18 +293,18 @@ class _Caller:
         scores = self.embeddings.rows(SCORES, first, last)
         row_chunk = store.frame_chunk[first:last] - begin
         contig = store.chunk_record[begin:end] - store.chunk_record[begin]
-        num_contigs, p_contig = int(contig[-1]) + 1, np.empty(0)
         numbers = store.frame_number[first:last]
         chunks = call_chunks(scores, row_chunk, numbers, end - begin, self.threshold)
+        p_contig = np.empty(0)
         if self.head is None:
-            contigs = call_contigs(chunks, contig, num_contigs, self.threshold)
+            contigs = call_contigs(chunks, contig, int(contig[-1]) + 1, self.threshold)
         else:
             found = score_block(self.head, store, self.embeddings, begin, end)
             p_contig = found.p_contig
             chunks = call_scored_chunks(chunks, found, self.threshold)
             contigs = call_scored_contigs(chunks, contig, found, self.contig_threshold)
             contigs = look_up_contigs(contigs, found, self.index)
-            chunks = self._with_evidence(self.head, chunks, contig, found, contigs.is_virus)
+            chunks = _with_evidence(self.head, chunks, contig, found, contigs.is_virus)
         return _Block(
             chunks=slice(begin, end),
             rows=slice(first, last),
@@ -303,17 +314,6 @@ class _Caller:
             contig_calls=contigs,
             p_contig=p_contig,
         )
-
-    @staticmethod
-    def _with_evidence(
-        head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
-    ) -> ChunkCalls:
-        """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
-        from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
-
-        evidence = np.full(len(contig), np.nan)
-        evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
-        return replace(chunks, evidence=evidence)
 
 
 class _Tables:

@@ -300,8 +300,10 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
         is_kept = "_mlm." not in name and "temperature" not in name
         assert torch.allclose(begun[name], weights, atol=1e-3) or not is_kept, name
     assert not torch.equal(begun["head.chunk.0.weight"], state["network"]["head.chunk.0.weight"])
-    run("--start", str(tmp_path / "out"), "--start-share", "0.25", *started)
-    ended = torch.load(tmp_path / "next" / "state.pt", weights_only=True)["average"]
+    run("--start", str(tmp_path / "out"), "--start-share", "0.25", "--used-share", "0.5", *started)
+    state = torch.load(tmp_path / "next" / "state.pt", weights_only=True)
+    assert state["step"] == 2
+    ended = state["average"]
     given = network.Network(0.0, 0.0)
     export.load_exported(given, tmp_path / "later")
     for name, weights in given.named_parameters():
