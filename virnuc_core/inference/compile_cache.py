@@ -5,7 +5,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Final, NamedTuple
 
 from virnuc_core.env_config import env
@@ -32,6 +34,22 @@ def compile_cache_environment() -> dict[str, str]:
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(_cache_folder() / "flash-attn"),
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
     }
+
+
+@cache
+def hash_triton() -> None:
+    """Starts in the background what Triton's first launch in a process waits half a second for: it hashes its own files.
+
+    The hash, which Triton remembers, is part of the names of compiled kernels in its cache.
+    """
+    Thread(target=_hash_triton, name="hash-triton", daemon=True).start()
+
+
+def _hash_triton() -> None:
+    with suppress(ImportError):  # then there are no kernels, or Triton has another way of doing this
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 @contextmanager

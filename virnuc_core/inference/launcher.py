@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from virnuc_core.env_config import available_threads, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
-from virnuc_core.inference.compile_cache import compile_cache_environment, using_compile_cache
+from virnuc_core.inference.compile_cache import compile_cache_environment, hash_triton, using_compile_cache
 from virnuc_core.inference.events import (
     LaneEvent,
     LaneFinished,
@@ -173,11 +173,15 @@ def has_lost_device() -> bool:
 
 
 def prepare_for_gpus() -> None:
-    """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used."""
+    """Has threads of this process switch often, and sets variables that torch and Triton read when they are first used.
+
+    Also has Triton hash itself meanwhile.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     os.environ.update(compile_cache_environment())
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    hash_triton()
 
 
 @contextmanager
@@ -300,7 +304,8 @@ def _lane_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     _die_with_parent()
     os.environ.update(environment)
-    prepare_for_gpus()
+    if device != "cpu":
+        prepare_for_gpus()
     pipe = _PipeHandler(sender)
     logging.getLogger().setLevel(log_level)
     logging.getLogger().addHandler(pipe)

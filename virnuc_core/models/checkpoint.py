@@ -24,7 +24,6 @@ from virnuc_core.models.digests import kept_digest
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
-from virnuc_core.models.kernels import prepare_kernels
 from virnuc_core.models.memory import upload
 from virnuc_core.models.onednn import pack_layers, quantize_int8
 from virnuc_core.models.positions import pair_rows
@@ -555,7 +554,6 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
-    prepare_kernels(torch.device(device))
     with torch.device("meta"), _Undrawn():
         model = build_model(spec)
     dtype = _DTYPES[precision]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from virnuc_core.inference.compile_cache import (
     compile_cache_environment,
+    hash_triton,
     trim_compile_cache,
     using_compile_cache,
 )
@@ -91,3 +93,17 @@ def test_a_home_folder_that_cannot_be_written_costs_no_lane(tmp_path: Path, set_
     with using_compile_cache():
         pass
     assert home.read_text() == "a file"
+
+
+def test_triton_hashes_itself_once_in_the_background() -> None:
+    cache = pytest.importorskip("triton.runtime.cache", reason="Triton is not installed")
+    cache.triton_key.cache_clear()
+    hash_triton.cache_clear()
+    before = set(threading.enumerate())
+    for _ in range(2):
+        hash_triton()
+    threads = set(threading.enumerate()) - before
+    for thread in threads:
+        thread.join()
+    assert len(threads) == 1
+    assert cache.triton_key.cache_info().currsize == 1

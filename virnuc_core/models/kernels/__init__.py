@@ -5,7 +5,6 @@ They are registered if Triton and a CUDA device are present; support is checked 
 
 from functools import lru_cache
 from importlib.util import find_spec
-from threading import Thread
 from typing import Final
 
 import torch
@@ -20,18 +19,6 @@ if _REGISTERED:
 def has_kernels(device: torch.device) -> bool:
     """Whether the device runs the kernels, which need Ampere (compute capability 8.0) or later."""
     return _REGISTERED and device.type == "cuda" and _capability(device) >= MIN_CAPABILITY
-
-
-def prepare_kernels(device: torch.device) -> None:
-    """Starts in the background what Triton's first launch in a process waits half a second for: it hashes itself.
-
-    The hash, which Triton remembers, is part of the names of compiled kernels in its cache.
-    """
-    if has_kernels(device):
-        from triton.runtime import cache
-
-        if hash_triton := getattr(cache, "triton_key", None):
-            Thread(target=hash_triton, daemon=True).start()
 
 
 @lru_cache(maxsize=64)  # called several times per layer

@@ -22,7 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
+from virnuc_core.models.kernels.launch import (
+    DATACENTER_SHARED_MEMORY,
+    empty_results_of,
+    launch,
+    operator,
+    shared_memory,
+)
 from virnuc_core.models.kernels.rowwise import FP8
 
 BLOCK: Final = 64  # queries and keys of a step
@@ -408,7 +414,7 @@ def _long_kernel(
     _store(out, at, length - start, acc, l_i, NUM_HEADS, HEAD_DIM, PADDED)
 
 
-@torch.library.custom_op("virnuc::packed_attention", mutates_args=())
+@operator
 def packed_attention(
     qkv: Tensor,
     short_tiles: Tensor,
@@ -462,7 +468,7 @@ def _long_keys(qkv: Tensor, tiles: Tensor, cos_sin: Tensor | None) -> tuple[Tens
     return rotated, num_heads * head_dim
 
 
-@packed_attention.register_fake
+@empty_results_of("packed_attention")
 def _(
     qkv: Tensor,
     short_tiles: Tensor,

@@ -18,7 +18,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from virnuc_core.models.kernels.launch import DATACENTER_SHARED_MEMORY, launch, shared_memory
+from virnuc_core.models.kernels.launch import (
+    DATACENTER_SHARED_MEMORY,
+    empty_results_of,
+    launch,
+    operator,
+    shared_memory,
+)
 from virnuc_core.models.kernels.rowwise import FP8
 
 _GROUP_ROWS: Final = 16  # rows of tiles scheduled together, which share operands in L2
@@ -145,7 +151,7 @@ def _gemm_gelu_kernel(
             _store(out, y, row, column, num_tokens, num_columns, TMA)
 
 
-@torch.library.custom_op("virnuc::linear_gelu", mutates_args=())
+@operator
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
     """GELU of x W^T + b; or, gated, GELU of the even columns of x W^T times the odd ones; (T, F) in the dtype of x.
 
@@ -158,12 +164,12 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
     return _multiply(x, weight, bias, gated)
 
 
-@linear_gelu.register_fake
+@empty_results_of("linear_gelu")
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
     return _empty_result(x, weight, gated)
 
 
-@torch.library.custom_op("virnuc::fp8_linear_gelu", mutates_args=())
+@operator
 def fp8_linear_gelu(
     x: Tensor,
     x_scale: Tensor,
@@ -183,7 +189,7 @@ def fp8_linear_gelu(
     return _multiply(x, weight, bias, gated, (x_scale, weight_scale, out_scale))
 
 
-@fp8_linear_gelu.register_fake
+@empty_results_of("fp8_linear_gelu")
 def _(
     x: Tensor,
     x_scale: Tensor,

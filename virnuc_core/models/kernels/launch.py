@@ -1,8 +1,9 @@
-"""Launching kernels, and the shared memory of a device."""
+"""Launching kernels, their registration as operators of torch, and the shared memory of a device."""
 
 import sys
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from triton.runtime import driver
@@ -11,6 +12,27 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from virnuc_core.errors import DeviceError
 
 DATACENTER_SHARED_MEMORY: Final = 227 * 1024  # bytes per block on data centre GPUs since Hopper
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LIBRARY: Final = torch.library.Library("virnuc", "DEF")
+
+
+def operator(function: _Function) -> _Function:
+    """Registers a function of new tensors as `torch.ops.virnuc.NAME`, by its annotations.
+
+    `torch.library.custom_op` does the same, but its first call imports torch's compiler, which takes seconds.
+    """
+    name = function.__name__
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    return function
+
+
+def empty_results_of(name: str) -> Callable[[_Function], _Function]:
+    """Registers a function that gives an operator's results without values, which torch's compiler asks for."""
+    return torch.library.register_fake(f"virnuc::{name}", lib=_LIBRARY)
 
 
 def shared_memory(device: torch.device) -> int:

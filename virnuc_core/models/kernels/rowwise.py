@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from virnuc_core.models.kernels.launch import launch
+from virnuc_core.models.kernels.launch import empty_results_of, launch, operator
 
 FP8: Final = torch.float8_e4m3fn
 _MEAN_TOKENS: Final = 32
@@ -57,7 +57,7 @@ def _add_norm_kernel(
         tl.store(scales + row, scale, mask=row < num_rows)
 
 
-@torch.library.custom_op("virnuc::add_norm", mutates_args=())
+@operator
 def add_norm(
     branch: Tensor | None,
     branch_bias: Tensor | None,
@@ -91,7 +91,7 @@ def add_norm(
     return results
 
 
-@add_norm.register_fake
+@empty_results_of("add_norm")
 def _(
     branch: Tensor | None,
     branch_bias: Tensor | None,
@@ -148,7 +148,7 @@ def _embed_kernel(
         )
 
 
-@torch.library.custom_op("virnuc::embed_tokens", mutates_args=())
+@operator
 def embed_tokens(
     input_ids: Tensor, cu_seqlens: Tensor, table: Tensor, mask_token: int, share: float
 ) -> Tensor:
@@ -186,7 +186,7 @@ def _mean_kernel(
     tl.store(out + sequence.to(tl.int64) * D + column, mean, mask=column < D)
 
 
-@torch.library.custom_op("virnuc::segment_mean", mutates_args=())
+@operator
 def segment_mean(hidden_states: Tensor, cu_seqlens: Tensor, include_special_tokens: bool) -> Tensor:
     """`encoder.mean_pool`, contiguous (T, D) -> fp32 (B, D), in an order that depends only on the sequence's length."""
     width, num_sequences = hidden_states.shape[1], len(cu_seqlens) - 1

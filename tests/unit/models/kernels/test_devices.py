@@ -1,7 +1,6 @@
 """Which device runs the kernels, and what happens when a device cannot run one."""
 
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from virnuc_core.errors import DeviceError
 from virnuc_core.models import fused, kernels
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.kernels import has_kernels, prepare_kernels
+from virnuc_core.models.kernels import has_kernels
 
 CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
 
@@ -26,21 +25,6 @@ def test_each_device_of_a_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     assert chosen == ["sdpa", "triton", "triton", "triton"]
     monkeypatch.setattr(kernels, "_REGISTERED", False)
     assert not any(map(has_kernels, devices))
-
-
-def test_triton_hashes_itself_in_the_background_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = pytest.importorskip("triton.runtime.cache", reason="Triton is not installed")
-    monkeypatch.setattr(kernels, "_REGISTERED", True)
-    monkeypatch.setattr(kernels, "_capability", lambda device: CAPABILITIES[device.index])
-    cache.triton_key.cache_clear()
-    before = set(threading.enumerate())
-    for device in ("cpu", "cuda:0"):
-        prepare_kernels(torch.device(device))
-    assert set(threading.enumerate()) <= before
-    prepare_kernels(torch.device("cuda:1"))
-    for thread in set(threading.enumerate()) - before:
-        thread.join()
-    assert cache.triton_key.cache_info().currsize == 1
 
 
 class OneLayer(torch.nn.Module):

@@ -4,6 +4,8 @@ import ctypes
 import math
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,35 @@ each_scheme = pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @each_scheme
 def test_attention_equals_the_reference(positions: str, head_dim: int) -> None:
     check_attention(LENGTHS, positions, head_dim)
+
+
+def test_an_operator_does_not_import_the_compiler_of_torch() -> None:
+    """It would take seconds of the first call."""
+    program = """
+import sys, torch
+from virnuc_core.models.kernels import rowwise
+table, bounds = torch.ones(4, 8), torch.tensor([0, 3], dtype=torch.int32)
+with torch.inference_mode():
+    print(torch.ops.virnuc.embed_tokens(torch.arange(3), bounds, table, 3, 1.0).sum().item())
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["24.0", "[]"]
+
+
+def test_the_compiler_of_torch_knows_the_shapes_of_results() -> None:
+    wide, row = torch.ones(3, 2, 2, 8), torch.ones(16)
+    tiles = torch.empty(0, 4, dtype=torch.int32)
+    checks = {
+        "add_norm": (wide.view(3, 32), None, wide.view(3, 32), row, row, 1e-5, True, False, True),
+        "linear_gelu": (torch.ones(3, 16), torch.ones(8, 16), None, True),
+        "packed_attention": (wide.reshape(2, 3, 2, 8), tiles, tiles, None, row[:2]),
+    }
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        results = {name: getattr(torch.ops.virnuc, name)(*args) for name, args in checks.items()}
+    assert [part.shape for part in results["add_norm"]] == [(3, 32), (0, 32), (3, 32), (3, 1)]
+    assert results["linear_gelu"].shape == (3, 4)
+    assert results["packed_attention"].shape == (2, 16)
 
 
 @each_scheme
