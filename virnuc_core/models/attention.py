@@ -288,9 +288,12 @@ def _slopes_on(num_heads: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _rotary_table_on(head_dim: int, padded: int, num_positions: int, device: torch.device) -> Tensor:
-    """The rotary table at positions 0, 1, ..., its rows zero-padded for heads of `padded` columns."""
-    table = rotary_table(head_dim, torch.arange(num_positions, device=device))
-    return torch.nn.functional.pad(table, (0, 0, 0, (padded - head_dim) // 2))
+    """The rotary table at positions 0, 1, ..., its rows zero-padded for heads of `padded` columns.
+
+    Computed on the CPU: a GPU would first load a kernel for each function, which takes longer.
+    """
+    table = rotary_table(head_dim, torch.arange(num_positions))
+    return torch.nn.functional.pad(table, (0, 0, 0, (padded - head_dim) // 2)).to(device)
 
 
 def _tensors(part: Any) -> list[Tensor]:
