@@ -30,7 +30,7 @@ from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
-from virnuc_core.results.tables import contig_blocks, score_block
+from virnuc_core.results.tables import scoring_contigs
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 
@@ -223,13 +223,13 @@ def chunk_scores(run: Path) -> ChunkScores:
     folder = RunFolder(run)
     head, store = contig_head_of(read_plan(folder.plan)), FrameStore.open(folder.frames)
     assert head is not None
-    with Embeddings(folder.embeddings, own=True) as file:
-        blocks = [score_block(head, store, file, *block).p_context for block in contig_blocks(store)]
+    with Embeddings(folder.embeddings, own=True) as file, scoring_contigs(head, store, file) as blocks:
+        p_context = np.concatenate([block.p_context for block in blocks])
     return ChunkScores(
         contig=np.array(store.chunk_record),
         start=np.array(store.chunk_start),
         end=np.array(store.chunk_end),
-        p_virus=np.concatenate(blocks),
+        p_virus=p_context,
     )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,7 +34,7 @@ from virnuc_core.results.aggregate import aggregate
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.results.tables import contig_blocks, score_block, write_tables
+from virnuc_core.results.tables import scoring_contigs, write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, column_path
 from virnuc_core.specs import CODE_WIDTH, FrameRule
@@ -194,9 +195,12 @@ def measure(folder: RunFolder, num_chunks: int, frames: FrameRule) -> Json:
     with stage("aggregate"):
         work = aggregate(folder, plan, store)
     if head is not None:
-        with stage("scores of the head alone"), Embeddings(folder.embeddings, own=True) as embeddings:
-            for block in contig_blocks(store):
-                score_block(head, store, embeddings, *block)
+        with (
+            stage("scores of the head alone"),
+            Embeddings(folder.embeddings, own=True) as embeddings,
+            scoring_contigs(head, store, embeddings) as blocks,
+        ):
+            deque(blocks, maxlen=0)
     with stage("tables"):
         counts = write_tables(folder, store, head=head)
     run = RunReport(plan=plan, out="made", counts=counts, work=work, lanes=[], seconds={}, links={})

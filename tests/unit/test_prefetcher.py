@@ -1,4 +1,4 @@
-"""Work ahead in a background thread: order, bounds, errors, and no leaked threads."""
+"""Work ahead in background threads: order, bounds, errors, and no leaked threads."""
 
 import threading
 import time
@@ -20,6 +20,19 @@ def test_results_are_in_order_and_made_elsewhere() -> None:
     assert doubled == (0, 2, 4, 6, 8, 10, 12)
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
+
+
+def test_several_threads_work_at_once_and_results_stay_in_order() -> None:
+    meeting = threading.Barrier(3, timeout=10)
+
+    def meet(item: int) -> int:
+        meeting.wait()
+        if item % 3 == 0:
+            time.sleep(0.02)
+        return item
+
+    with Prefetcher(meet, range(9), depth=3, threads=3) as results:
+        assert list(results) == list(range(9))
 
 
 def test_no_more_than_asked_for_is_prefetched() -> None:

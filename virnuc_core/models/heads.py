@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -12,9 +12,6 @@ from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_c
 from virnuc_core.models.contig_head import ContigHead, load_contig_head, save_contig_head
 
 Head = MLPClassifier | ContigHead
-
-# Rounding of matrix products depends on the number of threads.
-_THREADS: Final = 4
 
 
 def load_head(path: Path) -> Head:
@@ -49,11 +46,14 @@ def takes_widths(head: Head, dna: int, protein: int) -> bool:
 
 
 @contextmanager
-def fixed_threads() -> Iterator[None]:
-    """Fixes the number of torch's threads, so that a head gives the same bits on machines with any number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(_THREADS)
+def fixed_threads(number: int) -> Iterator[None]:
+    """Has torch compute with so many threads in this one.
+
+    Rounding of matrix products depends on their number, and a head is to give the same bits on machines with any number of cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

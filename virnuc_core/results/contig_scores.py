@@ -24,6 +24,8 @@ from virnuc_core.results.calls import OCCLUSIONS, ContigScores
 from virnuc_core.results.nearest import GenomeIndex, load_index
 from virnuc_core.specs import CODE_WIDTH
 
+# Blocks of contigs are scored in parallel, which takes less than threads that share each small product.
+SCORING_THREADS: Final = 1
 _BLOCK_CHUNKS: Final = 1 << 13
 
 Bool = npt.NDArray[np.bool_]
@@ -97,7 +99,7 @@ def score_contigs(
     logits, context = torch.empty((2, len(contig), num_classes))
     contig_logits = torch.empty((num_contigs, num_classes))
     embedding = torch.empty((num_contigs, CODE_WIDTH))
-    with fixed_threads():
+    with fixed_threads(SCORING_THREADS):
         for begin, end, first, last in _blocks(starts, len(row_chunk)):
             number = np.cumsum(np.diff(row_chunk[first:last], prepend=row_chunk[first]) > 0)
             rows = torch.from_numpy(read_codes(first, last)).float()
@@ -138,7 +140,7 @@ def chunk_evidence(head: ContigHead, codes: Float32, contig: Int64, is_virus: Bo
     chosen = np.flatnonzero(is_virus[contig])
     # Whole contigs, by their last chunks.
     group = np.searchsorted(contig[chosen], contig[chosen], side="right") // _BLOCK_CHUNKS
-    with fixed_threads():
+    with fixed_threads(SCORING_THREADS):
         for own in np.split(chosen, np.flatnonzero(np.diff(group)) + 1):
             if len(own):
                 evidence[own] = _evidence(head, codes[own], contig[own])

@@ -13,7 +13,7 @@ from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.nearest import RANKS, GenomeIndex, load_index
 from virnuc_core.results.run_json import cleaned_on
-from virnuc_core.results.tables import contig_blocks, score_block
+from virnuc_core.results.tables import scoring_contigs
 from virnuc_core.results.writers import ResultWriter, header_line, table_lines
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -121,7 +121,8 @@ def _contig_embeddings(folder: RunFolder, plan: RunPlan) -> tuple[list[str], npt
             raise MismatchError(
                 f"{file.path} is not of the plan beside it. Run the command that made it again."
             )
-        parts += [score_block(head, store, file, *block).embedding for block in contig_blocks(store)]
+        with scoring_contigs(head, store, file) as blocks:
+            parts += [block.embedding for block in blocks]
     embeddings = np.concatenate(parts)
     rows = np.flatnonzero(~np.isnan(embeddings[:, 0]))
     names = store.record_names(0, store.num_records)

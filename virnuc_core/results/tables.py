@@ -3,17 +3,18 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from virnuc_core.env_config import available_threads
 from virnuc_core.errors import MismatchError
 from virnuc_core.plain_text import cell_text
 from virnuc_core.prefetcher import Prefetcher
@@ -34,7 +35,7 @@ from virnuc_core.results.calls import (
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
 from virnuc_core.results.nearest import GenomeIndex
-from virnuc_core.results.regions import ChunkScores, RegionFiles, find_regions
+from virnuc_core.results.regions import ChunkScores, Region, RegionFiles, find_regions
 from virnuc_core.results.writers import (
     ResultComparison,
     ResultWriter,
@@ -103,9 +104,12 @@ SCORED: Final = "scored"
 _STATUS_WITHOUT_FRAME: Final[dict[FrameRule, str]] = {"open": "no_open_frame", "longest": "no_stretch"}
 FRAME_COLUMNS: Final = ("Sequence_ID", "Prediction", "score1", "score2")
 _HIGHEST_SCORE_COLUMNS: Final = ("Modified_ID", "Is_Virus")
-_BLOCK_CHUNKS: Final = 1 << 16
+_BLOCK_CHUNKS: Final = 1 << 15
 _BLOCK_ROWS: Final = 1 << 16
+# More would wait for the thread that writes.
+_MOST_THREADS: Final = 4
 
+R = TypeVar("R")
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -160,14 +164,13 @@ def write_tables(
         sample, contig_threshold = None, threshold
         if fdr is not None:
             assert head is not None
-            blocks = (score_block(head, store, embeddings, *block).p_contig for block in contig_blocks(store))
-            sample = call_sample(_joined(blocks), threshold, fdr)
+            with scoring_contigs(head, store, embeddings) as blocks:
+                sample = call_sample(_joined(block.p_contig for block in blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
         caller = _Caller(store, embeddings, head, index, threshold, contig_threshold)
-        tables = _Tables(folder, store, caller, writer, stack)
-        # The next block is scored while one is written.
-        with Prefetcher(caller.call, contig_blocks(store), depth=1) as called:
+        tables = _Tables(folder, store, threshold, writer, stack)
+        with _in_parallel(caller.call, store, head) as called:
             for block in called:
                 tables.add(block)
         if head is not None and fdr is None:
@@ -221,7 +224,36 @@ def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def score_block(
+@contextmanager
+def scoring_contigs(
+    head: "ContigHead", store: FrameStore, embeddings: Embeddings
+) -> Iterator[Iterable[ContigScores]]:
+    """Gives the scores of all chunks and contigs, in `contig_blocks`, computed ahead."""
+
+    def score(block: tuple[int, int]) -> ContigScores:
+        return _score_block(head, store, embeddings, *block)
+
+    with _in_parallel(score, store, head) as blocks:
+        yield blocks
+
+
+@contextmanager
+def _in_parallel(
+    function: Callable[[tuple[int, int]], R], store: FrameStore, head: "ContigHead | None"
+) -> Iterator[Iterable[R]]:
+    """Applies a function to `contig_blocks` in several threads, and gives the results in order."""
+    threads = min(available_threads(), _MOST_THREADS)
+    with ExitStack() as stack:
+        if head is not None:
+            from virnuc_core.models.heads import fixed_threads  # imports torch
+            from virnuc_core.results.contig_scores import SCORING_THREADS
+
+            # Also here, since new threads take over the number of the last one that set it.
+            stack.enter_context(fixed_threads(SCORING_THREADS))
+        yield stack.enter_context(Prefetcher(function, contig_blocks(store), depth=threads, threads=threads))
+
+
+def _score_block(
     head: "ContigHead", store: FrameStore, embeddings: Embeddings, begin: int, end: int
 ) -> ContigScores:
     """Scores chunks begin..end-1 and their contigs, which are whole."""
@@ -255,23 +287,25 @@ def _joined(blocks: Iterable[Float64]) -> Float64:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
-    """Whole contigs, called.
+    """Whole contigs, called, and what the tables say of them.
 
     Attributes:
-        chunks: their range in the store.
-        rows: the range of their rows.
-        scores: fp32 (N, 2) of the rows.
-        contig: (C,) contig of each chunk, from 0.
+        first_contig: number in the store.
+        frame_lines: of prediction_results.txt, in pieces.
         p_contig: (R,) calibrated probabilities; empty for open reading frames.
     """
 
-    chunks: slice
-    rows: slice
-    scores: npt.NDArray[np.float32]
-    contig: Int64
+    first_contig: int
+    frame_lines: list[bytes]
     chunk_calls: ChunkCalls
+    chunks: pa.Table
+    chunk_lines: bytes
+    highest_scores: pa.Table
     contig_calls: ContigCalls
+    contigs: pa.Table
+    contig_lines: bytes
     p_contig: Float64
+    regions: list[Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,33 +321,50 @@ class _Caller:
 
     def call(self, block: tuple[int, int]) -> _Block:
         """Calls chunks begin..end-1 and their contigs."""
-        begin, end = block
-        store = self.store
-        first, last = np.searchsorted(store.frame_chunk, (begin, end)).tolist()
+        (begin, end), store = block, self.store
+        first, last = np.searchsorted(store.frame_chunk, block).tolist()
         scores = self.embeddings.rows(SCORES, first, last)
-        row_chunk = store.frame_chunk[first:last] - begin
-        contig = store.chunk_record[begin:end] - store.chunk_record[begin]
-        numbers = store.frame_number[first:last]
-        chunks = call_chunks(scores, row_chunk, numbers, end - begin, self.threshold)
-        p_contig = np.empty(0)
+        contig, first_contig = store.chunk_record[begin:end], int(store.chunk_record[begin])
+        contig = contig - first_contig
+        row_chunk, frames = store.frame_chunk[first:last] - begin, store.frame_number[first:last]
+        chunks = call_chunks(scores, row_chunk, frames, end - begin, self.threshold)
+        classes: tuple[str, ...] = ()
         if self.head is None:
+            p_contig = np.empty(0)
             contigs = call_contigs(chunks, contig, int(contig[-1]) + 1, self.threshold)
         else:
-            found = score_block(self.head, store, self.embeddings, begin, end)
-            p_contig = found.p_contig
+            found = _score_block(self.head, store, self.embeddings, begin, end)
+            classes, p_contig = tuple(map(cell_text, self.head.spec.classes)), found.p_contig
             chunks = call_scored_chunks(chunks, found, self.threshold)
             contigs = call_scored_contigs(chunks, contig, found, self.contig_threshold)
             contigs = look_up_contigs(contigs, found, self.index)
             chunks = _with_evidence(self.head, chunks, contig, found, contigs.is_virus)
+        starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
+        spans = ChunkScores(contig=contig, start=starts, end=ends, p_virus=chunks.p_region)
+        chunk_table = _prediction_table(store, begin, end, chunks, classes)
+        contig_table = _contig_table(store, first_contig, contigs, classes)
         return _Block(
-            chunks=slice(begin, end),
-            rows=slice(first, last),
-            scores=scores,
-            contig=contig,
+            first_contig=first_contig,
+            frame_lines=self._frame_lines(first, scores),
             chunk_calls=chunks,
+            chunks=chunk_table,
+            chunk_lines=table_lines(chunk_table, self.threshold),
+            highest_scores=_highest_scores(store.chunk_id_column(begin, end), chunks),
             contig_calls=contigs,
+            contigs=contig_table,
+            contig_lines=table_lines(contig_table, self.contig_threshold),
             p_contig=p_contig,
+            regions=list(find_regions(spans, threshold=self.threshold)),
         )
+
+    def _frame_lines(self, first: int, scores: npt.NDArray[np.float32]) -> list[bytes]:
+        """Lines of prediction_results.txt for the rows from `first` on, in pieces."""
+        lines = []
+        for row in range(0, len(scores), _BLOCK_ROWS):
+            part = scores[row : row + _BLOCK_ROWS]
+            ids = self.store.frame_id_column(first + row, first + row + len(part))
+            lines.append(frame_lines(ids, part))
+        return lines
 
 
 class _Tables:
@@ -321,15 +372,13 @@ class _Tables:
         self,
         folder: RunFolder,
         store: FrameStore,
-        caller: _Caller,
+        threshold: float,
         writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.p_contig: list[Float64] = []
         self._store = store
-        self._caller = caller
-        self._classes = tuple(map(cell_text, caller.head.spec.classes)) if caller.head else ()
         enter = stack.enter_context
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
@@ -339,7 +388,7 @@ class _Tables:
         self._write_contigs = enter(writer.stream(folder.contigs))
         self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
         self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, writer, stack, caller.threshold)
+        self._regions = RegionFiles(folder, writer, stack, threshold)
         self._write_frames = enter(writer.stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
         self._append_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
@@ -348,42 +397,29 @@ class _Tables:
         self._write_frames(header_line(FRAME_COLUMNS))
 
     def add(self, block: _Block) -> None:
-        """Writes chunks, contigs and frames of a block."""
-        store, chunks = self._store, block.chunk_calls
-        first, last = block.rows.start, block.rows.stop
-        for row in range(first, last, _BLOCK_ROWS):
-            ids = store.frame_id_column(row, min(row + _BLOCK_ROWS, last))
-            self._write_frames(frame_lines(ids, block.scores[row - first : row - first + _BLOCK_ROWS]))
-        begin, end = block.chunks.start, block.chunks.stop
-        table = _prediction_table(store, begin, end, chunks, self._classes)
-        self._write_chunks(table_lines(table, self._caller.threshold))
-        self._append_chunks(table)
-        self._append_highest(_highest_scores(store.chunk_id_column(begin, end), chunks))
-        self.counts["scored_chunks"] += int(chunks.is_scored.sum())
-        self.counts["viral_chunks"] += int(chunks.is_virus.sum())
-        self.p_contig.append(block.p_contig)
-        self._add_contigs(block)
-
-    def _add_contigs(self, block: _Block) -> None:
-        store, calls = self._store, block.contig_calls
-        first = int(store.chunk_record[block.chunks.start])
-        table = _contig_table(store, first, calls, self._classes)
-        self._write_contigs(table_lines(table, self._caller.contig_threshold))
-        self._append_contigs(table)
-        self.counts.update(count_values(table["call"]))
-        names = table["contig"].to_pylist()
-        for row in np.flatnonzero(calls.is_virus).tolist():
-            self._write_viral(fasta_record(names[row], store.sequence(first + row)))
-        scores = ChunkScores(
-            contig=block.contig,
-            start=store.chunk_start[block.chunks],
-            end=store.chunk_end[block.chunks],
-            p_virus=block.chunk_calls.p_region,
+        """Writes chunks, contigs, frames and regions of a block."""
+        for lines in block.frame_lines:
+            self._write_frames(lines)
+        self._write_chunks(block.chunk_lines)
+        self._append_chunks(block.chunks)
+        self._append_highest(block.highest_scores)
+        self._write_contigs(block.contig_lines)
+        self._append_contigs(block.contigs)
+        self.counts.update(count_values(block.contigs["call"]))
+        self.counts.update(
+            scored_chunks=int(block.chunk_calls.is_scored.sum()),
+            viral_chunks=int(block.chunk_calls.is_virus.sum()),
+            regions=len(block.regions),
         )
-        regions = find_regions(scores, threshold=self._caller.threshold)
-        lengths = table["length"].to_pylist()
-        self._regions.extend(regions, names, lengths, lambda row: store.sequence(first + row))
-        self.counts["regions"] += len(regions)
+        self.p_contig.append(block.p_contig)
+
+        def sequence_of(contig: int) -> bytes:
+            return self._store.sequence(block.first_contig + contig)
+
+        names = block.contigs["contig"].to_pylist()
+        for contig in np.flatnonzero(block.contig_calls.is_virus).tolist():
+            self._write_viral(fasta_record(names[contig], sequence_of(contig)))
+        self._regions.extend(block.regions, names, block.contigs["length"].to_pylist(), sequence_of)
 
 
 def _prediction_table(

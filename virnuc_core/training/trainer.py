@@ -19,6 +19,7 @@ from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS
 from virnuc_core.models.heads import Head, fixed_threads
 
 _ROWS_AT_ONCE: Final = 4096
+_THREADS: Final = 4
 MIN_IMPROVEMENT: Final = 1e-4  # of the validation loss
 
 _log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def apply_temperature(head: MLPClassifier, temperature: float) -> None:
 def reproducible() -> Iterator[None]:
     """Fixes the number of threads; restores it and the random state afterwards."""
     state = torch.get_rng_state()
-    with fixed_threads():
+    with fixed_threads(_THREADS):
         try:
             yield
         finally:
