@@ -1,6 +1,7 @@
-"""Merges the shards of a run into one embeddings file, in input order, one shard at a time."""
+"""Merges the shards of a run into one embeddings file, in input order."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,15 @@ from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, SCHEMA_VERSION, ArrayDiges
 from virnuc_core.errors import MismatchError
 from virnuc_core.files import atomic_path
 from virnuc_core.inference.plan import RunPlan, Shard
-from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
+from virnuc_core.inference.shard import (
+    ShardCounters,
+    ShardResult,
+    read_shard,
+    require_all_shards,
+    shard_identity,
+    sum_counters,
+)
+from virnuc_core.prefetcher import Prefetcher
 from virnuc_core.results.embeddings import (
     CODES,
     EMBED_VECTORS,
@@ -39,7 +48,9 @@ _log = logging.getLogger(__name__)
 
 
 def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | None = None) -> ShardCounters:
-    """Validates and merges all shards into `out` (by default the run's `embeddings.h5`); memory is bounded by the largest shard.
+    """Validates and merges all shards into `out`, by default the run's `embeddings.h5`.
+
+    One is read and verified while another is written, so memory is bounded by the two largest.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
@@ -50,14 +61,20 @@ def aggregate(folder: RunFolder, plan: RunPlan, store: FrameStore, out: Path | N
             f"frame store {store.folder} is not the one that the run in {folder.root} was planned for. "
             "Start over with --force."
         )
+    require_all_shards(folder, plan)
     path = folder.embeddings if out is None else out
     counters: list[ShardCounters] = []
+
+    def read(shard: Shard) -> tuple[Shard, ShardResult]:
+        return shard, read_shard(folder.shard(shard.index), shard_identity(plan, shard))
+
     with atomic_path(path) as temporary, new_hdf5(temporary) as file:
         datasets = _create_datasets(file, plan, store)
-        for shard, result in iter_shard_results(folder, plan):
-            for name, values in shard_columns(plan, store, shard, result).items():
-                datasets[name].append(values)
-            counters.append(result.counters)
+        with Prefetcher(read, plan.shards, depth=1) as shards, ThreadPoolExecutor(1) as digesting:
+            for shard, result in shards:
+                for name, values in shard_columns(plan, store, shard, result).items():
+                    datasets[name].append(values, digesting)
+                counters.append(result.counters)
         checksums = {name + CHECKSUM_SUFFIX: dataset.checksum for name, dataset in datasets.items()}
         write_attributes(file, {**file_attributes(plan), **checksums})
     _log.info("wrote %s: %d rows from %d shards", path, plan.num_rows, len(plan.shards))
@@ -135,11 +152,12 @@ class _GrowingDataset:
     def checksum(self) -> str:
         return self._digest.value
 
-    def append(self, values: npt.NDArray[Any]) -> None:
+    def append(self, values: npt.NDArray[Any], digesting: ThreadPoolExecutor) -> None:
         rows = np.asarray(values, self._dataset.dtype)
         end = self._num_rows + len(rows)
+        digested = digesting.submit(self._digest.add, rows)
         self._dataset[self._num_rows : end] = rows
-        self._digest.add(rows)
+        digested.result()
         self._num_rows = end
 
 
