@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,10 @@ def without_prefect(body: str) -> Iterator[Callable[..., Any]]:
     from tasks.artifacts import log_from_info
     from tasks.mlflow_process import mlflow_beside
 
+    if shutil.which("nvidia-smi"):
+        from virnuc_core.inference.launcher import prepare_for_gpus
+
+        prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
     hide_secrets_in_logs()
     log_version_warnings("orchestration")
     log_from_info()
