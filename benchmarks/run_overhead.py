@@ -1,8 +1,8 @@
 """What a whole run costs besides its work: the command, its imports, its stages, and with a Prefect server the flow.
 
-    python -m benchmarks.run_overhead [FASTA] [--repeats 5] [--flags "--preset tiny"]
+    python -m benchmarks.run_overhead [FASTA] [--repeats 5] [--flags "--preset tiny"] [--direct]
 
-Runs `virnuc predict` directly, then as flows of a Prefect server with SQLite on the loopback interface; each in turn with
+Runs `virnuc predict` directly, then, without --direct, as flows of a Prefect server with SQLite on the loopback interface; each in turn with
 `python -c "import torch"`, and after one run that warms the machine up. Overhead is the wall time of the command less the
 time in which the busiest lane computed with loaded models. Writes benchmarks/results/run_overhead.json.
 """
@@ -66,14 +66,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--port", type=int, default=4872)
     parser.add_argument("--flags", type=shlex.split, default=[])
+    parser.add_argument("--direct", action="store_true")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="virnuc-overhead-") as scratch:
         home = Path(scratch)
         os.environ |= {"VIRNUC_HOME": str(home)}
         load = os.getloadavg()
         direct = measure_runs(arguments.fasta, home / "direct", arguments.flags, arguments.repeats)
-        with serving(home, arguments.port):
-            flow = measure_runs(arguments.fasta, home / "flow", arguments.flags, arguments.repeats)
+        flow = None
+        if not arguments.direct:
+            with serving(home, arguments.port):
+                flow = measure_runs(arguments.fasta, home / "flow", arguments.flags, arguments.repeats)
     report = {
         "command": command_of("run_overhead"),
         "machine": machine(resolve_devices(("auto",))[0]),
