@@ -14,11 +14,11 @@ def bench_cases(results: Results) -> Iterator[Json]:
 
 
 def precision_rows(results: Results) -> Iterator[Json]:
-    """Speed of each precision relative to fp16, and of mixed lengths to one length, within a run."""
+    """Speed of each precision relative to bf16, and of mixed lengths to one length, within a run."""
     for case in bench_cases(results):
         own = {key: case[key] for key in ("model", "precision", "lengths")}
-        over: Json = {"over_fp16": None, "over_fixed": None}
-        for name, change in (("over_fp16", {"precision": "fp16"}), ("over_fixed", {"lengths": "fixed:166"})):
+        over: Json = {"over_bf16": None, "over_fixed": None}
+        for name, change in (("over_bf16", {"precision": "bf16"}), ("over_fixed", {"lengths": "fixed:166"})):
             wanted = own | change
             for other in case["others"]:
                 if wanted != own and wanted == {key: other[key] for key in own}:
@@ -127,8 +127,8 @@ TABLES: Final[dict[str, MakeTable]] = {
         bench_cases,
     ),
     "precision": table(
-        "model|precision|lengths|over own fp16|over fixed:166|file",
-        "{model:plain}|{precision}|{lengths}|{over_fp16:.3f}|{over_fixed:.3f}|{file}",
+        "model|precision|lengths|over own bf16|over fixed:166|file",
+        "{model:plain}|{precision}|{lengths}|{over_bf16:.3f}|{over_fixed:.3f}|{file}",
         precision_rows,
     ),
     "end-to-end": table(
