@@ -111,7 +111,7 @@ def test_what_cannot_be_pulled(name: str, code: int, message: str, virnuc: Comma
 def test_the_catalogue_for_a_person(virnuc: CommandLine) -> None:
     out = virnuc.done("models", "list").out
     lines = {tuple(line.split()[:2]): line for line in out.splitlines() if line.strip()}
-    assert "103,000 aa/s" in lines["3B", "protein"]
+    assert "104,000 aa/s" in lines["3B", "protein"]
     assert lines["15B", "protein"].endswith("NA")
     assert f"{REPO}@{COMMIT}" in lines["esm2:8M", "no"]
     assert "bundled" in lines["head", "tiny"]

@@ -234,12 +234,13 @@ def _query_free_memory() -> dict[str, int]:
 def _activation_bytes(spec: ModelSpec, precision: ResolvedPrecision) -> int:
     """Peak bytes per token of a layer, in and after the feed-forward.
 
-    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated; pooling D
-    in fp32.
+    Residual, norm, queries, keys, values and attention output are 6 D; the feed-forward 2 F, or 3 F if gated, of a byte each
+    in fp8; pooling D in fp32.
     """
+    size = _ACTIVATION_BYTES[precision]
     ffn_buffers = 2 if spec.family == "esm2" else 3
-    elements = 6 * spec.embedding_dim + ffn_buffers * spec.ffn_dim
-    return elements * _ACTIVATION_BYTES[precision] + 4 * spec.embedding_dim
+    ffn_size = 1 if precision == "fp8" else size
+    return 6 * spec.embedding_dim * size + ffn_buffers * spec.ffn_dim * ffn_size + 4 * spec.embedding_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,10 @@ def test_speed_is_compared_within_one_run() -> None:
         forward = {"tokens_per_second": rate, "letters_per_second": rate}
         return {"model": "random:650M", "precision": precision, "lengths": lengths, "forward": forward}
 
-    cases = [case("fp16", "fixed:166", 4e5), case("fp8", "fixed:166", 6e5), case("fp16", "lognormal", 3.8e5)]
+    cases = [case("bf16", "fixed:166", 4e5), case("fp8", "fixed:166", 6e5), case("bf16", "lognormal", 3.8e5)]
     assert rows_of(performance.TABLES["precision"], {"a": {"kind": "bench", "cases": cases}}) == [
         "| 650M | fp8 | fixed:166 | 1.500 |  | a |",
-        "| 650M | fp16 | lognormal |  | 0.950 | a |",
+        "| 650M | bf16 | lognormal |  | 0.950 | a |",
     ]
     peers = [
         {"peer": "fair-esm fp32", "model": "650M", "lengths": "fixed:166", "residues_per_second": 20_000.0},
@@ -69,7 +69,7 @@ def test_speed_is_compared_within_one_run() -> None:
     document = {"kind": "peers", "peers": peers, "cases": cases[:2]}
     rows = rows_of(performance.TABLES["peers"], {"peers": document})
     assert rows[0] == "| 650M |  | esm-efficient bf16 | esme is not installed |  |  |"
-    assert rows[1] == "| 650M | fixed:166 | fair-esm fp32 | 20,000 | fp16 20.00, fp8 30.00 | peers |"
+    assert rows[1] == "| 650M | fixed:166 | fair-esm fp32 | 20,000 | bf16 20.00, fp8 30.00 | peers |"
 
 
 def test_figures_of_the_bundled_models_are_of_everything() -> None:
