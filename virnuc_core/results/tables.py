@@ -324,8 +324,8 @@ class _Caller:
         (begin, end), store = block, self.store
         first, last = np.searchsorted(store.frame_chunk, block).tolist()
         scores = self.embeddings.rows(SCORES, first, last)
-        contig, first_contig = store.chunk_record[begin:end], int(store.chunk_record[begin])
-        contig = contig - first_contig
+        first_contig = int(store.chunk_record[begin])
+        contig = store.chunk_record[begin:end] - first_contig
         row_chunk, frames = store.frame_chunk[first:last] - begin, store.frame_number[first:last]
         chunks = call_chunks(scores, row_chunk, frames, end - begin, self.threshold)
         classes: tuple[str, ...] = ()
@@ -354,7 +354,7 @@ class _Caller:
             contigs=contig_table,
             contig_lines=table_lines(contig_table, self.contig_threshold),
             p_contig=p_contig,
-            regions=list(find_regions(spans, threshold=self.threshold)),
+            regions=find_regions(spans, threshold=self.threshold),
         )
 
     def _frame_lines(self, first: int, scores: npt.NDArray[np.float32]) -> list[bytes]:
