@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from tests.made_models import make_head
 from virnuc_core.benchmark.run import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.catalogue import find_entries
+from virnuc_core.models.classifier import MLPClassifier, save_classifier
 
 CONTIG_CODONS = 3333
 STOPS = ("TAA", "TAG", "TGA")
@@ -69,8 +69,9 @@ def main() -> None:
     with TemporaryDirectory(prefix="virnuc-main-job-") as scratch:
         folder = Path(scratch)
         write_genes(folder / "made.fa", 100 * arguments.mbp)
+        save_classifier(MLPClassifier(width), folder / "head.safetensors")
         command = [sys.executable, "-m", "virnuc_cli", "predict", str(folder / "made.fa"), "--quiet"]
-        command += ["--chunk-length", "500", "--head", str(make_head(folder / "head.safetensors", width))]
+        command += ["--chunk-length", "500", "--head", str(folder / "head.safetensors")]
         command += ["--esm-model", f"random:{arguments.esm_model}"]
         command += ["--dnabert-model", f"random:{arguments.dnabert_model}"]
         command += ["--precision", arguments.precision, "--devices", arguments.devices]
