@@ -7,16 +7,13 @@ run that compiles what is compiled once on a machine. Writes benchmarks/results/
 stages, and of computing, which is the busiest lane with loaded models.
 """
 
-import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from benchmarks.reports import Json, command_of, options_of, print_and_write
+from benchmarks.run_overhead import predict
 from virnuc_core.benchmark.run import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.catalogue import find_entries
@@ -35,13 +32,9 @@ def write_genes(path: Path, num_contigs: int) -> None:
             file.write(f">contig_{number}\n{''.join(draw.choice(codons, CONTIG_CODONS))}A\n")
 
 
-def measure(command: list[str], out: Path) -> Json:
+def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
     """Seconds of one run."""
-    begin = time.perf_counter()
-    subprocess.run([*command, "--out", str(out)], check=True)
-    wall = time.perf_counter() - begin
-    report = json.loads((out / "run.json").read_text())
-    computing = max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"])
+    wall, computing, report = predict(fasta, out, flags)
     return {
         "wall": wall,
         "computing": computing,
@@ -68,14 +61,16 @@ def main() -> None:
     width = sum(entry.spec.embedding_dim for entry in entries)
     with TemporaryDirectory(prefix="virnuc-main-job-") as scratch:
         folder = Path(scratch)
-        write_genes(folder / "made.fa", 100 * arguments.mbp)
-        save_classifier(MLPClassifier(width), folder / "head.safetensors")
-        command = [sys.executable, "-m", "virnuc_cli", "predict", str(folder / "made.fa"), "--quiet"]
-        command += ["--chunk-length", "500", "--head", str(folder / "head.safetensors")]
-        command += ["--esm-model", f"random:{arguments.esm_model}"]
-        command += ["--dnabert-model", f"random:{arguments.dnabert_model}"]
-        command += ["--precision", arguments.precision, "--devices", arguments.devices]
-        first, *runs = [measure(command, folder / f"out{number}") for number in range(1 + arguments.repeats)]
+        fasta, head = folder / "made.fa", folder / "head.safetensors"
+        write_genes(fasta, 100 * arguments.mbp)
+        save_classifier(MLPClassifier(width), head)
+        flags = ["--chunk-length", "500", "--head", str(head)]
+        flags += ["--esm-model", f"random:{arguments.esm_model}"]
+        flags += ["--dnabert-model", f"random:{arguments.dnabert_model}"]
+        flags += ["--precision", arguments.precision, "--devices", arguments.devices]
+        first, *runs = [
+            measure(fasta, folder / f"out{number}", flags) for number in range(1 + arguments.repeats)
+        ]
     report = {
         "command": command_of("main_job"),
         "machine": machine(resolve_devices(tuple(arguments.devices.split(",")))[0]),

@@ -23,14 +23,19 @@ from virnuc_core.benchmark.run import machine
 from virnuc_core.inference.device import resolve_devices
 
 
-def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
-    """Seconds of one run: the command, the busiest lane with loaded models, and the stages."""
+def predict(fasta: Path, out: Path, flags: list[str]) -> tuple[float, float, Json]:
+    """Seconds of the command, those in which the busiest lane computed with loaded models, and run.json."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "virnuc_cli", "predict", str(fasta), "--out", str(out), "--quiet"]
     subprocess.run([*command, *flags], check=True)
     wall = time.perf_counter() - begin
     report = json.loads((out / "run.json").read_text())
-    work = max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"])
+    return wall, max(lane["seconds"] - lane["load_seconds"] for lane in report["lanes"]), report
+
+
+def measure(fasta: Path, out: Path, flags: list[str]) -> Json:
+    """Seconds of one run: the command, the busiest lane with loaded models, and the stages."""
+    wall, work, report = predict(fasta, out, flags)
     return {"run_as": report["run_as"], "wall": wall, "work": work, "stages": report["stage_seconds"]}
 
 
