@@ -6,17 +6,17 @@ import io
 import logging
 import lzma
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Protocol, cast
+from typing import BinaryIO, Final, Protocol, cast
 
 from backports import zstd
-from dnaio import SequenceRecord
 from dnaio.exceptions import FileFormatError
-from dnaio.readers import FastaReader, FastqReader
+from dnaio.readers import FastqReader
 from isal import igzip_lib
 
 from virnuc_core.errors import InputError, UnreadableInputError
@@ -30,7 +30,11 @@ STDIN = "-"
 MAX_FOREIGN_SHARE = 0.1
 
 _BUFFER_BYTES: Final = 1 << 17
+# A record may take this share of the memory, at most so many bytes a letter: its text, letters, their copies and frames.
+_SHARE_OF_MEMORY: Final = 0.5
+_BYTES_PER_LETTER: Final = 8
 _BOM = b"\xef\xbb\xbf"
+_COMMENT: Final = re.compile(rb"^[ \t]*#[^>\n]*$", re.MULTILINE)
 _BLANKS = b" \t\r\n\v\f"
 # Control characters become "?", as non-ASCII letters do: sequences are also written to tables.
 _UPPER = bytes(c if 32 < c < 127 else ord("?") for c in bytes(range(256)).upper())
@@ -66,11 +70,11 @@ class Record:
 def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Record]:
     """Yields all records of all files in order, including unusable ones (see `rejection_reason`), one at a time in memory.
 
-    Files are FASTA or FASTQ, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input. Like dnaio, skips blank lines and
-    lines that begin with `#`; whitespace within a sequence is dropped, and U in DNA is read as T.
+    Files are FASTA or FASTQ, plain or gzip, bgzip, zstd, xz, bzip2; "-" is standard input. In FASTA, blank lines and lines that
+    begin with `#` are skipped; whitespace within a sequence is dropped, and U in DNA is read as T.
 
     Raises:
-        InputError: a file is missing, not a file, truncated, corrupt, or neither FASTA nor FASTQ.
+        InputError: a file is missing, not a file, truncated, corrupt, neither FASTA nor FASTQ, or has a record within another.
     """
     table = _UPPER_DNA if alphabet == "dna" else _UPPER
     number = 0
@@ -80,9 +84,8 @@ def iter_records(paths: Sequence[str | Path], alphabet: Alphabet) -> Iterator[Re
             for header, letters in _parse(text, path):
                 number += 1
                 words = header.split(maxsplit=1)
-                # Non-ASCII letters become "?", which counts as foreign in `rejection_reason`.
-                sequence = letters.encode("ascii", "replace").translate(table, _BLANKS)
-                yield Record(number, path, words[0] if words else "", sequence)
+                name = words[0] if words else ""
+                yield Record(number, path, name, letters.translate(table, _BLANKS))
         if number == first:
             logger.warning("%s holds no sequence record", visible(path))
 
@@ -137,30 +140,107 @@ def reading_text(path: str) -> Iterator[io.BufferedReader]:
                 yield cast(io.BufferedReader, text)
 
 
-class _Entry(NamedTuple):
-    """Replaces dnaio's record class, which rejects non-ASCII headers."""
-
-    name: str
-    sequence: str
-    qualities: str | None
-
-
-def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, str]]:
+def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
+    """Header and letters of each record; letters outside ASCII become "?", which counts as foreign in `rejection_reason`."""
     if text.peek(len(_BOM)).startswith(_BOM):
         text.read(len(_BOM))
     while (ahead := text.peek()) and not ahead.lstrip():
         text.read(len(ahead))
     text.read(len(ahead) - len(ahead.lstrip()))
     first = ahead.lstrip()[:1]
-    entries: Iterable[_Entry | SequenceRecord] = ()
     if first in (b">", b"#"):
-        entries = FastaReader(cast(BinaryIO, _RecordGuard(text, _FASTA_RECORD, path)), sequence_class=_Entry)
+        for record in _fasta_records(text, path):
+            header, _, lines = record.partition(b"\n")
+            name = header.decode()
+            yield name, _fasta_letters(name, lines, path)
     elif first == b"@":
-        entries = FastqReader(cast(BinaryIO, _RecordGuard(text, _FASTQ_LINE, path)))
+        for entry in FastqReader(cast(BinaryIO, _LineGuard(text, path))):
+            yield entry.name, entry.sequence.encode("ascii", "replace")
     elif first:
         raise InputError(f"{path} is neither FASTA nor FASTQ: it begins with {text.peek(20)[:20]!r}.")
-    for entry in entries:
-        yield entry.name, entry.sequence
+
+
+def _fasta_records(text: io.BufferedReader, path: str) -> Iterator[bytes]:
+    """What follows the `>` of each record, up to the next one; a line may end with `\\n` or with `\\n\\n`."""
+    most, has_begun, record = _most_letters(), False, bytearray(b"\n")
+    while block := text.read1(_BUFFER_BYTES):
+        unseen = max(len(record) - 1, 0)
+        record += block.replace(b"\r", b"\n")
+        ended: list[bytes] = []
+        if record.find(b"\n>", unseen) >= 0:
+            *ended, rest = bytes(record).split(b"\n>")
+            record = bytearray(rest)
+        if not has_begun:
+            has_begun = bool(ended)
+            before = ended.pop(0) if ended else bytes(record)
+            if found := re.sub(rb"(?m)^[ \t]*#.*$", b"", before).strip():
+                raise InputError(f"{path} is neither FASTA nor FASTQ: {found[:20]!r} follows its comments.")
+        yield from ended
+        if len(record) > most:
+            raise _too_large(path, len(record))
+    if has_begun:
+        yield bytes(record)
+
+
+def _fasta_letters(name: str, lines: bytes, path: str) -> bytes:
+    if b"#" in lines:
+        # A comment with a ">" may have lost its line end, but not where the next record begins behind it.
+        lines = _COMMENT.sub(b"", lines[: _end_of_letters(lines)])
+    if b">" in lines or b"@" in lines or b"+" in lines or _BOM in lines:
+        raise _second_record(name, lines, path)
+    if not lines.isascii():
+        lines = lines.decode().replace("\xa0", "").encode("ascii", "replace")
+    return lines
+
+
+def _second_record(name: str, lines: bytes, path: str) -> InputError:
+    place = min(place for sign in (b">", b"@", b"+", _BOM) if (place := lines.find(sign)) >= 0)
+    letters = len(lines[:place].translate(None, _BLANKS))
+    return InputError(
+        f"{path}: the sequence of {visible(name[:60])!r} goes on after {letters:,} letters with {lines[place : place + 20]!r}, "
+        "where another record seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file "
+        "without a final newline to the next file), and give FASTA and FASTQ in separate files."
+    )
+
+
+def _end_of_letters(lines: bytes) -> int:
+    """Where the comments and blank lines at the end begin."""
+    end = len(lines)
+    while end > 0:
+        begin = lines.rfind(b"\n", 0, end) + 1
+        if lines[begin:end].strip()[:1] not in (b"", b"#"):
+            break
+        end = begin - 1
+    return max(end, 0)
+
+
+class _LineGuard(io.RawIOBase):
+    """Raises InputError before a line of FASTQ takes half of the memory: dnaio's buffer holds up to two copies of it."""
+
+    def __init__(self, text: io.BufferedReader, path: str) -> None:
+        self._text = text
+        self._path = path
+        self._most = _most_letters() // 2
+        self._length = 0
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._text.read(size)
+        end = block.rfind(b"\n")
+        self._length = len(block) - 1 - end + (self._length if end < 0 else 0)
+        if self._length > self._most:
+            raise _too_large(self._path, self._length)
+        return block
+
+
+def _most_letters() -> int:
+    return int(_SHARE_OF_MEMORY * memory_limit() / _BYTES_PER_LETTER)
+
+
+def _too_large(path: str, length: int) -> InputError:
+    return InputError(
+        f"{path} holds a record of more than {length:,} bytes, which does not fit into the memory of this machine. Split it, or "
+        "leave it out."
+    )
 
 
 @contextmanager
@@ -295,66 +375,3 @@ class _Members(io.RawIOBase):
         self._member = _DECOMPRESSORS[self._compression]()
         self._lacks_end = False
         return True
-
-
-class _RecordShape(NamedTuple):
-    """Memory model of a parser: maximum bytes of memory per byte, and per line end, read since the last separator.
-
-    At `separators`, it releases everything before; each ends with `mark`, one byte, which is searched for first.
-    """
-
-    separators: tuple[bytes, ...]
-    mark: bytes
-    byte_cost: int
-    line_cost: int
-
-
-# The text, its letters, their copies in upper case and in the batch, and their frames; one Python string per line.
-_FASTA_RECORD: Final = _RecordShape((b"\n>", b"\r>"), b">", byte_cost=8, line_cost=64)
-# A line is up to half of a record; the parser's growing buffer holds up to two copies of it.
-_FASTQ_LINE: Final = _RecordShape((b"\n",), b"\n", byte_cost=16, line_cost=0)
-_GUARD_BLOCK_BYTES: Final = 1 << 16
-_SHARE_OF_MEMORY: Final = 0.5
-
-
-class _RecordGuard(io.BufferedIOBase):
-    """Raises InputError before one record takes half of the memory: a few kB of compressed data may expand to any size."""
-
-    def __init__(self, stream: io.BufferedReader, shape: _RecordShape, path: str) -> None:
-        self._stream = stream
-        self._shape = shape
-        self._path = path
-        self._max_cost = _SHARE_OF_MEMORY * memory_limit()
-        self._length = self._cost = 0
-        self._last = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read1(self, size: int = -1) -> bytes:
-        return self._counted(self._stream.read1(_GUARD_BLOCK_BYTES))
-
-    def read(self, size: int | None = -1) -> bytes:
-        return self._counted(self._stream.read(size))
-
-    def _counted(self, block: bytes) -> bytes:
-        shape, counted = self._shape, block
-        # Fast path: most blocks of a long record have no mark.
-        if shape.mark in block:
-            seen = self._last + block
-            begin = max(map(seen.rfind, shape.separators))
-            if begin >= 0:
-                self._length = self._cost = 0
-                counted = seen[begin + 1 :]
-        self._length += len(counted)
-        self._cost += len(counted) * shape.byte_cost
-        if shape.line_cost:
-            num_lines = counted.count(b"\n") + (counted.count(b"\r") if b"\r" in counted else 0)
-            self._cost += num_lines * shape.line_cost
-        if self._cost > self._max_cost:
-            raise InputError(
-                f"{self._path} holds a record of more than {self._length:,} bytes, which does not fit into the memory "
-                "of this machine. Split it, or leave it out."
-            )
-        self._last = block[-1:]
-        return block
