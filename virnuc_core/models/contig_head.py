@@ -33,6 +33,8 @@ _DILATIONS: Final = (1, 4)
 # Chunks on either side that the hidden state of a chunk depends on.
 _REACH: Final = sum(_DILATIONS) * (_KERNEL // 2)
 _SEGMENT_CHUNKS: Final = 1 << 12
+# Rows of a matrix product on the CPU.
+_BLOCK_ROWS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,28 +98,28 @@ class ContigHead(nn.Module):
         self.protein_norm = nn.LayerNorm(spec.protein_width)
         self.row = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(spec.dna_width + spec.protein_width + 2, spec.hidden_width),
+            _Linear(spec.dna_width + spec.protein_width + 2, spec.hidden_width),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(spec.hidden_width, code),
+            _Linear(spec.hidden_width, code),
             nn.LayerNorm(code, elementwise_affine=False),
         )
-        self.gate = nn.Linear(code, 1)
+        self.gate = _Linear(code, 1)
         self.chunk = nn.Sequential(
-            nn.Linear(code, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, len(spec.classes))
+            _Linear(code, width), nn.GELU(), nn.Dropout(dropout), _Linear(width, len(spec.classes))
         )
-        self.enter = nn.Linear(code, width)
+        self.enter = _Linear(code, width)
         self.blocks = nn.ModuleList(_Block(width, dilation, dropout) for dilation in _DILATIONS)
-        self.context = nn.Linear(width, len(spec.classes))
-        self.attention = nn.Linear(width, spec.pooling_heads)
-        self.values = nn.Linear(width, width)
+        self.context = _Linear(width, len(spec.classes))
+        self.attention = _Linear(width, spec.pooling_heads)
+        self.values = _Linear(width, width)
         self.contig = nn.Sequential(
-            nn.Linear(width + code + 1, width),
+            _Linear(width + code + 1, width),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(width, len(spec.classes)),
+            _Linear(width, len(spec.classes)),
         )
-        self.embedding = nn.Linear(width, code)
+        self.embedding = _Linear(width, code)
         self.chunk_temperature: Tensor
         self.context_temperature: Tensor
         self.contig_temperature: Tensor
@@ -233,6 +235,18 @@ class ContigHead(nn.Module):
         return hidden[begin - first : end - first]
 
 
+class _Linear(nn.Linear):
+    """Multiplies in blocks of fixed shape on the CPU: rounding depends on the shape, and no contig should on others in the file."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(n, I) -> (n, O)."""
+        if self.training or rows.device.type != "cpu":
+            return super().forward(rows)
+        *blocks, last = rows.split(_BLOCK_ROWS)
+        blocks.append(functional.pad(last, (0, 0, 0, _BLOCK_ROWS - len(last))))
+        return torch.cat([super(_Linear, self).forward(block) for block in blocks])[: len(rows)]
+
+
 class _Block(nn.Module):
     """A dilated depthwise convolution along the contig, then a feed-forward layer, each with its residual."""
 
@@ -243,10 +257,10 @@ class _Block(nn.Module):
         self.mix = nn.Conv1d(width, width, _KERNEL, dilation=dilation, groups=width)
         self.feed = nn.Sequential(
             nn.LayerNorm(width),
-            nn.Linear(width, 2 * width),
+            _Linear(width, 2 * width),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(2 * width, width),
+            _Linear(2 * width, width),
         )
 
     def forward(self, hidden: Tensor, contig: Tensor) -> Tensor:

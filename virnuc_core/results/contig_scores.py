@@ -195,7 +195,8 @@ def _blocks(starts: Int64, num_rows: int) -> Iterator[tuple[int, int, int, int]]
 
 
 def _probabilities(margin: Tensor) -> Float64:
-    return np.asarray(margin.double().sigmoid().numpy())
+    # torch's sigmoid rounds the last few values of an array differently.
+    return np.asarray(np.exp(-np.logaddexp(0.0, -margin.double().numpy())))
 
 
 def _best_classes(head: ContigHead, logits: Tensor) -> Int64:
