@@ -14,7 +14,7 @@ from typing import Final
 
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError
-from virnuc_core.files import try_lock
+from virnuc_core.files import make_private, try_lock
 
 # Before a restart; the last one repeats.
 RESTART_DELAYS_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -89,6 +89,7 @@ class _ProcessGroup:
     """A program and its children in their own session: Ctrl-C reaches only this process, which ends them in order."""
 
     def __init__(self, program: Program) -> None:
+        make_private(program.log)
         with open(program.log, "ab") as output:
             self._main = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCHED, "sh", *program.command],

@@ -350,4 +350,4 @@ def _register_automations(client: SyncPrefectClient, nightly: NightlyChoice) -> 
 
 
 if __name__ == "__main__":
-    os.execv(sys.executable, [sys.executable, "-m", "virnuc_cli", "deploy", *sys.argv[1:]])  # noqa: S606 (the same process goes on as the command)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "virnuc_cli", "deploy", *sys.argv[1:]])  # noqa: S606 (the same process goes on as the command)

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -16,19 +18,28 @@ from typing import Final
 
 import httpx
 
+from deployments.gate import HOST
 from deployments.processes import Program, interruptible, keep_running, only_one
 from deployments.server import workers_since
-from deployments.worker import HostPlan, WorkerChoice, on_cpu_without_gpus, plan_host, reserving
+from deployments.worker import (
+    HostPlan,
+    WorkerChoice,
+    leave_working_folder,
+    on_cpu_without_gpus,
+    plan_host,
+    reserving,
+)
 from virnuc_core import env_config
-from virnuc_core.env_config import env
+from virnuc_core.env_config import value_of
 from virnuc_core.errors import UsageError
+from virnuc_core.files import make_private, write_private
 
-HOST: Final = "127.0.0.1"
 # The first start creates a database, possibly on a slow or busy machine.
 _START_TIMEOUT_SECONDS: Final = 180.0
 # Restarts of a server in a row; after that, the end of its log helps more than another try.
 _MAX_RESTARTS: Final = 3
 _POLL_SECONDS: Final = 0.2
+_USER: Final = "virnuc"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +55,11 @@ class Stack:
     def prefect_address(self) -> str:
         """URL of the Prefect UI."""
         return f"http://{HOST}:{self.port}"
+
+    @property
+    def access(self) -> Path:
+        """Script with the addresses and the password for a shell."""
+        return self.folder / "access.sh"
 
     @property
     def mlflow_address(self) -> str:
@@ -72,11 +88,15 @@ def run_stack(stack: Stack) -> None:
             pass  # refused now rather than by the worker, again and again
         for log in stack.folder.glob("*.log"):
             log.unlink()
-        # From here on this process and all that it starts use these servers.
-        os.environ.update(
-            {"PREFECT_API_URL": f"{stack.prefect_address}/api", "MLFLOW_TRACKING_URI": stack.mlflow_address}
-        )
+        # From here on this process and all that it starts use these servers, and no settings file of the working folder.
+        leave_working_folder()
+        access = _access(stack)
+        os.environ.update(access)
         env_config.reload()
+        make_private(stack.folder.parent / "mlflow.db")
+        write_private(
+            stack.access, "".join(f"export {name}={shlex.quote(text)}\n" for name, text in access.items())
+        )
         with interruptible():
             try:
                 asyncio.run(_run_programs(stack, plan))
@@ -116,12 +136,27 @@ def _register_here() -> None:
     register(NightlyChoice(), wait_timeout=_START_TIMEOUT_SECONDS)
 
 
+def _access(stack: Stack) -> dict[str, str]:
+    """Variables of programs that use the servers, with a new password."""
+    password = secrets.token_urlsafe()
+    return {
+        "PREFECT_API_URL": f"{stack.prefect_address}/api",
+        "PREFECT_API_AUTH_STRING": f"{_USER}:{password}",
+        "MLFLOW_TRACKING_URI": stack.mlflow_address,
+        "MLFLOW_TRACKING_USERNAME": _USER,
+        "MLFLOW_TRACKING_PASSWORD": password,
+    }
+
+
 def _prefect_server(stack: Stack) -> Program:
-    start = ("server", "start", "--host", HOST, "--port", str(stack.port))
     return Program(
         name="Prefect server",
-        command=(sys.executable, "-m", "prefect", *start),
+        command=(sys.executable, "-m", "deployments.gate", "prefect", str(stack.port)),
         environment={
+            "PREFECT_SERVER_API_AUTH_STRING": value_of("PREFECT_API_AUTH_STRING") or "",
+            # The page calls the address of the API, also where it was opened as localhost.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{stack.prefect_address},http://localhost:{stack.port}",
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_METRICS_ENABLED": "true",
@@ -133,21 +168,23 @@ def _prefect_server(stack: Stack) -> Program:
 
 def _mlflow_server(stack: Stack) -> Program:
     """MLflow over the store that runs use without a server, so that all runs are in one place."""
-    home = env().home.resolve()
-    address = ("--host", HOST, "--port", str(stack.mlflow_port), "--workers", "1")
-    store = ("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}")
-    # Everything is on this machine: runs write their files themselves, as they do without a server.
-    files = ("--no-serve-artifacts", "--default-artifact-root", (home / "mlartifacts").as_uri())
+    home = stack.folder.parent
     counters = stack.folder / "mlflow-metrics"
     shutil.rmtree(counters, ignore_errors=True)  # of earlier processes
     # Of the extra `metrics`.
     is_counting = find_spec("prometheus_flask_exporter") is not None
-    metrics = ("--expose-prometheus", str(counters)) if is_counting else ()
     return Program(
         name="MLflow server",
-        command=(sys.executable, "-m", "mlflow", "server", *address, *store, *files, *metrics),
-        # Its seven processes for jobs have nothing to do here.
-        environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+        command=(sys.executable, "-m", "deployments.gate", "mlflow", str(stack.mlflow_port)),
+        environment={
+            # As `mlflow server --backend-store-uri --default-artifact-root` sets them. Runs write their files themselves.
+            "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{home / 'mlflow.db'}",
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": (home / "mlartifacts").as_uri(),
+            **({"prometheus_multiproc_dir": str(counters)} if is_counting else {}),
+            # Its seven processes for jobs have nothing to do here.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        },
         log=stack.folder / "mlflow.log",
         max_restarts=_MAX_RESTARTS,
     )
@@ -188,13 +225,13 @@ def _answers(url: str) -> bool:
 
 def _welcome(stack: Stack, plan: HostPlan) -> str:
     slots = [device.name for device in plan.devices] + [f"{plan.runs} whole runs"]
-    return f"""Prefect   {stack.prefect_address}
-MLflow    {stack.mlflow_address}
+    return f"""Prefect   {stack.prefect_address} (sign in with {value_of("PREFECT_API_AUTH_STRING")})
+MLflow    {stack.mlflow_address} (user {_USER}, password {value_of("MLFLOW_TRACKING_PASSWORD")})
 workers   {plan.host_id} ({", ".join(slots)})
 logs      {stack.folder}
 
 In another shell:
-  export PREFECT_API_URL={stack.prefect_address}/api
+  . {shlex.quote(str(stack.access))}
   prefect deployment run predict/on-demand --watch \\
     --param inputs='["/data/contigs.fa"]' --param out=/data/run
 

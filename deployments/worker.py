@@ -17,7 +17,8 @@ from typing import Final
 from deployments.processes import interruptible, only_one
 from deployments.server import missing_pools, server_failure, server_url
 from flows import CPU_POOL, GPU_POOL, RUNS_POOL
-from virnuc_core.env_config import available_threads, child_environment, env, value_of
+from virnuc_core import env_config
+from virnuc_core.env_config import available_threads, child_environment, env, home_folder, value_of
 from virnuc_core.errors import DeviceError, UsageError
 from virnuc_core.inference.nvidia_smi import query_gpus
 
@@ -92,6 +93,7 @@ def work(choice: WorkerChoice) -> None:
         UsageError: no server is configured, it has no work pools yet, or the choice is invalid.
         DeviceError: there is no GPU, or not the one that was asked for.
     """
+    leave_working_folder()
     plan = plan_host(choice)
     # Before Prefect reads its settings; runs inherit it as well.
     os.environ.update(worker_environment())
@@ -190,6 +192,14 @@ def worker_environment() -> Mapping[str, str]:
     }
 
 
+def leave_working_folder() -> None:
+    """Goes to the home folder: Prefect takes its settings from files of the working folder, which may hold data of others."""
+    home = home_folder().resolve()
+    os.environ["VIRNUC_HOME"] = str(home)
+    env_config.reload()
+    os.chdir(home)
+
+
 @contextmanager
 def reserving(plan: HostPlan) -> Iterator[None]:
     """Reserves devices and names on this host, else UsageError: two workers would use a device at once."""
@@ -204,7 +214,7 @@ def reserving(plan: HostPlan) -> Iterator[None]:
 
 
 def _folder() -> Path:
-    return env().home.resolve() / "workers"
+    return home_folder("workers").resolve()
 
 
 def _lock_file(name: str) -> Path:

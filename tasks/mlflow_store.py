@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
+from virnuc_core.files import make_private
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
@@ -315,9 +316,8 @@ def check_store() -> str:
     uri = env().tracking_uri
     try:
         if uri is None:
-            env().home.mkdir(parents=True, exist_ok=True)
             # SQLite creates files beside its database.
-            with tempfile.TemporaryFile(dir=env().home):
+            with tempfile.TemporaryFile(dir=home_folder()):
                 pass
         elif uri.startswith(("http://", "https://")):
             # MLflow's client would retry.
@@ -359,11 +359,11 @@ def _connect() -> tuple["MlflowClient", str]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if env().tracking_uri:
         return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
-    home = env().home
-    home.mkdir(parents=True, exist_ok=True)
+    home = home_folder()
     # Concurrent creation of a new database fails for all but one process.
     with open(home / ".mlflow.lock", "w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
+        make_private(home / "mlflow.db")
         client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
         return _with_experiment(client, artifacts=(home / "mlartifacts").resolve().as_uri())
 

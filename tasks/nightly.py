@@ -3,6 +3,7 @@
 Several nightly runs may share an inbox and its results.
 """
 
+import errno
 import fcntl
 import glob
 import json
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -25,7 +27,7 @@ from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest
 
-FileStatus = Literal["failed", "rejected", "waiting", "done", "kept"]
+FileStatus = Literal["failed", "rejected", "skipped", "waiting", "done", "kept"]
 STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)  # most urgent first
 # An inbox holds other files too; the reader itself goes by content.
 SUFFIXES: Final = frozenset({".fa", ".fasta", ".fas", ".fna", ".ffn", ".fsa", ".fq", ".fastq"})
@@ -47,17 +49,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSnapshot:
-    """A file at one moment: size in bytes, and modification time in nanoseconds since 1970."""
+    """A file at one moment: size in bytes, and modification time in nanoseconds since 1970.
+
+    Attributes:
+        link: the symbolic link that the file is, or that a folder above it in the inbox is; it is not followed.
+    """
 
     path: Path
     size: int
     mtime_ns: int
+    link: Path | None = None
 
     @classmethod
-    def of(cls, path: Path) -> "FileSnapshot":
-        """The file as it is now."""
-        found = path.stat()
-        return cls(path=path, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    def of(cls, path: Path, root: Path | None = None) -> "FileSnapshot":
+        """The file as it is now, in the inbox `root`."""
+        found = path.lstat()
+        below = [path, *(folder for folder in path.parents if root and root in folder.parents)]
+        link = next((each for each in below if each.is_symlink()), None)
+        return cls(path=path, size=found.st_size, mtime_ns=found.st_mtime_ns, link=link)
 
     def reason_to_wait(self, settle_seconds: float) -> str | None:
         """Why the file may still be incomplete; None when it has not changed for `settle_seconds`."""
@@ -88,21 +97,24 @@ def results_name(path: Path, sha256: str) -> str:
 def iter_inbox(inbox: str) -> Iterator[FileSnapshot]:
     """Yields the sequence files of a folder (not recursive) or glob; skips hidden, other and rejected files, and folders.
 
+    Links are given as links, and never followed: whoever may write to an inbox could name any file of this host.
+
     Raises:
         UsageError: there is no such folder.
     """
-    folder = Path(inbox)
-    if folder.is_dir():
-        paths = list(folder.iterdir())
+    root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(inbox).parts))
+    if Path(inbox).is_dir():
+        root = Path(inbox)
+        paths = list(root.iterdir())
     elif glob.has_magic(inbox):
         found = map(Path, glob.glob(inbox, recursive=True))
         paths = [path for path in found if path.parent.name != REJECTED]
     else:
         raise UsageError(f"inbox {inbox} is not a folder: make it, or give a glob such as '/data/*.fa.gz'.")
     for path in sorted(set(paths)):
-        if sample_name(path) is not None and path.is_file():
+        if sample_name(path) is not None and (path.is_symlink() or path.is_file()):
             with suppress(FileNotFoundError):  # removed since it was listed
-                yield FileSnapshot.of(path)
+                yield FileSnapshot.of(path, root)
 
 
 def quarantine_file(path: Path, sha256: str, reason: str) -> Path:
@@ -116,12 +128,14 @@ def quarantine_file(path: Path, sha256: str, reason: str) -> Path:
     """
     folder = path.parent / REJECTED
     folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(folder))
     target = folder / path.name
     if target.exists():
         target = folder / f"{sha256[:12]}-{path.name}"
     # The reason first, so that a moved file has one whenever the process stops.
     note = target.with_name(f"{target.name}.reason.txt")
-    write_text(note, f"{reason}\n")
+    write_text(note, f"{reason}\n", shared=True)
     try:
         return path.replace(target)
     except FileNotFoundError:
@@ -230,7 +244,7 @@ class FileOutcome:
     """Outcome of one file.
 
     Attributes:
-        status: done now, kept from before, rejected as unusable, waiting or failed until next time.
+        status: done now, kept from before, rejected as unusable, skipped as a link, waiting or failed until next time.
         reason: why, unless done.
         results: results folder, if any.
         contigs: contigs in the file; None without results.
@@ -282,8 +296,8 @@ class NightlyBatch:
         """Yields the files to compute, once for each content; the others have an outcome or are added to `copies`."""
         begun: set[str] = set()
         for file in files:
-            if waiting := self._waiting(file):
-                self._settle("", waiting)
+            if outcome := self._link(file) or self._waiting(file):
+                self._settle("", outcome)
                 continue
             try:
                 sha256 = self._digests.sha256(file)
@@ -326,6 +340,10 @@ class NightlyBatch:
             reason=". ".join(filter(None, (f"The same bytes as {first.name}", first.reason))),
             seconds=0.0,
         )
+
+    def _link(self, file: FileSnapshot) -> FileOutcome | None:
+        reason = f"{file.link} is a link"
+        return FileOutcome(path=file.path, status="skipped", reason=reason) if file.link else None
 
     def _waiting(self, file: FileSnapshot) -> FileOutcome | None:
         reason = file.reason_to_wait(self._settle_seconds)
@@ -463,7 +481,7 @@ class NightlyReport:
                 for outcome in done[:MAX_ROWS]
             )
             lines += ["", *table(("file", "contigs", "virus", "seconds", "run"), rows)]
-        if others := self._with_status("failed", "rejected", "waiting"):
+        if others := self._with_status("failed", "rejected", "skipped", "waiting"):
             lines += ["", "Not done:", ""]
             lines += [f"- {o.status} {code(o.name)}: {cell(o.reason)}" for o in others[:MAX_ROWS]]
         return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ from typing import IO, Final
 
 from tasks.mlflow_process import store_of
 from tasks.mlflow_store import Entry, RecordStore, first_line, is_refused, store_name
-from virnuc_core.env_config import env
+from virnuc_core.env_config import home_folder
 from virnuc_core.errors import StorageLostError
 from virnuc_core.files import parse_object
 from virnuc_core.run_folder import RunFolder
@@ -53,7 +53,7 @@ class RunRecord:
     @classmethod
     def create(cls, run: Path | None) -> "RunRecord":
         """A new record in a run's folder, or in virnuc's home; which also keeps a link to it."""
-        key, home = secrets.token_hex(8), env().home.absolute() / "tracking"
+        key, home = secrets.token_hex(8), home_folder() / "tracking"
         parent = home if run is None else RunFolder(run.absolute()).tracking
         try:
             record = _make_locked(parent / key)
@@ -131,13 +131,13 @@ class RunRecord:
         if self._metrics.waiting:
             return
         until = time.monotonic() + _SECONDS_FOR_EARLIER_RUNS
-        for folder in earlier_records(self.folder.parent, env().home / "tracking"):
+        for folder in earlier_records(self.folder.parent, home_folder() / "tracking"):
             if (left := until - time.monotonic()) > 0 and (record := RunRecord.reopen(folder)):
                 failure = record.complete(left)
                 _log.info("record %s in MLflow: %s", folder, failure or "completed")
 
     def _remove(self) -> None:
-        link = env().home / "tracking" / self.folder.name
+        link = home_folder() / "tracking" / self.folder.name
         if link.is_symlink():
             link.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -554,13 +554,13 @@ def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
     from deployments.up import Stack, run_stack
     from deployments.worker import WorkerChoice
     from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
-    from virnuc_core.env_config import env
+    from virnuc_core.env_config import home_folder
 
     prepare_local_prefect()
     choice = WorkerChoice(devices=devices, workers=workers)
     with logging_programs():
         run_stack(
-            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=env().home.resolve() / "up")
+            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
         )
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from virnuc_core.env_config import env, value_of
+from virnuc_core.env_config import env, home_folder, value_of
 from virnuc_core.errors import UsageError, VirnucError
+from virnuc_core.files import make_private
 from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import hide_secrets_in_logs
 from virnuc_core.versions import log_version_warnings
@@ -44,9 +45,10 @@ def prepare_local_prefect() -> None:
     """
     hide_secrets_in_logs()
     log_version_warnings("orchestration")
-    home = env().home.resolve() / "prefect"
+    home = home_folder("prefect").resolve()
     if env().prefect_home is None:
         _make_folder(home)
+        make_private(home / "prefect.db")
         profiles = Path("~/.prefect/profiles.toml").expanduser()
         if profiles.exists():
             os.environ.setdefault("PREFECT_PROFILES_PATH", str(profiles))

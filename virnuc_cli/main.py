@@ -36,6 +36,9 @@ PACKAGES: Final = ("virnuc_cli", "deployments", "flows", "tasks", "virnuc_core")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `argv` excludes the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # no child takes a module from the working folder, which may hold data of others
+    )
     try:
         _require_file_names(arguments)
         require_one_folder()

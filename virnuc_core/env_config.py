@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, get_args
@@ -174,6 +174,18 @@ def env() -> EnvConfig:
         raise UsageError(
             f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}; set it to {wanted}, or unset it."
         ) from error
+
+
+def home_folder(name: str = "") -> Path:
+    """VIRNUC_HOME, made for its owner alone unless it is there, or a folder in it, open to those that it is open to.
+
+    Where they cannot be made, writing into them says why.
+    """
+    home = env().home.absolute()
+    with suppress(OSError):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / name).mkdir(mode=home.stat().st_mode, exist_ok=True)
+    return home / name
 
 
 def reload() -> EnvConfig:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -59,6 +60,28 @@ def write_text(path: Path, text: str, *, shared: bool = False) -> None:
     """Writes a small UTF-8 file atomically; `shared` as for `atomic_path`."""
     with atomic_path(path, shared=shared) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a small UTF-8 file atomically, for its owner alone from the first byte on."""
+    with atomic_path(path, shared=True) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def make_private(path: Path) -> None:
+    """Creates an empty file unless it exists, and takes it away from others, whatever the umask.
+
+    The group keeps it only in a folder that the group may write, such as a home folder that several people share.
+    """
+    for_group = path.parent.stat().st_mode & stat.S_IWGRP and 0o060
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        with suppress(PermissionError):  # of another member of the group
+            os.fchmod(descriptor, 0o600 | for_group)
+    finally:
+        os.close(descriptor)
 
 
 def temporary_name(path: Path) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import InputError, MismatchError, StorageError, StorageLostError, UsageError
 from virnuc_core.files import file_digest, from_json, parse_object, sync_file, temporary_name, write_text
 from virnuc_core.plain_text import without_secrets
@@ -66,7 +66,7 @@ def output_path(out: str) -> Path:
 
 def staging_folder() -> Path:
     """Copies of what comes from elsewhere, and runs whose results go elsewhere."""
-    return (env().staging or env().home / "staging").absolute()
+    return (env().staging or home_folder() / "staging").absolute()
 
 
 def require_shared_staging(what: str) -> None:

@@ -1,6 +1,5 @@
 """The report of a run in a real browser."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,15 @@ import pytest
 
 pytest.importorskip("playwright.sync_api")
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.made_browser import chromium
 from tests.made_reports import MadeContig, island, many_contigs, write_run, write_stretches
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.report.data import Limits
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = ("--no-sandbox", "--disable-gpu")
 HOSTILE = (
     "</script><script>window.hacked=1</script>",
     '"><img src=x onerror="window.hacked=1">',
@@ -31,14 +29,8 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium: the installed one, or playwright's."""
-    installed = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    with sync_playwright() as playwright:
-        if installed is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("there is no Chromium on the PATH, and playwright has none of its own")
-        chromium = playwright.chromium.launch(executable_path=installed, args=list(ARGUMENTS))
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """One `virnuc up` for all tests here: a real server, MLflow and workers, with their own ports and home folder."""
 
+import json
 import os
 import signal
 import socket
@@ -40,6 +41,12 @@ WORKERS = ("--devices", "0,1") if ON_GPUS else ("--devices", "cpu", "--workers",
 RESULTS = ("predictions.tsv", "contigs.tsv", "embeddings.h5")
 
 Event = TypeVar("Event", bound=LaneEvent)
+
+
+def access_of(home: Path) -> dict[str, str]:
+    command = ["env", "-i", "sh", "-c", '. "$0" && env', str(home / "up" / "access.sh")]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    return {name: text for name, _, text in (line.partition("=") for line in lines) if name != "PWD"}
 
 
 def free_port() -> int:
@@ -95,11 +102,16 @@ class Stack(Server):
     port: int
     mlflow_port: int
 
+    @property
+    def access(self) -> dict[str, str]:
+        """The variables of `up/access.sh`, with the password, as a shell has them after reading it."""
+        return access_of(self.home)
+
     def shell(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs a module in another shell in which the server's address is set."""
+        """Runs a module in another shell that has read `up/access.sh`."""
         return subprocess.run(
             [sys.executable, "-m", *map(str, command)],
-            env={**os.environ, "VIRNUC_HOME": str(self.home), "PREFECT_API_URL": str(self.client.api_url)},
+            env={**os.environ, "VIRNUC_HOME": str(self.home), **self.access},
             capture_output=True,
             text=True,
             timeout=240,
@@ -111,14 +123,15 @@ class Stack(Server):
         children = psutil.Process(self.process.pid).children()
         return next((child for child in children if word in child.cmdline()), None)
 
-    def processes(self) -> list[psutil.Process]:
-        """All processes with this stack's home folder, except the tests themselves."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get("VIRNUC_HOME") == str(self.home):
-                    found.append(process)
-        return found
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """All processes with this home folder, except the tests themselves."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("VIRNUC_HOME") == str(home):
+                found.append(process)
+    return found
 
 
 def same_results(one: Path, other: Path) -> bool:
@@ -157,35 +170,55 @@ def wait_for_mid_run(out: Path) -> LaneStarted:
 
 
 @contextmanager
-def running_stack(home: Path, **environment: str) -> Iterator[Stack]:
-    """`virnuc up` with further environment variables; nothing is left of it afterwards."""
+def running_stack(folder: Path, **environment: str) -> Iterator[Stack]:
+    """`virnuc up` with further environment variables; nothing is left of it afterwards.
+
+    It makes its home folder itself, where new files are open to everybody by default, and works in a folder with hostile files.
+    """
+    home, output = folder / "home", folder / "up.log"
     port, mlflow_port = free_port(), free_port()
     unset = ("PREFECT_", "MLFLOW_", "VIRNUC_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
-    with (home / "up.log").open("w") as log, SyncPrefectClient(f"http://127.0.0.1:{port}/api") as client:
+    with output.open("w") as log:
         ports = ("--port", str(port), "--mlflow-port", str(mlflow_port))
         process = subprocess.Popen(
-            [sys.executable, "-m", "virnuc_cli", "up", *ports, *WORKERS],
+            [sys.executable, "-P", "-m", "virnuc_cli", "up", *ports, *WORKERS],
             env={**inherited, "VIRNUC_HOME": str(home), "VIRNUC_THREADS": "2", **environment},
+            cwd=hostile_folder(folder / "data"),
+            umask=0,
             stdout=log,
             stderr=log,
             text=True,
         )
-        stack = Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
         try:
-            wait_until(lambda: process.poll() is not None or "Ctrl-C" in (home / "up.log").read_text(), 300)
-            assert process.poll() is None, (home / "up.log").read_text()
-            yield stack
+            wait_until(lambda: process.poll() is not None or "Ctrl-C" in output.read_text(), 300)
+            assert process.poll() is None, output.read_text()
+            access = access_of(home)
+            auth = access["PREFECT_API_AUTH_STRING"]
+            with SyncPrefectClient(access["PREFECT_API_URL"], auth_string=auth) as client:
+                yield Stack(process=process, home=home, port=port, mlflow_port=mlflow_port, client=client)
         finally:
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
-        assert code == 0, (home / "up.log").read_text()
-        wait_until(lambda: stack.processes() == [], 10)
+        assert code == 0, output.read_text()
+        wait_until(lambda: processes_of(home) == [], 10)
+
+
+def hostile_folder(folder: Path) -> Path:
+    """A working folder with modules and settings that leave a file `ran-NAME` there when they are used."""
+    folder.mkdir()
+    for name in ("mlflow", "pickle", "prefect", "random", "socket", "uvicorn"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / f'ran-{name}')!r}, 'w')\n")
+    handler = {"class": "logging.FileHandler", "filename": str(folder / "ran-settings")}
+    logging = {"version": 1, "handlers": {"file": handler}, "root": {"handlers": ["file"]}}
+    (folder / "logging.yml").write_text(json.dumps(logging))
+    (folder / ".env").write_text(f"PREFECT_LOGGING_SETTINGS_PATH={folder / 'logging.yml'}\n")
+    return folder
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("home")) as stack:
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
         yield stack
 
 

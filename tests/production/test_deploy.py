@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments.register import NIGHTLY
 from deployments.server import missing_pools, workers_since
@@ -19,7 +19,11 @@ AUTOMATION = "virnuc: runs that do not begin have crashed"
 
 
 def test_everything_is_there_after_up(stack: Stack) -> None:
-    with temporary_settings({PREFECT_API_URL: str(stack.client.api_url)}):
+    at_stack = {
+        PREFECT_API_URL: stack.access["PREFECT_API_URL"],
+        PREFECT_API_AUTH_STRING: stack.access["PREFECT_API_AUTH_STRING"],
+    }
+    with temporary_settings(at_stack):
         assert missing_pools() == []
         assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 2
     names = {deployment.name for deployment in stack.client.read_deployments()}
@@ -31,12 +35,13 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
 
 
 def test_both_servers_give_metrics(stack: Stack) -> None:
-    prefect = httpx.get(f"http://127.0.0.1:{stack.port}/api/metrics").raise_for_status().text
+    auth = (stack.access["MLFLOW_TRACKING_USERNAME"], stack.access["MLFLOW_TRACKING_PASSWORD"])
+    prefect = httpx.get(f"http://127.0.0.1:{stack.port}/api/metrics", auth=auth).raise_for_status().text
     assert "process_resident_memory_bytes" in prefect
     assert "prefect_" in prefect
     mlflow = f"http://127.0.0.1:{stack.mlflow_port}"
-    httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0").raise_for_status()
-    counted = httpx.get(f"{mlflow}/metrics").raise_for_status().text
+    httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0", auth=auth).raise_for_status()
+    counted = httpx.get(f"{mlflow}/metrics", auth=auth).raise_for_status().text
     assert 'mlflow_http_request_total{method="GET",status="200"}' in counted
 
 

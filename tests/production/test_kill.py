@@ -10,7 +10,14 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import wait_until
-from tests.production.conftest import Stack, lane_events, same_results, shards_done, wait_for_mid_run
+from tests.production.conftest import (
+    Stack,
+    lane_events,
+    processes_of,
+    same_results,
+    shards_done,
+    wait_for_mid_run,
+)
 from virnuc_core.inference.events import LaneStarted
 
 pytestmark = pytest.mark.slow
@@ -101,7 +108,9 @@ def test_killed_run_continues_when_it_is_retried(
 def test_run_listens_on_loopback_only_and_leaves_nothing_behind_when_it_is_cancelled(
     stack: Stack, run_id: UUID, out: Path
 ) -> None:
-    connections = [connection for process in stack.processes() for connection in process.net_connections()]
+    connections = [
+        connection for process in processes_of(stack.home) for connection in process.net_connections()
+    ]
     listening = {each.laddr for each in connections if each.status == psutil.CONN_LISTEN}
     assert {address.ip for address in listening} == {"127.0.0.1"}
     assert {stack.port, stack.mlflow_port} <= {address.port for address in listening}
@@ -112,4 +121,4 @@ def test_run_listens_on_loopback_only_and_leaves_nothing_behind_when_it_is_cance
     ended = {"Completed", "Cancelled"}
     wait_until(lambda: {run.state_name for run in stack.children(run_id).values()} <= ended, 60)
     # No lane is started any more.
-    assert not [process for process in stack.processes() if "deployments.engine" in process.cmdline()]
+    assert not [process for process in processes_of(stack.home) if "deployments.engine" in process.cmdline()]

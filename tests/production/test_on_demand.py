@@ -45,7 +45,7 @@ def run_in_shell(stack: Stack, deployment: str, key: str, **values: object) -> F
 
 
 def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
-    stack: Stack, genomes: Path, local_run: Path, tmp_path: Path
+    stack: Stack, genomes: Path, local_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     values = {"inputs": [str(genomes)], "settings": SETTINGS, "lane_minutes": LANE_MINUTES, "out": str(out)}
@@ -66,6 +66,8 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert {"virnuc-lanes", "virnuc-summary"} <= artifacts(stack, run.id)
     assert all(artifacts(stack, child.id) for child in of_lanes)
 
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, stack.access[name])
     mlflow = MlflowClient(f"http://127.0.0.1:{stack.mlflow_port}")
     experiment = mlflow.get_experiment_by_name("virnuc")
     assert experiment is not None

@@ -50,8 +50,7 @@ def database() -> Iterator[str]:
 
 
 def test_a_run_in_the_pool(database: str, genomes: Path, local_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    with running_stack(tmp_path / "home", PREFECT_API_DATABASE_CONNECTION_URL=database) as stack:
+    with running_stack(tmp_path, PREFECT_API_DATABASE_CONNECTION_URL=database) as stack:
         run_id = stack.ask(inputs=[str(genomes)], out=str(tmp_path / "run"))
         stack.wait_for(run_id, "Completed")
         lanes = [run for run in stack.children(run_id).values() if run.name.startswith("lane")]

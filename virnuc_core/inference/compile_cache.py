@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final, NamedTuple
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import env, home_folder
 
 _LOCK_NAME: Final = ".lock"
 
@@ -99,7 +99,7 @@ def trim_compile_cache() -> int:
 
 
 def _cache_folder() -> Path:
-    return env().home / "compiled"
+    return home_folder() / "compiled"
 
 
 def iter_entries(cache: Path) -> Iterator[CacheEntry]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from virnuc_core.env_config import env
+from virnuc_core.env_config import home_folder
 from virnuc_core.files import write_text
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 def digest_folder() -> Path:
     """Where digests are kept; it may be deleted at any time."""
-    return env().home / "digests"
+    return home_folder() / "digests"
 
 
 def kept_digest(path: Path) -> str:

@@ -1,0 +1,179 @@
+"""Who gets into the servers of `virnuc up`, and what it takes from the folder in which it was started."""
+
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from tests.production.conftest import Stack, access_of, hostile_folder
+from virnuc_core.errors import UsageError
+
+EVIL = "http://evil.example"
+JSON = {"Content-Type": "application/json"}
+
+
+def searches(stack: Stack) -> dict[str, str]:
+    """An address of each server that answers POST with what it has."""
+    return {
+        "prefect": f"http://127.0.0.1:{stack.port}/api/flow_runs/filter",
+        "mlflow": f"http://127.0.0.1:{stack.mlflow_port}/api/2.0/mlflow/experiments/search",
+    }
+
+
+def password(stack: Stack) -> tuple[str, str]:
+    return stack.access["MLFLOW_TRACKING_USERNAME"], stack.access["MLFLOW_TRACKING_PASSWORD"]
+
+
+def csrf(stack: Stack) -> dict[str, str]:
+    """The headers that Prefect's clients send with what changes something."""
+    url = f"http://127.0.0.1:{stack.port}/api/csrf-token"
+    answer = httpx.get(url, params={"client": "test"}, auth=password(stack)).raise_for_status()
+    return {"Prefect-Csrf-Client": "test", "Prefect-Csrf-Token": answer.json()["token"]}
+
+
+@pytest.mark.parametrize("server", ["prefect", "mlflow"])
+@pytest.mark.parametrize("with_password", [False, True])
+@pytest.mark.parametrize(
+    "foreign",
+    [{"Origin": EVIL}, {"Origin": "http://127.0.0.1:9"}, {"Origin": "null"}, {"Host": "evil.example"}],
+)
+def test_a_foreign_page_is_refused(
+    stack: Stack, server: str, foreign: dict[str, str], with_password: bool
+) -> None:
+    """With the password, too, which a browser that knows it may add by itself."""
+    url, auth = searches(stack)[server], password(stack) if with_password else None
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    answers = [httpx.options(url, headers={**foreign, **preflight}, auth=auth)]
+    for kind in ("text/plain", "application/json"):
+        headers = {**foreign, **csrf(stack), "Content-Type": kind}
+        answers.append(httpx.post(url, headers=headers, content='{"max_results": 1}', auth=auth))
+    health = "/api/health" if server == "prefect" else "/health"
+    answers.append(httpx.get(str(httpx.URL(url).join(health)), headers=foreign))
+    assert [answer.status_code for answer in answers] == [403] * 4
+    assert not any("access-control-allow-origin" in answer.headers for answer in answers)
+
+
+@pytest.mark.parametrize("server", ["prefect", "mlflow"])
+def test_the_password_opens_and_nothing_else_does(stack: Stack, server: str) -> None:
+    url = searches(stack)[server]
+    own = {**JSON, **csrf(stack), "Origin": str(httpx.URL(url).join("/")).rstrip("/")}
+    ask = partial(httpx.post, url, content='{"max_results": 1}', headers=own)
+    assert ask().status_code == 401
+    assert ask(auth=("virnuc", "")).status_code == 401
+    assert ask(auth=("virnuc", "wrong")).status_code == 401
+    ask(auth=password(stack)).raise_for_status()
+    root = httpx.URL(url).join("/")
+    closed = ["api/metrics", "api/admin/settings"] if server == "prefect" else ["", "metrics", "version"]
+    assert {httpx.get(root.join(path)).status_code for path in closed} == {401}
+
+
+def test_prefect_wants_its_csrf_token(stack: Stack) -> None:
+    url = searches(stack)["prefect"]
+    assert httpx.post(url, json={}, auth=password(stack)).status_code == 403
+
+
+@pytest.fixture(scope="module")
+def foreign_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a page at another port of this machine."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "index.html").write_text("<title>page</title>")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+ASK = """async ([url, mode, kind]) => {
+    try {
+        const body = JSON.stringify({name: "made-by-a-page"});
+        const options = {method: "POST", mode, headers: {"Content-Type": kind}, credentials: "include", body};
+        return await (await fetch(url, options)).text();
+    } catch (error) {
+        return "refused";
+    }
+}"""
+
+
+def test_in_a_browser(stack: Stack, foreign_page: str) -> None:
+    """A page of another port can read and do nothing, and the password opens both user interfaces."""
+    from tests.made_browser import chromium
+
+    prefect, mlflow = f"http://127.0.0.1:{stack.port}", f"http://127.0.0.1:{stack.mlflow_port}"
+    user, secret = password(stack)
+    with chromium() as browser:
+        signed_in = browser.new_context(http_credentials={"username": user, "password": secret})
+        page = signed_in.new_page()
+        page.goto(mlflow)
+        page.get_by_text("Experiments").first.wait_for(timeout=60_000)
+
+        page.goto(foreign_page)
+        for url in (f"{prefect}/api/flows/", f"{mlflow}/api/2.0/mlflow/experiments/create"):
+            for kind in ("text/plain", "application/json"):
+                assert page.evaluate(ASK, [url, "cors", kind]) == "refused"
+            assert page.evaluate(ASK, [url, "no-cors", "text/plain"]) == ""  # sent, and refused by the server
+        assert "made-by-a-page" not in {flow.name for flow in stack.client.read_flows()}
+        named = {"experiment_name": "made-by-a-page"}
+        found = httpx.get(
+            f"{mlflow}/api/2.0/mlflow/experiments/get-by-name", params=named, auth=password(stack)
+        )
+        assert found.status_code == 404
+
+        page = browser.new_page()
+        page.goto(prefect)
+        page.locator("input").first.fill(stack.access["PREFECT_API_AUTH_STRING"])
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/dashboard**", timeout=60_000)
+        page.get_by_text("virnuc-cpu").first.wait_for(timeout=60_000)
+
+
+def test_the_home_folder_is_its_owners_alone(stack: Stack) -> None:
+    """`virnuc up` was started under a umask that takes nothing away."""
+    names = (
+        "",
+        "mlflow.db",
+        "prefect",
+        "prefect/prefect.db",
+        "up",
+        "up/access.sh",
+        "up/prefect.log",
+        "up/worker.log",
+    )
+    modes = {name: stat.S_IMODE((stack.home / name).stat().st_mode) for name in names}
+    assert [name for name, mode in modes.items() if mode & 0o077] == []
+
+
+def test_the_password_is_in_no_command(stack: Stack) -> None:
+    """Which every account of the machine may list."""
+    listed = subprocess.check_output(["ps", "-ewwo", "args"], text=True)
+    assert password(stack)[1] not in listed
+
+
+def test_nothing_of_the_working_folder_is_used(stack: Stack) -> None:
+    data = stack.home.parent / "data"
+    assert (data / "random.py").exists()
+    assert list(data.glob("ran-*")) == []
+
+
+def test_a_worker_uses_nothing_of_its_working_folder(stack: Stack, tmp_path: Path) -> None:
+    """It is refused, since the CPU of this host is taken, when it has read its settings."""
+    folder = hostile_folder(tmp_path / "data")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "virnuc_cli", "worker", "--devices", "cpu", "--workers", "2"],
+        env={**access_of(stack.home), "VIRNUC_HOME": str(stack.home), "PATH": "/usr/bin:/bin"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == UsageError.exit_code, done.stderr
+    assert "at work" in done.stderr
+    assert list(folder.glob("ran-*")) == []
