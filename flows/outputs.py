@@ -35,9 +35,8 @@ def require_head_name(out: Path) -> None:
 
 
 def require_run(root: Path) -> None:
-    """Raises InputError unless the folder holds a planned run, or one that is being reprocessed."""
-    folder = RunFolder(root)
-    if not folder.plan.exists() and folder.incoming.previous is None:
+    """Raises InputError unless the folder holds a planned run."""
+    if not RunFolder(root).plan.exists():
         raise InputError(
             f"{root} is no folder of a run: it has no plan.json. Give the --out of a `virnuc predict`."
         )

@@ -1,12 +1,12 @@
-"""What predict, embed and reprocess do: the body of their flows, and of a run without Prefect."""
+"""What predict and embed do: the body of their flows, and of a run without Prefect."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.computed_run import choose_lanes, compute_run, run_title, with_local_head
-from flows.outputs import require_absolute, require_no_input, require_places, require_run
+from flows.outputs import require_no_input, require_places
 from virnuc_core.models.hub import family_of
-from virnuc_core.pipeline import EMBED, PREDICT, REPROCESS, Move, Run
+from virnuc_core.pipeline import EMBED, PREDICT, Run
 from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
@@ -15,7 +15,6 @@ from virnuc_core.settings import (
     EmbedSettings,
     LaneSettings,
     PredictSettings,
-    ReprocessSettings,
     embed_config,
     predict_config,
 )
@@ -49,19 +48,3 @@ def embed(
             path.unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, EMBED, run_title("embed", inputs, model), where, settings.params)
-
-
-def reprocess(run: str, settings: ReprocessSettings, force: bool, where: LaneSettings) -> RunReport:
-    """See the flow `reprocess`; raises VirnucError."""
-    require_absolute(run)
-    require_run(Path(run))
-    lanes = choose_lanes(where, settings.devices)
-    with open_run_folder(Path(run), force=False) as folder:
-        settings = with_local_head(settings, where.mode, None if force else folder.next.plan)
-        move = Move(folder, settings, lanes, force=force)
-        return compute_run(move, REPROCESS, reprocess_title(run), where, settings.params)
-
-
-def reprocess_title(run: str) -> str:
-    """Such as "reprocess my-results"."""
-    return f"reprocess {Path(run).name}"

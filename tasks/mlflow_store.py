@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from virnuc_core.env_config import env
-from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
+from virnuc_core.errors import CheckpointError, StorageLostError
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
@@ -271,22 +271,6 @@ def is_refused(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
-
-
-def find_runs(condition: str) -> Iterator[tuple[Mapping[str, str], Mapping[str, float]]]:
-    """Tags and metrics of the runs that fulfil a condition in MLflow's filter language.
-
-    Raises:
-        UsageError: the store cannot be read.
-    """
-    try:
-        for run in _search(*_connect(), condition):
-            yield run.data.tags, run.data.metrics
-    except _store_failures() as error:
-        raise UsageError(
-            f"MLflow's record of the runs cannot be read ({first_line(error)}): see to it that MLFLOW_TRACKING_URI, or "
-            "VIRNUC_HOME without it, is that of the runs."
-        ) from error
 
 
 def _search(client: "MlflowClient", experiment: str, condition: str) -> Iterator["Run"]:

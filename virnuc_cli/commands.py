@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         FramesSettings,
         LaneSettings,
         PredictSettings,
-        ReprocessSettings,
         TrainSettings,
     )
 
@@ -47,7 +46,7 @@ _LABELLED_FILES: Final = (
 )
 # The modules that have what the flows do.
 _BODIES: Final = {
-    **dict.fromkeys(("predict", "embed", "reprocess"), "runs"),
+    **dict.fromkeys(("predict", "embed"), "runs"),
     **dict.fromkeys(("train", "evaluate"), "head_runs"),
 }
 _WORKERS: Final = (
@@ -180,32 +179,6 @@ def embed(
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
     with readable(inputs) as files, _runs("embed", lanes, prefect) as run:
         return run(files, out, model, settings, force)
-
-
-@command(
-    cli,
-    _RUN,
-    settings="virnuc_core.settings:ReprocessSettings",
-    force="Throw away what was begun with other settings.",
-)
-def reprocess(
-    run: str, settings: "ReprocessSettings", lanes: "LaneSettings", force: bool, prefect: bool
-) -> Answer:
-    """Moves the predict run in folder RUN to other models, another head or other settings.
-
-    What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
-    computed. The old results stay until the new ones are complete.
-    """
-    from flows.outputs import require_run
-    from virnuc_cli.preflight import require_known_models
-    from virnuc_core.models.catalogue import is_registered, resolve_head
-
-    require_run(Path(run))
-    require_known_models(settings)
-    if settings.head is not None and not is_registered(settings.head):
-        resolve_head(settings.head)
-    with _runs("reprocess", lanes, prefect) as move:
-        return move(run, settings, force)
 
 
 @command(

@@ -13,7 +13,7 @@ from virnuc_core.errors import InputError, UsageError, VirnucError
 from virnuc_core.models.catalogue import is_registered, require_head, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN
-from virnuc_core.settings import PredictSettings, ReprocessSettings, RunConfig, predict_config
+from virnuc_core.settings import PredictSettings, RunConfig, predict_config
 
 
 def require_models(settings: PredictSettings) -> None:
@@ -28,7 +28,7 @@ def require_models(settings: PredictSettings) -> None:
         require_head(config)
 
 
-def require_known_models(settings: RunConfig | ReprocessSettings) -> None:
+def require_known_models(settings: RunConfig) -> None:
     """Fails early on an unknown model.
 
     Raises:

@@ -13,7 +13,6 @@ WRONG_PATHS = [
     ["embed", "{}", "--out", "a.h5", "--model", "esm2:tiny"],
     ["train", "--viral", "{}", "--out", "head.safetensors"],
     ["evaluate", "--labels", "{}", "--out", "figures"],
-    ["reprocess", "{}"],
     ["predict", "a.fa", "--out", "run", "--head", "./{}"],
     ["embed", "a.fa", "--out", "a.h5", "--model", "esm2:./{}/x"],
 ]
