@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.computed_run import choose_lanes, compute_run, run_title, with_local_head
-from flows.outputs import require_no_input, require_places
+from flows.outputs import is_embeddings_file, require_no_input, require_places, require_replaceable
 from virnuc_core.models.hub import family_of
 from virnuc_core.pipeline import EMBED, PREDICT, Run
 from virnuc_core.remote import output_path
@@ -27,7 +27,7 @@ def predict(
     require_places(inputs, out, where.mode)
     config = predict_config(settings)
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(output_path(out), force=force) as folder:
+    with open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
         config = with_local_head(config, where.mode, folder.plan)
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         title = run_title("predict", inputs, settings.preset)
@@ -42,9 +42,10 @@ def embed(
     config = embed_config(*family_of(model), settings)
     path = output_path(out)
     require_no_input(path, inputs)
+    require_replaceable(path, is_embeddings_file, "embeddings file", force=force)
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force) as folder:
+    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force, inputs=inputs) as folder:
         if force:
-            path.unlink(missing_ok=True)
+            path.resolve().unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, EMBED, run_title("embed", inputs, model), where, settings.params)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import CheckpointError, StorageLostError
+from virnuc_core.files import open_lock
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ def _connect() -> tuple["MlflowClient", str]:
     home = env().home
     home.mkdir(parents=True, exist_ok=True)
     # Concurrent creation of a new database fails for all but one process.
-    with open(home / ".mlflow.lock", "w") as turn:
+    with open_lock(home / ".mlflow.lock") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")
         return _with_experiment(client, artifacts=(home / "mlartifacts").resolve().as_uri())

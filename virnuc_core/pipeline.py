@@ -266,7 +266,7 @@ def predict_run(
     Raises:
         VirnucError: any failure; the message says what, where, and what to do.
     """
-    with translate_os_errors(), open_run_folder(output_path(out), force=force) as folder:
+    with translate_os_errors(), open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         run_stages(run, with_transfers(run, PREDICT), _log_stage)
     return run.report

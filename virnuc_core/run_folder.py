@@ -12,10 +12,10 @@ EMBED_SUFFIX: Final = ".run"
 
 class _Inside:
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     def __get__(self, folder: "RunFolder", owner: type) -> Path:
-        return folder.root / self._name
+        return folder.root / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +104,10 @@ class RunFolder:
     def embedded(self) -> Path:
         """Output file of an embed or training run, whose folder is `FILE.run` beside it."""
         return self.root.with_name(self.root.name.removesuffix(EMBED_SUFFIX))
+
+
+# Files and folders at the top of a run folder.
+OWN_NAMES: Final = frozenset(
+    name.partition("/")[0]
+    for name in (inside.name for inside in vars(RunFolder).values() if isinstance(inside, _Inside))
+)

@@ -209,7 +209,7 @@ def read_plan(path: Path) -> RunPlan:
         altered = fingerprint != plan.fingerprint
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError) as error:
         raise DamagedFileError(
-            f"plan {path} cannot be read ({error!r}): start the run over with --force."
+            f"plan {path} cannot be read ({error!r}): choose another --out, or delete the folder if it holds a run."
         ) from error
     if altered:
         raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
