@@ -14,7 +14,7 @@ from typing import Final
 
 from virnuc_core.env_config import child_environment
 from virnuc_core.errors import UsageError, VirnucError
-from virnuc_core.files import make_private, try_lock
+from virnuc_core.files import make_private, open_lock, try_lock
 
 # Before a restart; the last one repeats.
 RESTART_DELAYS_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -168,7 +168,7 @@ def interruptible() -> Iterator[None]:
 def only_one(lock: Path, complaint: str) -> Iterator[None]:
     """Holds an exclusive lock during the block; UsageError with `complaint` if another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "w") as file:
+    with open_lock(lock) as file:
         if not try_lock(file):
             raise UsageError(complaint)
         yield

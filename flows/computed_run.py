@@ -14,7 +14,7 @@ from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
 from tasks.progress import current_progress
 from tasks.publishing import PROJECT_TAG, link_run, params_of, publish, run_tags
-from tasks.registry import Config, with_registered_head
+from tasks.registry import with_registered_head
 from tasks.stages import Resumable, resumable
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core import pipeline
@@ -24,7 +24,7 @@ from virnuc_core.models.catalogue import is_registered
 from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
 from virnuc_core.remote import file_name, require_shared_staging
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.settings import LaneMode, LaneSettings
+from virnuc_core.settings import LaneMode, LaneSettings, RunConfig
 
 fetch_head = Resumable(with_registered_head, "fetch-head")
 
@@ -93,7 +93,7 @@ def _publish(run: Run, tracked: TrackedRun) -> None:
     publish(run.folder, run.report, tracked)
 
 
-def with_local_head(config: Config, mode: LaneMode, before: Path | None) -> Config:
+def with_local_head(config: RunConfig, mode: LaneMode, before: Path | None) -> RunConfig:
     """Replaces a head of the MLflow registry by its path, with the version of `before`, the plan of an earlier attempt.
 
     Raises:
@@ -130,8 +130,6 @@ def compute_run(
     run_stages(run, resumable(stages[:planned]), tell)
     assert isinstance(run.lanes, WatchedLanes)
     params = {**settings, **where.params, "devices": run.lanes.shown_devices, **params_of(run.plan)}
-    if isinstance(run, pipeline.Move):
-        params["reprocessed_from"] = run.old.fingerprint
     with tracked_run(name_of_run(title), params, run_tags(root, where.project), root) as tracked:
         if run.inputs:
             link_run(tracked, run.plan.inputs, run.origins)

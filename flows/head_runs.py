@@ -1,21 +1,40 @@
 """What train and evaluate do: the body of their flows, and of a run without Prefect."""
 
 import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows import runs
 from flows.computed_run import choose_lanes, compute_run, name_of_run, run_title
-from flows.outputs import require_absolute, require_head_name, require_no_input
+from flows.outputs import require_absolute, require_head_name, require_no_input, require_replaceable
 from tasks.artifacts import in_flow
-from tasks.heads import RUN_NAME, EvaluationReport, TrainingReport, card_of, evaluate_run, publish_head
+from tasks.heads import (
+    EVALUATION_FILES,
+    RUN_NAME,
+    EvaluationReport,
+    TrainingReport,
+    card_of,
+    evaluate_run,
+    publish_head,
+)
 from tasks.publishing import link_run, publish, run_tags
 from tasks.stages import Resumable
 from tasks.tracking import TrackedRun, Value, tracked_run
-from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import chunk_rule_of, head_of, index_path, is_registered
+from virnuc_core.files import require_utf8
+from virnuc_core.models.catalogue import chunk_rule_of, head_of, index_path, is_own_head, is_registered
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
-from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.run_opening import (
+    LOCK_NAME,
+    is_plan,
+    locking,
+    open_run_folder,
+    require_inside,
+    require_no_own_file,
+    require_none,
+)
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, predict_config, train_config
 from virnuc_core.training.heads import HeadSettings, label_records
@@ -30,7 +49,7 @@ def train(
 ) -> TrainingReport:
     """See the flow `train`; raises VirnucError."""
     head = Path(out)
-    _require_places(files, head, settings)
+    read = _require_places(files, head, settings, force=force)
     config = train_config(settings)
     head_settings = HeadSettings(
         trainer=_trainer_settings(settings),
@@ -46,9 +65,9 @@ def train(
         publish(run.folder, run.report, tracked)
         reports.append(publish_head(run, tracked, champion=settings.champion))
 
-    with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
+    with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force, inputs=read) as folder:
         if force:
-            head.unlink(missing_ok=True)
+            head.resolve().unlink(missing_ok=True)
         run = Training(
             folder, config, files, groups=settings.groups, settings=head_settings, lanes=lanes, out=out
         )
@@ -64,12 +83,6 @@ def evaluate(
     """See the flow `evaluate`; raises VirnucError."""
     require_absolute(*files.paths, out)
     folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--out {out} cannot be written: {error.strerror}. Choose another folder."
-        ) from error
     config = predict_config(settings)
     params: dict[str, Value] = {
         **settings.params,
@@ -80,7 +93,10 @@ def evaluate(
         "mode": where.mode,
     }
     name = name_of_run(run_title("evaluate", files.paths))
-    with tracked_run(name, params, run_tags(folder, where.project), folder) as tracked:
+    with (
+        _open_evaluation(folder, files.paths),
+        tracked_run(name, params, run_tags(folder, where.project), folder) as tracked,
+    ):
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
         link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
         arguments = labelled.paths, str(folder / RUN_NAME), settings, force
@@ -93,16 +109,40 @@ def evaluate(
         return evaluate_run(folder, run, labelled.table, tracked)
 
 
+@contextmanager
+def _open_evaluation(folder: Path, inputs: Sequence[str]) -> Iterator[None]:
+    """Locks the folder of an evaluation, in which its run has one of its own; raises UsageError as `open_run_folder`."""
+    require_utf8(str(folder), *inputs)
+    sequences = RunFolder(folder).sequences
+    if folder.is_dir():
+        names = {*EVALUATION_FILES, sequences.name, RUN_NAME}
+        require_inside(folder, names)
+        require_no_own_file(folder, names, inputs)
+        if not is_plan(RunFolder(folder / RUN_NAME).plan):
+            require_none(filter(os.path.lexists, (folder / name for name in EVALUATION_FILES)), folder)
+            if not (folder / LOCK_NAME).exists():
+                require_none(sequences.glob("genbank_*"), folder)
+    with locking(folder):
+        yield
+
+
 def _trainer_settings(settings: TrainSettings) -> TrainerSettings:
     if settings.frames == "open":
         return TrainerSettings(seed=settings.seed, members=settings.members, epochs=settings.epochs)
     return TrainerSettings(seed=settings.seed, members=1, epochs=settings.epochs, weight_decay=0.1)
 
 
-def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -> None:
+def _require_places(
+    files: LabelledFiles, head: Path, settings: TrainSettings, *, force: bool
+) -> tuple[str, ...]:
+    """The files that are read."""
     groups = () if settings.groups is None else (settings.groups,)
     read = (*itertools.filterfalse(is_url, files.paths), *groups)
     require_absolute(*read, str(head))
     require_head_name(head)
     for written in (head, card_of(head), index_path(head)):
         require_no_input(written, read)
+    require_replaceable(head, is_own_head, "head", force=force)
+    if not head.exists() and not is_plan(RunFolder(Path(f"{head}{EMBED_SUFFIX}")).plan):
+        require_none(filter(os.path.lexists, (card_of(head), index_path(head))), head)
+    return read

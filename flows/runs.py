@@ -1,12 +1,12 @@
-"""What predict, embed and reprocess do: the body of their flows, and of a run without Prefect."""
+"""What predict and embed do: the body of their flows, and of a run without Prefect."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.computed_run import choose_lanes, compute_run, run_title, with_local_head
-from flows.outputs import require_absolute, require_no_input, require_places, require_run
+from flows.outputs import is_embeddings_file, require_no_input, require_places, require_replaceable
 from virnuc_core.models.hub import family_of
-from virnuc_core.pipeline import EMBED, PREDICT, REPROCESS, Move, Run
+from virnuc_core.pipeline import EMBED, PREDICT, Run
 from virnuc_core.remote import output_path
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.results.run_opening import open_run_folder
@@ -15,7 +15,6 @@ from virnuc_core.settings import (
     EmbedSettings,
     LaneSettings,
     PredictSettings,
-    ReprocessSettings,
     embed_config,
     predict_config,
 )
@@ -28,7 +27,7 @@ def predict(
     require_places(inputs, out, where.mode)
     config = predict_config(settings)
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(output_path(out), force=force) as folder:
+    with open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
         config = with_local_head(config, where.mode, folder.plan)
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         title = run_title("predict", inputs, settings.preset)
@@ -43,25 +42,10 @@ def embed(
     config = embed_config(*family_of(model), settings)
     path = output_path(out)
     require_no_input(path, inputs)
+    require_replaceable(path, is_embeddings_file, "embeddings file", force=force)
     lanes = choose_lanes(where, config.devices)
-    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force) as folder:
+    with open_run_folder(Path(f"{path}{EMBED_SUFFIX}"), force=force, inputs=inputs) as folder:
         if force:
-            path.unlink(missing_ok=True)
+            path.resolve().unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
         return compute_run(run, EMBED, run_title("embed", inputs, model), where, settings.params)
-
-
-def reprocess(run: str, settings: ReprocessSettings, force: bool, where: LaneSettings) -> RunReport:
-    """See the flow `reprocess`; raises VirnucError."""
-    require_absolute(run)
-    require_run(Path(run))
-    lanes = choose_lanes(where, settings.devices)
-    with open_run_folder(Path(run), force=False) as folder:
-        settings = with_local_head(settings, where.mode, None if force else folder.next.plan)
-        move = Move(folder, settings, lanes, force=force)
-        return compute_run(move, REPROCESS, reprocess_title(run), where, settings.params)
-
-
-def reprocess_title(run: str) -> str:
-    """Such as "reprocess my-results"."""
-    return f"reprocess {Path(run).name}"

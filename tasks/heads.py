@@ -32,6 +32,7 @@ from virnuc_core.training.metrics import KnownCalls, Metrics, measure
 SCHEMA_VERSION: Final = 2  # of evaluation.json
 RUN_NAME: Final = "run"  # folder of the predict run that is evaluated
 _PLOTS: Final = ("roc.png", "reliability.png")
+EVALUATION_FILES: Final = ("evaluation.json", "evaluation.md", *_PLOTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +155,7 @@ def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: Tracked
     show_markdown("virnuc-evaluation", page, "How good the calls are")
     _draw(out, calls, levels)
     _log_metrics(tracked, levels)
-    tracked.log_files([out / name for name in ("evaluation.json", "evaluation.md", *_PLOTS)])
+    tracked.log_files([out / name for name in EVALUATION_FILES])
     tracked.describe(evaluation_page(run.plan, levels, in_short=True))
     return report
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol, Self
 
 from tasks.progress import LaneProgress, current_progress
 from tasks.tracking import MetricPoint, Status, TrackedRun, Value
-from virnuc_core.env_config import env, physical_gpu
+from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import (
     GpuSample,
     LaneEvent,
@@ -286,9 +286,8 @@ class _TrackedLane:
 
 
 def gpu_use(seconds: float) -> dict[str, float]:
-    """GPU hours, and their cost where a price is set."""
-    hours, price = seconds / 3600, env().gpu_hour_price
-    return {"gpu_hours": hours, **({} if price is None else {"gpu_cost": hours * price})}
+    """GPU hours, for MLflow."""
+    return {"gpu_hours": seconds / 3600}
 
 
 def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:

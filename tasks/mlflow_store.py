@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from virnuc_core.env_config import env, home_folder
-from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
-from virnuc_core.files import make_private
+from virnuc_core.errors import CheckpointError, StorageLostError
+from virnuc_core.files import make_private, open_lock
 from virnuc_core.plain_text import without_secrets
 
 if TYPE_CHECKING:
@@ -274,22 +274,6 @@ def is_refused(error: Exception) -> bool:
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
 
 
-def find_runs(condition: str) -> Iterator[tuple[Mapping[str, str], Mapping[str, float]]]:
-    """Tags and metrics of the runs that fulfil a condition in MLflow's filter language.
-
-    Raises:
-        UsageError: the store cannot be read.
-    """
-    try:
-        for run in _search(*_connect(), condition):
-            yield run.data.tags, run.data.metrics
-    except _store_failures() as error:
-        raise UsageError(
-            f"MLflow's record of the runs cannot be read ({first_line(error)}): see to it that MLFLOW_TRACKING_URI, or "
-            "VIRNUC_HOME without it, is that of the runs."
-        ) from error
-
-
 def _search(client: "MlflowClient", experiment: str, condition: str) -> Iterator["Run"]:
     token = None
     while True:
@@ -361,7 +345,7 @@ def _connect() -> tuple["MlflowClient", str]:
         return _with_experiment(MlflowClient(env().tracking_uri), artifacts=None)
     home = home_folder()
     # Concurrent creation of a new database fails for all but one process.
-    with open(home / ".mlflow.lock", "w") as turn:
+    with open_lock(home / ".mlflow.lock") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         make_private(home / "mlflow.db")
         client = MlflowClient(f"sqlite:///{home.resolve() / 'mlflow.db'}")

@@ -22,7 +22,7 @@ from tasks.artifacts import show_markdown, show_table
 from tasks.pages.markdown import cell, code, links_of, table
 from tasks.tracking import TrackedRun
 from virnuc_core.errors import InputError, UnreadableInputError, UsageError
-from virnuc_core.files import try_lock, write_text
+from virnuc_core.files import open_lock, try_lock, write_text
 from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import input_digest
@@ -233,7 +233,7 @@ def claim_results(folder: Path, *, wait: bool = False) -> Iterator[bool]:
     Raises:
         UsageError: the folder cannot be written.
     """
-    with (make_writable(folder) / LOCK_NAME).open("w") as lock:
+    with open_lock(make_writable(folder) / LOCK_NAME) as lock:
         if wait:
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield wait or try_lock(lock)

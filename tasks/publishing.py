@@ -108,9 +108,7 @@ def params_of(plan: RunPlan) -> dict[str, Value]:
         "head": plan.head.name if plan.head else None,
         "head_fingerprint": plan.head.fingerprint if plan.head else None,
         "virnuc_version": plan.virnuc_version,
-        "switches": ",".join(
-            dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))
-        ),
+        "switches": ",".join(plan.switches),
     }
     names = ("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode")
     for model in plan.models:

@@ -4,7 +4,7 @@ import logging
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeVar
+from typing import Final
 
 from tasks.mlflow_store import download_version, find_version
 from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
@@ -13,16 +13,14 @@ from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.models.catalogue import INDEX_SUFFIX, index_path, is_registered
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.remote import staging_folder
-from virnuc_core.settings import ReprocessSettings, RunConfig
+from virnuc_core.settings import RunConfig
 
 _REFERENCE: Final = re.compile(r"models:/((?!\.)[^/:@]+)(?:@([^/:@]+)|/([0-9]+))")
-
-Config = TypeVar("Config", RunConfig, ReprocessSettings)
 
 _log = logging.getLogger(__name__)
 
 
-def with_registered_head(config: Config, before: Path | None) -> Config:
+def with_registered_head(config: RunConfig, before: Path | None) -> RunConfig:
     """Replaces a head of the registry by its path.
 
     Args:
@@ -37,8 +35,7 @@ def with_registered_head(config: Config, before: Path | None) -> Config:
     if not is_registered(config.head):
         return config
     planned = read_plan(before) if before is not None and before.exists() else None
-    local: Config = config.model_copy(update={"head": str(registered_head(config.head, planned))})
-    return local
+    return config.model_copy(update={"head": str(registered_head(config.head, planned))})
 
 
 def registered_head(reference: str, planned: RunPlan | None = None) -> Path:

@@ -129,7 +129,7 @@ _RESUMABLE: Final[dict[pipeline.Stage, pipeline.Stage]] = {
     stage: Resumable(stage)
     for stage in (
         *(pipeline.label, pipeline.index, pipeline.divide, pipeline.validate, pipeline.aggregate),
-        *(pipeline.classify, pipeline.fit, pipeline.replace),
+        *(pipeline.classify, pipeline.fit),
         *(pipeline.fetch, pipeline.claim, pipeline.deliver),
     )
 }

@@ -21,6 +21,9 @@ from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
 from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
+from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frame_store_build import build_frame_store
@@ -88,6 +91,18 @@ class MadeRun:
         """Computes shards in this process, by default all."""
         chosen = range(len(self.plan.shards)) if indices is None else indices
         run_shards(self.folder, chosen, LoadedModels(self.device), 0, lambda event: None)
+
+
+def copy_of(run: MadeRun, root: Path) -> MadeRun:
+    """A run that a test may change."""
+    folder = RunFolder(shutil.copytree(run.folder.root, root))
+    return MadeRun(folder, FrameStore.open(folder.frames), run.plan, run.device)
+
+
+def write_results(run: MadeRun) -> None:
+    """All files of a computed run except its report."""
+    aggregate(run.folder, run.plan, run.store)
+    write_tables(run.folder, run.store, head=contig_head_of(run.plan), index=genome_index_of(run.plan))
 
 
 def plan_run(

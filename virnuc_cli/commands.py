@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         FramesSettings,
         LaneSettings,
         PredictSettings,
-        ReprocessSettings,
         TrainSettings,
     )
 
@@ -47,7 +46,7 @@ _LABELLED_FILES: Final = (
 )
 # The modules that have what the flows do.
 _BODIES: Final = {
-    **dict.fromkeys(("predict", "embed", "reprocess"), "runs"),
+    **dict.fromkeys(("predict", "embed"), "runs"),
     **dict.fromkeys(("train", "evaluate"), "head_runs"),
 }
 _WORKERS: Final = (
@@ -140,8 +139,8 @@ def predict(
     from virnuc_cli.preflight import readable, require_models
 
     require_models(settings)
-    with readable(inputs) as files, _runs("predict", lanes, prefect) as run:
-        return run(files, out, settings, force)
+    with readable(inputs), _runs("predict", lanes, prefect) as run:
+        return run(inputs, out, settings, force)
 
 
 @command(
@@ -178,34 +177,8 @@ def embed(
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with readable(inputs) as files, _runs("embed", lanes, prefect) as run:
-        return run(files, out, model, settings, force)
-
-
-@command(
-    cli,
-    _RUN,
-    settings="virnuc_core.settings:ReprocessSettings",
-    force="Throw away what was begun with other settings.",
-)
-def reprocess(
-    run: str, settings: "ReprocessSettings", lanes: "LaneSettings", force: bool, prefect: bool
-) -> Answer:
-    """Moves the predict run in folder RUN to other models, another head or other settings.
-
-    What is not given stays as it was, and what both have in common is kept: with another head alone, only scores are
-    computed. The old results stay until the new ones are complete.
-    """
-    from flows.outputs import require_run
-    from virnuc_cli.preflight import require_known_models
-    from virnuc_core.models.catalogue import is_registered, resolve_head
-
-    require_run(Path(run))
-    require_known_models(settings)
-    if settings.head is not None and not is_registered(settings.head):
-        resolve_head(settings.head)
-    with _runs("reprocess", lanes, prefect) as move:
-        return move(run, settings, force)
+    with readable(inputs), _runs("embed", lanes, prefect) as run:
+        return run(inputs, out, model, settings, force)
 
 
 @command(
@@ -225,11 +198,11 @@ def train(
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
     """
     from flows.outputs import require_head_name
-    from virnuc_cli.preflight import folder_of, require_inputs, require_known_models
+    from virnuc_cli.preflight import require_inputs, require_known_models, require_writable
     from virnuc_core.settings import train_config
 
     require_head_name(Path(out))
-    folder_of(Path(out))
+    require_writable(Path(out))
     require_known_models(train_config(settings))
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
     with _runs("train", lanes, prefect) as run:
@@ -321,21 +294,26 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
     from tempfile import TemporaryDirectory
 
     from flows.outputs import require_no_input
-    from virnuc_cli.preflight import folder_of, readable
+    from virnuc_cli.preflight import readable, require_writable
+    from virnuc_core.files import is_stream
     from virnuc_core.sequences.frame_store import write_frames_tsv
     from virnuc_core.sequences.frame_store_build import build_frame_store
 
-    path, rejected = Path(out), Path(f"{out}.rejected.tsv")
-    for written in (path, rejected):
+    path = Path(out)
+    # Beside a device or pipe there is no place for a table.
+    rejected = None if is_stream(path) else Path(f"{out}.rejected.tsv")
+    for written in filter(None, (path, rejected)):
         require_no_input(written, inputs)
-    folder = folder_of(path)
-    with readable(inputs) as files, TemporaryDirectory(dir=folder) as scratch:
+        require_writable(written)
+    scratch_parent = None if rejected is None else rejected.parent
+    with readable(inputs), TemporaryDirectory(dir=scratch_parent) as scratch:
         try:
             store = build_frame_store(
-                files, Path(scratch) / "frames", settings.chunk_length, rejected_copy=rejected
+                inputs, Path(scratch) / "frames", settings.chunk_length, rejected_copy=rejected
             )
         finally:
-            _drop_empty_table(rejected)
+            if rejected is not None:
+                _drop_empty_table(rejected)
         write_frames_tsv(store, path)
         meta = store.meta
     counts = {
@@ -347,8 +325,9 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
     document: dict[str, Any] = {"out": str(path), "counts": counts}
     summary = f"{meta.num_frames} stop-free frames of {meta.num_records} records in {path}"
     if meta.num_rejected:
-        document["rejected"] = str(rejected)
-        summary += f"\n{meta.num_rejected} records cannot be used, see {rejected}"
+        document["rejected"] = rejected and str(rejected)
+        summary += f"\n{meta.num_rejected} records cannot be used"
+        summary += f", see {rejected}" if rejected else ": with a file as --out, a table beside it says why"
     return Answer(document, summary)
 
 
@@ -370,12 +349,12 @@ def score(embeddings: str, head: str, out: str) -> Answer:
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.outputs import require_no_input
     from tasks.registry import registered_head
-    from virnuc_cli.preflight import folder_of
+    from virnuc_cli.preflight import require_writable
     from virnuc_core.models.catalogue import is_registered
     from virnuc_core.results.rescore import score_embeddings  # imports torch
 
     require_no_input(Path(out), [embeddings, head])
-    folder_of(Path(out))
+    require_writable(Path(out))
     if is_registered(head):
         head = str(registered_head(head))
     rows = score_embeddings(Path(embeddings), head, Path(out))
@@ -398,11 +377,11 @@ def score(embeddings: str, head: str, out: str) -> Answer:
 def export(embeddings: str, to: str, vectors: str) -> Answer:
     """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
     from flows.outputs import require_no_input
-    from virnuc_cli.preflight import folder_of
+    from virnuc_cli.preflight import require_writable
     from virnuc_core.results.embeddings import export_embeddings
 
     require_no_input(Path(to), (embeddings,))
-    folder_of(Path(to))
+    require_writable(Path(to))
     rows = export_embeddings(embeddings, to, vectors=None if vectors == "all" else vectors)
     return Answer({"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
 
@@ -426,12 +405,12 @@ def search(run: str, index: str | None, top: int, out: str) -> Answer:
     RUN is a finished predict run with a head for the longest stop-free stretches.
     """
     from flows.outputs import require_no_input
-    from virnuc_cli.preflight import folder_of
+    from virnuc_cli.preflight import require_writable
     from virnuc_core.results.search import search_lines, search_run, write_search  # imports torch
 
     if out != "-":
         require_no_input(Path(out), filter(None, [index]))
-        folder_of(Path(out))
+        require_writable(Path(out))
     found = search_run(Path(run), None if index is None else Path(index), top)
     contigs = len(found["contig"].unique())
     document = {"run": run, "index": index, "counts": {"contigs": contigs, "rows": len(found)}}

@@ -1,7 +1,7 @@
 """Building blocks of commands: a decorator, options made from settings models, and one form of answer."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -191,6 +191,14 @@ def command(
     return decorate
 
 
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _texts(value)
+
+
 def _run(
     function: Callable[..., Answer | None],
     models: Mapping[str, str],
@@ -200,6 +208,9 @@ def _run(
     **values: Any,
 ) -> int:
     """Calls a command's function with its settings, shows its answer if it has one, and returns the exit code."""
+    from virnuc_core.files import require_utf8
+
+    require_utf8(*_texts(values.values()))
     for keyword, model in models.items():
         if model:
             from virnuc_core.settings import read_settings

@@ -2,18 +2,17 @@
 
 import itertools
 import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnuc_core.errors import InputError, UsageError, VirnucError
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.files import is_stream
 from virnuc_core.models.catalogue import is_registered, require_head, require_known_model
 from virnuc_core.remote import is_url
-from virnuc_core.sequences.reader import STDIN
-from virnuc_core.settings import PredictSettings, ReprocessSettings, RunConfig, predict_config
+from virnuc_core.sequences.reader import STDIN, rereadable_stdin
+from virnuc_core.settings import PredictSettings, RunConfig, predict_config
 
 
 def require_models(settings: PredictSettings) -> None:
@@ -28,7 +27,7 @@ def require_models(settings: PredictSettings) -> None:
         require_head(config)
 
 
-def require_known_models(settings: RunConfig | ReprocessSettings) -> None:
+def require_known_models(settings: RunConfig) -> None:
     """Fails early on an unknown model.
 
     Raises:
@@ -41,8 +40,8 @@ def require_known_models(settings: RunConfig | ReprocessSettings) -> None:
 
 
 @contextmanager
-def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
-    """Makes the inputs re-readable: standard input is written to a file first.
+def readable(inputs: Sequence[str]) -> Iterator[None]:
+    """Makes the inputs re-readable: standard input is copied first.
 
     Raises:
         InputError: an input does not exist.
@@ -50,28 +49,23 @@ def readable(inputs: Sequence[str]) -> Iterator[list[str]]:
     """
     require_inputs(inputs)
     if STDIN not in inputs:
-        yield list(inputs)
+        yield
         return
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) can be read only once: name it once.")
-    with TemporaryDirectory(prefix="virnuc-") as scratch:
-        spooled = Path(scratch) / "stdin"
-        with open(spooled, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        try:
-            yield [str(spooled) if name == STDIN else name for name in inputs]
-        except VirnucError as error:
-            # The user does not know the path of the copy, which is deleted by now.
-            raise type(error)(str(error).replace(str(spooled), "standard input")) from error
+    with rereadable_stdin():
+        yield
 
 
-def folder_of(out: Path) -> Path:
-    """The folder of an output file.
+def require_writable(out: Path) -> None:
+    """Checks the folder of an output file; a device or pipe needs none.
 
     Raises:
         UsageError: it does not exist or is not writable.
     """
-    folder = out.absolute().parent
+    if is_stream(out):
+        return
+    folder = Path(os.path.realpath(out)).parent
     if not folder.is_dir() or out.is_dir():
         raise UsageError(f"--out {out} cannot be written: it must be a file in a folder that exists.")
     try:
@@ -80,7 +74,6 @@ def folder_of(out: Path) -> Path:
         raise UsageError(
             f"--out {out} cannot be written: {error.strerror}. Choose another folder."
         ) from error
-    return folder
 
 
 def require_inputs(names: Iterable[str]) -> None:

@@ -104,11 +104,6 @@ class EnvConfig(BaseModel):
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
     )
-    gpu_hour_price: Annotated[FiniteFloat | None, Field(ge=0)] = Field(
-        None,
-        alias="VIRNUC_GPU_HOUR_PRICE",
-        description="price of a GPU hour in your currency: runs record `gpu_cost` in MLflow [no costs]",
-    )
     prefect_home: str | None = Field(
         None,
         alias="PREFECT_HOME",

@@ -1,5 +1,6 @@
 """Crash-safe files, either complete or absent, and typed JSON."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,6 +17,8 @@ from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import IO, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from virnuc_core.errors import UsageError
+
 _TEMPORARY: Final = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16})?\.tmp", re.DOTALL)
 _LARGEST_FLOAT: Final = 1e300  # NaN is not smaller
 _scratch: Final[set[Path]] = set()
@@ -28,8 +31,17 @@ def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yields a temporary path that is renamed to `path` if the block succeeds; content, then name, are synced to disk.
 
     With `shared`, other processes may write the same file: the temporary name is unique, and leftovers of killed
-    processes are for `remove_temporaries`. Otherwise it is fixed, and the next writer overwrites it.
+    processes are for `remove_temporaries`. Otherwise it is fixed, and the next writer overwrites it. A link stays, and its
+    target is replaced. A device or pipe is yielded itself, to be written through.
     """
+    if is_stream(path):
+        with naming(path):
+            yield path
+        return
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     temporary = temporary_name(path)
     if shared:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -43,6 +55,18 @@ def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path leads to a device, pipe or socket."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def require_utf8(*names: str) -> None:
+    """Raises UsageError for a path whose bytes are not UTF-8, which tables and JSON cannot hold."""
+    for name in names:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise UsageError(f"the name {name!r} is not UTF-8: rename the file or folder.")
 
 
 @contextmanager
@@ -92,8 +116,14 @@ def temporary_name(path: Path) -> Path:
 def iter_temporaries(folder: Path) -> Iterator[tuple[Path, str]]:
     """Temporary files in a folder, of killed and running processes, with their target names."""
     for path in sorted(folder.glob(".*.tmp")):
-        if match := _TEMPORARY.fullmatch(path.name):
-            yield path, match[1]
+        if name := temporary_of(path.name):
+            yield path, name
+
+
+def temporary_of(name: str) -> str:
+    """Name of the file that a temporary file is for, "" for names of other files."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else ""
 
 
 def remove_temporaries(folder: Path, names: Container[str]) -> None:
@@ -150,6 +180,15 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
     """Digest of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Opens a lock file, which is created if needed; its content stays.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+", encoding="utf-8")
 
 
 def try_lock(file: IO[Any]) -> bool:

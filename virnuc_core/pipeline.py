@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.errors import UsageError, storage_error
+from virnuc_core.errors import storage_error
 from virnuc_core.inference.events import LaneReport
-from virnuc_core.inference.plan import Kind, RunPlan, read_plan
+from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.inference.shard import (
     ShardCounters,
@@ -25,12 +25,12 @@ from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
 from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
-from virnuc_core.results.run_json import RunAs, RunReport, cleaned_on, write_report
-from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
+from virnuc_core.results.run_json import RunAs, RunReport, write_report
+from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.tables import TableCounts, write_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
-from virnuc_core.settings import ReprocessSettings, RunConfig
+from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet
 
 if TYPE_CHECKING:  # what only a training needs is imported by its stages
@@ -107,15 +107,6 @@ class Run:
             run_as=self.run_as,
             links={**self.links, **({"results": self.url} if self.url else {})},
         )
-
-
-class Move(Run):
-    """Moves a predict run (`old` is its plan) to other models, another head or other settings; `force` discards an unfinished move."""
-
-    def __init__(self, folder: RunFolder, settings: ReprocessSettings, lanes: Lanes, *, force: bool) -> None:
-        self.old = read_plan(folder.plan)
-        self.current, self.next = folder, open_next(folder, force=force)
-        super().__init__(folder, reprocess_config(self.old, settings), "predict", lanes=lanes)
 
 
 class Training(Run):
@@ -196,8 +187,6 @@ def label(run: Training) -> None:
 def index(run: Run) -> None:
     """Builds the frame store, or reuses that of the same files and settings."""
     config = run.config
-    if day := cleaned_on(run.folder.report):
-        _log.warning("`virnuc clean` removed the shards of this run on %s: all of it is computed again", day)
     alphabet: Alphabet = "protein" if config.dnabert_model is None else "dna"
     rule = chunk_rule_of(config)
     index_inputs(run.folder, run.inputs, rule, alphabet, frames_of(config), config.min_length)
@@ -215,17 +204,6 @@ def plan(run: Run) -> None:
     run.plan = run.lanes.plan(run.folder, run.config, run.kind)
     run.plan.require_own_series()
     genome_index_of(run.plan)  # fails before the computation
-
-
-def plan_move(run: Move) -> None:
-    """Plans the new run beside the old one; if nothing changes, the old one is resumed."""
-    run.plan = run.lanes.plan(run.next, run.config, run.kind)
-    run.plan.require_own_series()
-    genome_index_of(run.plan)
-    if run.plan.fingerprint == run.old.fingerprint:
-        drop_next(run.current)
-    else:
-        run.folder = run.next
 
 
 def embed(run: Run) -> None:
@@ -260,13 +238,6 @@ def fit(run: Training) -> None:
     run.work = run.head.work
 
 
-def replace(run: Move) -> None:
-    """Replaces the old run with the completed new one."""
-    if run.folder is run.next:
-        put_in_place(run.current)
-        run.folder = run.current
-
-
 def publish(run: Run) -> None:
     """Writes virnuc_mqc.json, report.html and run.json."""
     write_report(run.folder.report, run.report)
@@ -274,14 +245,13 @@ def publish(run: Run) -> None:
 
 PREDICT: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, classify, publish)
 EMBED: Final[Sequence[Stage]] = (index, plan, embed, validate, aggregate, publish)
-REPROCESS: Final[Sequence[Stage]] = (plan_move, embed, validate, aggregate, classify, replace, publish)
 TRAIN: Final[Sequence[Stage]] = (label, index, divide, plan, embed, validate, fit, publish)
 
 
 def run_stages(run: Run, stages: Sequence[Stage], on_stage: Callable[[str], None]) -> None:
     """Runs stages in order, recording wall times; `on_stage` is called with the name of each before it starts."""
     for stage in stages:
-        name = stage.__name__.removesuffix("_move")
+        name = stage.__name__
         on_stage(name)
         begin = time.monotonic()
         stage(run)
@@ -296,7 +266,7 @@ def predict_run(
     Raises:
         VirnucError: any failure; the message says what, where, and what to do.
     """
-    with translate_os_errors(), open_run_folder(output_path(out), force=force) as folder:
+    with translate_os_errors(), open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
         run_stages(run, with_transfers(run, PREDICT), _log_stage)
     return run.report
@@ -326,43 +296,3 @@ def translate_os_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error) from error
-
-
-def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
-    """The configuration for moving a planned two-model run; settings not given stay as they were.
-
-    Settings that depend on a given one are resolved again: layer and head with a model, precision and attention with an
-    engine, attention with a precision.
-
-    Raises:
-        UsageError: the run lacks a model or head.
-    """
-    esm2, dnabert, given = plan.model("esm2"), plan.model("dnabert_s"), settings.given
-    if esm2 is None or dnabert is None or plan.head is None:
-        raise UsageError("only a run with an ESM-2 model, a DNABERT-S model and a head can be reprocessed.")
-    same_engine = not {"engine", "dnabert_engine"} & set(given)
-    kept: dict[str, Any] = {
-        "chunk_length": "auto" if isinstance(plan.chunk_length, str) else plan.chunk_length,
-        "min_length": plan.min_length,
-        "threshold": plan.threshold,
-        "fdr": plan.fdr,
-        "embeddings": plan.embeddings,
-        "esm_model": esm2.location,
-        "dnabert_model": dnabert.location,
-        "engine": esm2.engine,
-    }
-    if not {"esm_model", "dnabert_model"} & set(given):
-        kept["head"] = plan.head.location
-    if "esm_model" not in given:
-        kept["repr_layer"] = esm2.repr_layer
-    if "engine" not in given:
-        kept["dnabert_engine"] = dnabert.engine
-    if same_engine:
-        kept["precision"] = esm2.precision
-        if "precision" not in given:
-            kept["dnabert_precision"] = dnabert.precision
-    packed = {model.attention for model in (esm2, dnabert) if model.engine == "packed"}
-    if same_engine and not {"precision", "dnabert_precision"} & set(given) and len(packed) == 1:
-        [attention] = packed
-        kept["attention"] = attention if attention != "padded" else "auto"
-    return RunConfig(**{**kept, **given})

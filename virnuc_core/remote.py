@@ -21,7 +21,15 @@ from urllib.parse import unquote, urlsplit
 
 from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import InputError, MismatchError, StorageError, StorageLostError, UsageError
-from virnuc_core.files import file_digest, from_json, parse_object, sync_file, temporary_name, write_text
+from virnuc_core.files import (
+    file_digest,
+    from_json,
+    open_lock,
+    parse_object,
+    sync_file,
+    temporary_name,
+    write_text,
+)
 from virnuc_core.plain_text import without_secrets
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
@@ -109,7 +117,7 @@ def stage_in(url: str) -> Path:
     folder = _staged(url, "inputs")
     folder.mkdir(parents=True, exist_ok=True)
     target, record = folder / (file_name(url) or "index"), folder / ".source.json"
-    with (folder / ".lock").open("w") as lock:
+    with open_lock(folder / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remote = _Remote.open(url)
         source, known = remote.source(), _read_source(record)

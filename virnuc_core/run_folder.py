@@ -1,10 +1,5 @@
-"""Names inside a run folder.
+"""Names inside a run folder."""
 
-While a run is reprocessed, its subfolder `next`, of the same layout, holds the new run, recognised by its symbolic link
-to the old run's frame store. Once complete it is renamed `incoming`, and its files replace those of the old run.
-"""
-
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +8,14 @@ from typing import Final
 from virnuc_core.errors import HostError
 
 EMBED_SUFFIX: Final = ".run"
-_SHARED_FRAMES: Final = "../frames"
 
 
 class _Inside:
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     def __get__(self, folder: "RunFolder", owner: type) -> Path:
-        return folder.root / self._name
+        return folder.root / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +101,13 @@ class RunFolder:
         return (self.multiqc, self.page, self.report)
 
     @property
-    def next(self) -> "RunFolder":
-        """The unfinished run that this one is being reprocessed to."""
-        return RunFolder(self.root / "next")
-
-    @property
-    def incoming(self) -> "RunFolder":
-        """The finished one, while its files replace those of this run."""
-        return RunFolder(self.root / "incoming")
-
-    @property
-    def previous(self) -> "RunFolder | None":
-        """The run being reprocessed to this one; None for any other run."""
-        is_next = self.frames.is_symlink() and os.readlink(self.frames) == _SHARED_FRAMES
-        return RunFolder(self.root.parent) if is_next else None
-
-    def link_frames(self) -> None:
-        """Makes this the `next` of the run around it."""
-        self.frames.symlink_to(_SHARED_FRAMES, target_is_directory=True)
-
-    @property
     def embedded(self) -> Path:
         """Output file of an embed or training run, whose folder is `FILE.run` beside it."""
         return self.root.with_name(self.root.name.removesuffix(EMBED_SUFFIX))
+
+
+# Files and folders at the top of a run folder.
+OWN_NAMES: Final = frozenset(
+    name.partition("/")[0]
+    for name in (inside.name for inside in vars(RunFolder).values() if isinstance(inside, _Inside))
+)

@@ -235,23 +235,8 @@ def _optional(fields: Mapping[str, FieldInfo], otherwise: str) -> type[Settings]
     return create_model("OptionalSettings", __base__=Settings, **optional)
 
 
-_FIXED_BY_A_RUN: Final = {"chunk_length", "min_length", "threshold", "fdr", "shard_seconds"}
-_CHANGEABLE: Final = {
-    name: field for name, field in ScoringSettings.model_fields.items() if name not in _FIXED_BY_A_RUN
-}
-
-
-class ReprocessSettings(_optional(_CHANGEABLE, "as it was")):  # type: ignore[misc]
-    """Settings of `reprocess`; None keeps the run's value."""
-
-    head: HeadPath | None = Field(
-        default=None, description="Classifier head; must be given with another model [as it was]"
-    )
-    devices: Devices = Field(default=("auto",), description=_DEVICES)
-
-
 class LaneSettings(Settings):
-    """Where lanes run, how much work each gets, and who is charged for it."""
+    """Where lanes run, how much work each gets, and for which project."""
 
     mode: LaneMode = Field(
         default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
@@ -260,9 +245,7 @@ class LaneSettings(Settings):
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
     priority: Priority = Field(default="normal", description="Queue in which the lanes wait in a pool")
-    project: Project = Field(
-        default="", description="Project that the GPU hours count for (virnuc usage) [none]"
-    )
+    project: Project = Field(default="", description="Project that the GPU hours count for [none]")
 
 
 class BatchSettings(LaneSettings):
@@ -306,7 +289,6 @@ class FramesSettings(Settings):
 EMBED_DEFAULTS: Final = EmbedSettings()
 LANE_DEFAULTS: Final = LaneSettings()
 PREDICT_DEFAULTS: Final = PredictSettings()
-REPROCESS_DEFAULTS: Final = ReprocessSettings()
 TRAIN_DEFAULTS: Final = TrainSettings()
 
 PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {

@@ -135,7 +135,6 @@ def test_contigs_are_called_at_a_promised_rate(
         "no contig can be called for a false discovery rate of at most 0.0001 %"
         in virnuc.done(*command, "--fdr", 1e-6).out
     )
-    assert virnuc.done("reprocess", run, "--json").document["sample"] == document["sample"]
     assert virnuc.done(*command, "--json").document["sample"] == plain["sample"]
 
 
@@ -161,30 +160,29 @@ def test_refuses_to_mix_runs_and_names_both_values(
     assert rows(run / "rejected.tsv")[1][4].startswith("shorter than 100")
 
 
-def test_missing_and_damaged_shards_compute_with_an_emergency_switch(
+def test_missing_and_damaged_shards_are_computed(
     virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, damaged, *others = sorted((run / "shards").iterdir())
-    kept = {path: path.read_bytes() for path in (first, second)}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.suffix in (".tsv", ".h5")}
+    _, damaged, *others = sorted((run / "shards").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-100])
     for path in (*others, run / "run.json", run / "embeddings.h5"):
         path.unlink()
+    command = ("predict", contigs, "--out", run, *models.flags)
     monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
     monkeypatch.setenv("VIRNUCPRO_DISABLE_FP16", "1")
     reload()
-    result = virnuc.done("predict", contigs, "--out", run, *models.flags, "--json")
+    error = virnuc.refused(4, "esm2.attention: was sdpa, now padded", *command)
+    assert "switches: was none, now VIRNUC_DISABLE_PACKING" in error
+    assert "VIRNUCPRO_DISABLE_FP16 is a variable of VirNucPro" in error
+    assert "set VIRNUC_DISABLE_FP16 instead" in error
+    monkeypatch.delenv("VIRNUC_DISABLE_PACKING")
+    reload()
+    result = virnuc.done(*command, "--json")
     assert "Set aside" in result.err
-    assert "3 of 5 shards are missing and compute with" in result.err
-    assert "VIRNUCPRO_DISABLE_FP16 is a variable of VirNucPro" in result.err
-    assert "set VIRNUC_DISABLE_FP16 instead" in result.err
-    assert result.document["shards"] == {"total": 5, "computed": 3}
-    [part] = result.document["continued"]
-    assert (part["switches"], part["shards"]) == (["VIRNUC_DISABLE_PACKING"], [2, 3, 4])
-    assert {model["attention"] for model in part["models"]} == {"padded"}
-    assert any("other emergency switches" in note for note in result.document["notes"])
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert result.document["shards"] == {"total": 5, "computed": 4}
+    assert {path: path.read_bytes() for path in before} == before
     virnuc.done("fsck", run)
-    assert "arithmetic of 3 of 5 shards" in virnuc.done("inspect", run).out
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_everything_is_there_after_up(stack: Stack) -> None:
         assert missing_pools() == []
         assert len(workers_since(datetime.now(UTC) - timedelta(seconds=60))) == 2
     names = {deployment.name for deployment in stack.client.read_deployments()}
-    assert names == {"on-demand", "nightly", "monthly", "gpu", "cpu"}
+    assert names == {"on-demand", "nightly", "gpu", "cpu"}
     assert stack.client.read_work_pool("virnuc-runs").concurrency_limit == 16
     assert stack.client.read_deployment_by_name("plan-run/gpu").work_queue_name == "plans"
     [automation] = stack.client.read_automations_by_name(AUTOMATION)

@@ -1,7 +1,6 @@
 """Runs from a plain shell: submitting, monitoring and results."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 
 from tests.end_to_end.conftest import write_class
-from tests.made_models import write_other_head
 from tests.production.conftest import (
     LANE_MINUTES,
     ON_GPUS,
@@ -79,17 +77,6 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["mode"] == "pool"
     assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == len(names)
-
-
-def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
-    in_pool, here = (shutil.copytree(local_run, tmp_path / name) for name in ("pool", "here"))
-    head = str(write_other_head(tmp_path / "other.safetensors"))
-    run = run_in_shell(stack, "reprocess/on-demand", "run", run=str(in_pool), settings={"head": head})
-    done = stack.shell("virnuc_cli", "reprocess", here, "--head", head, "--mode", "local")
-    assert done.returncode == 0, done.stderr
-    assert same_results(in_pool, here)
-    assert not same_results(in_pool, local_run)
-    assert {child.name[:5] for child in stack.children(run.id).values()} == {"lane-", "plan "}
 
 
 def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
 """Settings: presets, defaults, wrong values, and what a run makes of them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.made_plans import PLAN, model
 from virnuc_core.errors import UsageError
-from virnuc_core.pipeline import reprocess_config
 from virnuc_core.settings import (
     EmbedSettings,
     EngineSettings,
     LaneSettings,
     PredictSettings,
-    ReprocessSettings,
     RunConfig,
     Settings,
     embed_config,
@@ -103,72 +99,3 @@ def test_every_setting_reaches_the_run() -> None:
     given = EVERY_ENGINE_SETTING | OF_PREDICT_ALONE
     predict = predict_config(read_settings(PredictSettings, given))
     assert {name: getattr(predict, name) for name in given} == given
-
-
-OLD = replace(
-    PLAN,
-    models=(
-        model("dnabert_s", precision="fp32", engine="packed", attention="triton", location="/models/dnabert"),
-        model("esm2", precision="fp16", repr_layer=3, attention="triton", location="/models/esm2"),
-    ),
-)
-AS_IT_WAS = RunConfig(
-    chunk_length=500,
-    esm_model="/models/esm2",
-    dnabert_model="/models/dnabert",
-    head="/heads/head_500.pth",
-    repr_layer=3,
-    precision="fp16",
-    dnabert_precision="fp32",
-    engine="packed",
-    dnabert_engine="packed",
-    attention="triton",
-)
-
-
-@pytest.mark.parametrize(
-    ("given", "found_again"),
-    [
-        ({}, {}),
-        ({"esm_model": "650M"}, {"head": None, "repr_layer": None}),
-        ({"esm_model": "650M", "head": "a.pth", "repr_layer": 2}, {}),
-        (
-            {"engine": "reference"},
-            {"precision": "auto", "dnabert_precision": None, "dnabert_engine": None, "attention": "auto"},
-        ),
-        ({"precision": "bf16"}, {"dnabert_precision": None, "attention": "auto"}),
-        ({"dnabert_precision": "bf16"}, {"attention": "auto"}),
-    ],
-)
-def test_reprocessing_keeps_what_does_not_go_with_something_that_is_given(
-    given: dict[str, Any], found_again: dict[str, Any]
-) -> None:
-    config = reprocess_config(OLD, read_settings(ReprocessSettings, given))
-    assert config == AS_IT_WAS.model_copy(update=found_again | given)
-
-
-@pytest.mark.parametrize(
-    ("attentions", "expected"),
-    [
-        (("padded", "padded"), "auto"),
-        (("triton", "varlen"), "auto"),
-        (("reference", "reference"), "reference"),
-    ],
-)
-def test_attention_that_cannot_be_asked_for_is_found_again(
-    attentions: tuple[str, str], expected: str
-) -> None:
-    dnabert, esm2 = (replace(one, attention=how) for one, how in zip(OLD.models, attentions, strict=True))
-    old = replace(OLD, models=(dnabert, esm2))
-    assert reprocess_config(old, ReprocessSettings()).attention == expected
-
-
-@pytest.mark.parametrize("rule", [{"threshold": 0.9}, {"fdr": 0.05}])
-def test_reprocessing_keeps_the_rule_of_calls(rule: dict[str, float]) -> None:
-    config = reprocess_config(replace(OLD, **rule), ReprocessSettings())
-    assert config == AS_IT_WAS.model_copy(update=rule)
-
-
-def test_a_run_without_a_head_cannot_be_reprocessed() -> None:
-    with pytest.raises(UsageError, match="can be reprocessed"):
-        reprocess_config(replace(OLD, head=None), ReprocessSettings())

@@ -56,10 +56,8 @@ def test_an_upgrade_in_the_middle_of_a_run(arguments: tuple[Path, ...], tmp_path
 
     refused = run(release(tmp_path, "99.0.1"), *arguments)
     assert refused.returncode != 0
-    assert f"virnuc_version was {series(__version__)}, now 99.0" in refused.stderr
-    assert (
-        "start over with --force, or move the run to the new setting with `virnuc reprocess" in refused.stderr
-    )
+    assert f"virnuc_version: was {series(__version__)}, now 99.0" in refused.stderr
+    assert "start over with --force" in refused.stderr
 
     done = run(release(tmp_path, newer), *arguments)
     assert done.returncode == 0, done.stderr

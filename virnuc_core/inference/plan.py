@@ -1,14 +1,13 @@
 """The plan of a run: its file, and the comparison with the requested settings on resume.
 
 A plan holds everything that determines the results, but no devices, lanes or folders: it gives the same shards wherever
-they are computed. After its creation, only `Continuation`s and the rule of calls (threshold, FDR) change.
+they are computed. After its creation, only the rule of calls (threshold, FDR) changes.
 """
 
 import hashlib
 import json
 import socket
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,7 +17,6 @@ from virnuc_core.errors import DamagedFileError, HostError, MismatchError
 from virnuc_core.files import from_json, parse_object, write_text
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import (
-    FRAMES_IN_WORDS,
     AttentionBackend,
     ChunkRule,
     EmbeddingsDtype,
@@ -39,22 +37,6 @@ Kind = Literal["predict", "embed", "train"]
 _NOT_IN_FINGERPRINT: Final = frozenset(
     {"inputs", "name", "location", "switches", "threshold", "fdr", "warnings"}
 )
-# Fields set by a flag of the same name; the last two also by --dnabert-FLAG in runs with both models.
-_FLAGGED: Final = (
-    *("chunk_length", "min_length", "repr_layer", "attention", "compile_mode", "token_budget", "embeddings"),
-    *("precision", "engine"),
-)
-_DNABERT_FLAGGED: Final = ("precision", "engine")
-# "auto" resolves these from precision and engine.
-_RESOLVED: Final = ("attention", "compile_mode", "token_budget")
-_NOT_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "frames"})
-# Fields of a model that an emergency switch affects.
-_SWITCHED: Final[Mapping[str, frozenset[str]]] = {
-    "VIRNUC_DISABLE_FP16": frozenset({"precision", *_RESOLVED}),
-    "VIRNUC_DISABLE_PACKING": frozenset({"precision", *_RESOLVED}),
-    "VIRNUC_DISABLE_COMPILE": frozenset({"compile_mode"}),
-    "VIRNUC_V1_ATTENTION": frozenset({"attention", "compile_mode"}),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,15 +97,6 @@ class Shard:
     cost: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Continuation:
-    """Shards (ascending) computed by `models`, with the arithmetic of other emergency switches that were set on resume."""
-
-    switches: tuple[str, ...]
-    models: tuple[PlannedModel, ...]
-    shards: tuple[int, ...]
-
-
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class RunPlan:
     """Everything that determines the results of a run.
@@ -137,8 +110,7 @@ class RunPlan:
         head: None if nothing is scored.
         shards: contiguous, in row order.
         warnings: reasons why the run is slower than possible.
-        switches: emergency switches set when the plan was made.
-        continued: shards whose arithmetic differs from `models`.
+        switches: emergency switches set when the plan was made, for information only: the models have what follows from them.
         virnuc_version: of the planner; other releases of its series give the same results.
         threshold: minimum p_virus of a call; affects no shard, so it may change on resume.
         fdr: most that the expected false discovery rate of calls of contigs may be, instead of the threshold; None for the
@@ -158,7 +130,6 @@ class RunPlan:
     virnuc_version: str
     warnings: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
-    continued: tuple[Continuation, ...] = ()
     min_length: int = 0
     threshold: float = 0.5
     fdr: float | None = None
@@ -181,30 +152,6 @@ class RunPlan:
             )
 
     @cached_property
-    def uniform(self) -> "RunPlan":
-        """The original plan, without continuations."""
-        return replace(self, continued=()) if self.continued else self
-
-    def for_shard(self, index: int) -> "RunPlan":
-        """The plan with this shard's arithmetic for all shards; its fingerprint is stored in the shard."""
-        return self._continued_plans.get(index, self.uniform)
-
-    def grouped(self, indices: Iterable[int]) -> "list[tuple[RunPlan, list[Shard]]]":
-        """Groups these shards, in the given order, by `for_shard`."""
-        groups: dict[str, tuple[RunPlan, list[Shard]]] = {}
-        for index in indices:
-            plan = self.for_shard(index)
-            groups.setdefault(plan.fingerprint, (plan, []))[1].append(self.shards[index])
-        return list(groups.values())
-
-    @cached_property
-    def _continued_plans(self) -> Mapping[int, "RunPlan"]:
-        found: dict[int, RunPlan] = {}
-        for part in self.continued:
-            found |= dict.fromkeys(part.shards, replace(self.uniform, models=part.models))
-        return found
-
-    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over `fingerprint_fields`."""
         return hashlib.sha256(json.dumps(self.fingerprint_fields, sort_keys=True).encode()).hexdigest()
@@ -223,9 +170,6 @@ class RunPlan:
                 values |= {"head.index": value.index} if value and value.index else {}
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
-            elif field.name == "continued":
-                parts = [([model.fingerprint_fields for model in p.models], p.shards) for p in value]
-                values |= {"continued": parts} if parts else {}
             elif field.name == "min_length":
                 values |= {"min_length": value} if value else {}
             elif field.name == "virnuc_version":
@@ -265,7 +209,7 @@ def read_plan(path: Path) -> RunPlan:
         altered = fingerprint != plan.fingerprint
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError) as error:
         raise DamagedFileError(
-            f"plan {path} cannot be read ({error!r}): start the run over with --force."
+            f"plan {path} cannot be read ({error!r}): choose another --out, or delete the folder if it holds a run."
         ) from error
     if altered:
         raise DamagedFileError(f"plan {path} was altered since it was written: start over with --force.")
@@ -273,123 +217,44 @@ def read_plan(path: Path) -> RunPlan:
 
 
 def require_same_plan(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> None:
-    """Rejects resuming a run with other settings, except for effects of emergency switches (see `continue_plan`).
+    """Rejects resuming a run with other settings or emergency switches.
 
     Raises:
         MismatchError: the results would differ; names each such field with both values.
     """
     old, new = existing.fingerprint_fields, wanted.fingerprint_fields
-    toggled = {*existing.switches} ^ {*wanted.switches}
-    switched = frozenset[str]().union(*(_SWITCHED.get(name, ()) for name in toggled))
-    differing = [
-        key
-        for key in {**old, **new}
-        if old.get(key) != new.get(key) and key.partition(".")[2] not in switched
-    ]
+    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if not differing:
         return
-    named = _causes(differing) or ["shards"]
-    described = "; ".join(_describe(key, existing, wanted, old.get(key), new.get(key)) for key in named)
-    raise MismatchError(
-        f"{folder.root} holds a run made with something else: {described}. The old settings are in "
-        f"{folder.plan}. {_ways_out(existing, differing, folder)}"
-    )
-
-
-def continue_plan(existing: RunPlan, wanted: RunPlan, pending: Collection[int]) -> RunPlan:
-    """The plan with pending shards computed as in `wanted`, and the others as they were."""
-    parts = {
-        _arithmetic(part.models): replace(part, shards=tuple(i for i in part.shards if i not in pending))
-        for part in existing.continued
-    }
-    key = _arithmetic(wanted.models)
-    if key != _arithmetic(existing.models):
-        now = Continuation(switches=wanted.switches, models=wanted.models, shards=())
-        part = parts.get(key, now)
-        parts[key] = replace(part, shards=tuple(sorted({*part.shards, *pending})))
-    return replace(
-        existing,
-        continued=tuple(part for part in parts.values() if part.shards),
-        shards=tuple(
-            replace(shard, cost=wanted.shards[shard.index].cost) if shard.index in pending else shard
-            for shard in existing.shards
-        ),
-    )
-
-
-def reused_families(old: RunPlan, new: RunPlan) -> frozenset[Family]:
-    """Models whose vectors in the old shards are those that the new run would compute."""
-    common = ("kind", "input_digest", "chunk_length", "frames", "shards", "virnuc_version")
-    before, now = old.fingerprint_fields, new.fingerprint_fields
-    # Scores are computed from unrounded vectors.
-    if old.embeddings != "float32" or any(before[key] != now[key] for key in common):
-        return frozenset()
-    known = {model.family: model.fingerprint_fields for model in old.models}
-    return frozenset(
-        model.family for model in new.models if model.fingerprint_fields == known.get(model.family)
-    )
-
-
-def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
-    return json.dumps([model.fingerprint_fields for model in models], sort_keys=True)
-
-
-def _causes(differing: list[str]) -> list[str]:
-    """The fields that do not follow from others, so that messages name the cause only."""
+    if existing.switches != wanted.switches:
+        differing.append("switches")
+    # Everything else about a model follows from its weights.
     other_models = {key.partition(".")[0] for key in differing if key.endswith(".weights_fingerprint")}
-    followers = {"shards", *(["head.index"] if "head" in differing else [])}
-    for key in differing:
-        family, _, name = key.partition(".")
-        if name in ("precision", "engine"):
-            followers |= {f"{family}.{resolved}" for resolved in _RESOLVED}
-    causes = [key for key in differing if key.partition(".")[0] not in other_models and key not in followers]
-    return causes + [f"{family}.weights_fingerprint" for family in sorted(other_models)]
-
-
-def _ways_out(existing: RunPlan, differing: list[str], folder: RunFolder) -> str:
-    if folder.previous is not None:
-        return "Go on with the old setting, or throw away what was begun with it: --force."
-    if existing.kind != "predict":
-        return "Go on with the old setting, choose another --out, or start over with --force."
-    if _NOT_REPROCESSED & set(differing) or differing == ["shards"]:
-        return (
-            "Go on with the old setting, choose another --out folder, or start over with --force. "
-            "(`virnuc reprocess` moves a run to another model, head or setting, but not to other input, chunks, frames or shards.)"
-        )
-    return (
-        "Go on with the old setting, start over with --force, or move the run to the new setting with "
-        f"`virnuc reprocess {folder.root}`, which keeps what both have in common."
+    lines = [
+        f"  {key}: was {_shown(existing, key, old.get(key))}, now {_shown(wanted, key, new.get(key))}"
+        for key in differing
+        if key.partition(".")[0] not in other_models or key.endswith(".weights_fingerprint")
+    ]
+    raise MismatchError(
+        "\n".join([f"{folder.root} holds a run made with something else:", *lines])
+        + f"\nGive the old settings again ({folder.plan} has them), choose another --out, or start over with --force."
     )
 
 
-def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) -> str:
+def _shown(plan: RunPlan, key: str, value: Any) -> str:
     family, _, name = key.rpartition(".")
     if key == "input_digest":
-        return f"input was {_input_names(existing)} ({old[:12]}), now {_input_names(wanted)} ({new[:12]})"
+        names = [file.name for file in plan.inputs]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{', '.join(names[:3])}{more} ({value[:12]})"
     if name == "weights_fingerprint":
-        models = [plan.model("esm2" if family == "esm2" else "dnabert_s") for plan in (existing, wanted)]
-        was, now = (f"{m.name} ({m.weights_fingerprint[:12]})" if m else "none" for m in models)
-        return f"{family} model was {was}, now {now}"
+        return next((f"{m.name} ({value[:12]})" for m in plan.models if m.family == family), "none")
     if key == "head":
-        heads = (existing.head, wanted.head)
-        was, now = (f"{head.name} ({head.fingerprint[:12]})" if head else "none" for head in heads)
-        return f"head (--head) was {was}, now {now}"
-    if key == "head.index":
-        was, now = (digest[:12] if digest else "none" for digest in (old, new))
-        return f"the index of genomes beside head {existing.head.name if existing.head else ''} was {was}, now {now}"
-    if key == "frames":
-        was, now = (FRAMES_IN_WORDS[plan.frames] for plan in (existing, wanted))
-        return f"frames (--{'frames' if existing.kind == 'train' else 'head'}) were {was}, now {now}"
+        return f"{plan.head.name} ({value[:12]})" if plan.head else "none"
+    if key == "head.index" and value:
+        return str(value[:12])
     if key == "shards":
-        return f"it was cut into {len(existing.shards)} shards (--shard-seconds), now {len(wanted.shards)}"
-    if key == "min_length":
-        old, new = existing.min_length, wanted.min_length
-    is_one_of_two = family == "dnabert_s" and wanted.model("esm2") is not None
-    prefix = "dnabert-" if is_one_of_two and name in _DNABERT_FLAGGED else ""
-    flag = f" (--{prefix}{name.replace('_', '-')})" if name in _FLAGGED else ""
-    return f"{key}{flag} was {old}, now {new}"
-
-
-def _input_names(plan: RunPlan) -> str:
-    names = [file.name for file in plan.inputs]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return f"{len(value)} shards"
+    if key == "switches":
+        return ", ".join(plan.switches) or "none"
+    return "none" if value is None else str(value)

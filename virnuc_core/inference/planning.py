@@ -19,12 +19,10 @@ from virnuc_core.inference.plan import (
     PlannedHead,
     PlannedModel,
     RunPlan,
-    continue_plan,
     read_plan,
     require_same_plan,
     write_plan,
 )
-from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, index_path, resolve_head
@@ -145,65 +143,31 @@ def open_plan(
 ) -> RunPlan:
     """Reads the plan of a run folder, creating it if missing.
 
-    A run derived from another one keeps its shards, and the resolved settings of unchanged models. With other emergency
-    switches than before, the missing shards get the resulting arithmetic. `devices` are resolved and all of one type.
-    With a `token`, nothing is written once the run has been started over. `before` is an earlier plan of this process, whose
+    `devices` are resolved and all of one type. With a `token`, nothing is written once the run has been started over. `before` is an earlier plan of this process, whose
     token budgets are kept for the same models.
 
     Raises:
         HostError: the folder no longer has this token.
-        MismatchError: the folder holds a run with other settings.
+        MismatchError: the folder holds a run with other settings or emergency switches.
         DamagedFileError: the existing plan cannot be read.
         VirnucError: a model, head or setting cannot be used.
     """
     log_version_warnings("compute")
     if not folder.plan.exists():
-        previous = read_plan(folder.previous.plan) if folder.previous else None
-        plan = make_plan(config, store, kind, devices, previous, before)
+        plan = make_plan(config, store, kind, devices, before=before)
         if token is not None:
             folder.require_token(token)
         write_plan(folder.plan, plan)
         return plan
     existing = read_plan(folder.plan)
-    if existing.switches != switches_of(config):
-        # With other arithmetic, the same duration gives other bounds.
-        config = config.model_copy(update={"shard_seconds": None})
     wanted = make_plan(config, store, kind, devices, existing, before)
     if token is not None:
         folder.require_token(token)
-    require_same_plan(existing.uniform, wanted, folder)
+    require_same_plan(existing, wanted, folder)
     if (existing.threshold, existing.fdr) != (wanted.threshold, wanted.fdr):
         existing = replace(existing, threshold=wanted.threshold, fdr=wanted.fdr)
         write_plan(folder.plan, existing)
-    if not existing.continued and wanted.fingerprint == existing.fingerprint:
-        return existing
-    return _continue(existing, wanted, folder)
-
-
-def _continue(existing: RunPlan, wanted: RunPlan, folder: RunFolder) -> RunPlan:
-    """Records in the plan that the missing shards use the current switches."""
-    pending = pending_shards(folder, existing)
-    plan = continue_plan(existing, wanted, frozenset(pending))
-    switches = ", ".join(wanted.switches) or "no switch"
-    if not pending:
-        _log.warning(
-            "%s holds all of its shards: those that were computed with other switches of the environment than are set "
-            "(%s) stay as they are. `virnuc reprocess` has all of them computed alike.",
-            folder.root,
-            switches,
-        )
-    elif plan.fingerprint != existing.fingerprint:
-        write_plan(folder.plan, plan)
-        _log.warning(
-            "%s is resumed with other switches of the environment (%s): %d of %d shards are missing and compute with %s. "
-            "The last digits of their scores may differ from those of the others; plan.json says which they are.",
-            folder.root,
-            switches,
-            len(pending),
-            len(plan.shards),
-            "; ".join(f"{model.name} {model.arithmetic}" for model in wanted.models),
-        )
-    return plan
+    return existing
 
 
 def make_plan(
@@ -216,7 +180,7 @@ def make_plan(
 ) -> RunPlan:
     """Resolves everything that determines the results of a run.
 
-    `existing` is a plan to resume or derive from: unless other values are requested, its shards are kept for the same input,
+    `existing` is a plan to resume: unless other values are requested, its shards are kept for the same input,
     and its token budget and compile mode for the same model. Without it, the token budget is that of `before`.
 
     Raises:

@@ -16,7 +16,6 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
 from virnuc_core.inference.plan import PlannedModel, RunPlan, Shard
-from virnuc_core.inference.reuse import ReusedShards, ReusedVectors
 from virnuc_core.inference.shard import ModelCounters, ShardCounters
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.sequences.frame_store import FrameStore
@@ -97,14 +96,14 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInputs:
-    """A shard ready for the device: planned work, collation time, and sequences or reused vectors per model.
+    """A shard ready for the device: planned work, collation time, and the sequences for each model.
 
     Attributes:
         sizes: int64 (n, 2), pinned for a GPU, see `FrameStore.sizes`; None unless a head for the longest stretches needs them.
     """
 
     shard: Shard
-    models: tuple[ModelInputs | ReusedVectors, ...]
+    models: tuple[ModelInputs, ...]
     sizes: Tensor | None
     counters: ShardCounters
     seconds: float
@@ -117,20 +116,17 @@ class Collator:
     store: FrameStore
     models: tuple[tuple[PlannedModel, Tokenizer], ...]
     streams: Streams
-    reused: ReusedShards | None = None
     needs_sizes: bool = False
 
     @classmethod
-    def load(
-        cls, plan: RunPlan, store: FrameStore, streams: Streams, reused: ReusedShards | None = None
-    ) -> Self:
+    def load(cls, plan: RunPlan, store: FrameStore, streams: Streams) -> Self:
         """Loads the tokenizers of a plan's models.
 
         Raises:
             CheckpointError: one of them is missing or corrupt.
         """
         models = tuple((model, _load_tokenizer(model)) for model in plan.models)
-        return cls(store, models, streams, reused, plan.head is not None and plan.frames == "longest")
+        return cls(store, models, streams, plan.head is not None and plan.frames == "longest")
 
     def collate(self, shard: Shard) -> ShardInputs:
         """Prepares a shard; the result depends only on the plan and the shard's rows.
@@ -139,13 +135,12 @@ class Collator:
             MismatchError: a model needs sequences that the store lacks.
         """
         begun = time.perf_counter()
-        reused = self.reused.read(shard) if self.reused else {}
-        models: list[ModelInputs | ReusedVectors] = []
+        models: list[ModelInputs] = []
         letters = {}
         for planned, tokenizer in self.models:
             sequences = self._sequences(shard, planned)
             letters[planned.family] = int(sequences.offsets[-1] - sequences.offsets[0])
-            models.append(reused.get(planned.family) or self._batch(shard, planned, tokenizer, sequences))
+            models.append(self._batch(shard, planned, tokenizer, sequences))
         counters = ShardCounters(
             frames=shard.end - shard.begin,
             residues=letters.get("esm2", 0),

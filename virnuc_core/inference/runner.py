@@ -23,7 +23,6 @@ from virnuc_core.inference.device import AsyncCopy, Streams
 from virnuc_core.inference.events import StageSeconds
 from virnuc_core.inference.plan import PlannedHead, PlannedModel, RunPlan, Shard
 from virnuc_core.inference.prefetch import HostBatch, ModelInputs, ShardInputs
-from virnuc_core.inference.reuse import ReusedVectors
 from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardResult
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import Checkpoint, load_model
@@ -120,8 +119,7 @@ def load_planned_head(planned: PlannedHead) -> Head:
     if (found := classifier_fingerprint(path)) != planned.fingerprint:
         raise MismatchError(
             f"head {planned.name} ({path}) has changed since the run was planned: fingerprint "
-            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, start over with --force, or "
-            "move the run to the new one with `virnuc reprocess`."
+            f"{planned.fingerprint[:12]}, now {found[:12]}. Put the old one back, or start over with --force."
         )
     return load_head(path)
 
@@ -331,7 +329,7 @@ def _open_planned(planned: PlannedModel) -> Checkpoint:
         raise MismatchError(
             f"the files of model {planned.name} ({planned.location}) have changed since the run was "
             f"planned: fingerprint {planned.weights_fingerprint[:12]}, now {found[:12]}. Put the old "
-            "ones back, start over with --force, or move the run to the new ones with `virnuc reprocess`."
+            "ones back, or start over with --force."
         )
     return checkpoint
 
@@ -388,7 +386,7 @@ class ComputedShard:
 
 @dataclass(frozen=True, slots=True)
 class _ShardInFlight:
-    """A shard on the device with batches in flight; `num_batches` is over all models that compute, the counters per model.
+    """A shard on the device with batches in flight; `num_batches` is over all models, the counters per model.
 
     `vectors` are fp32 (d, D) on the device.
     """
@@ -424,8 +422,8 @@ class LoadedModels:
         """Those of the device, where this creates torch's context."""
         return Streams(self.device)
 
-    def load(self, plan: RunPlan, reused_families: frozenset[Family] = frozenset()) -> None:
-        """Loads what is missing for a plan, and warms up a GPU; `reused_families` load only when first needed.
+    def load(self, plan: RunPlan) -> None:
+        """Loads what is missing for a plan, and warms up a GPU.
 
         Raises:
             CheckpointError: a model or head cannot be read.
@@ -436,7 +434,7 @@ class LoadedModels:
             if planned.family in self._models and not self._models[planned.family].serves(planned):
                 del self._models[planned.family]
                 self.streams.free_memory()
-        wanted = [model for model in plan.models if model.family not in reused_families | self._models.keys()]
+        wanted = [model for model in plan.models if model.family not in self._models]
         with raise_on_oom("the models", self.streams.device):
             loaded = [ModelRunner.load(model, self.streams) for model in wanted]
             if plan.head is not None and plan.head != self._head:
@@ -448,10 +446,7 @@ class LoadedModels:
         self._models |= {model.planned.family: model for model in loaded}
 
     def model(self, planned: PlannedModel) -> ModelRunner:
-        """A model for a run, loaded if it was not expected to be needed; raises as `load`."""
-        if planned.family not in self._models:
-            with raise_on_oom("the models", self.streams.device):
-                self._models[planned.family] = ModelRunner.load(planned, self.streams)
+        """A loaded model, for one run."""
         return self._models[planned.family].for_run(planned)
 
     def close(self) -> None:
@@ -496,12 +491,11 @@ class InferenceRunner:
 
     def _launch(self, inputs: ShardInputs) -> Iterator[tuple[_ShardInFlight, Family, AsyncCopy]]:
         """Launches one batch per step, and yields whether all of its vectors are finite."""
-        computing = [model for model in inputs.models if isinstance(model, ModelInputs)]
-        num_batches = sum(len(model.batches) for model in computing)
+        num_batches = sum(len(model.batches) for model in inputs.models)
         shard = _ShardInFlight(inputs, time.perf_counter(), num_batches)
-        for model in computing:
+        for model in inputs.models:
             self._prepare(shard, model)
-        for model in computing:
+        for model in inputs.models:
             family = model.counters.family
             vectors = shard.vectors[family]
             for batch in model.batches:
@@ -532,7 +526,7 @@ class InferenceRunner:
         if shard.retired.total() < shard.num_batches:
             return
         for model in shard.inputs.models:
-            if isinstance(model, ModelInputs) and shard.overflowed_batches[model.counters.family]:
+            if shard.overflowed_batches[model.counters.family]:
                 family = model.counters.family
                 failures = self._models[family].recompute_fp32(model, shard.vectors[family])
                 shard.out_of_memory[family] += failures
@@ -549,10 +543,9 @@ class InferenceRunner:
         begun = time.perf_counter()
         vectors: dict[str, Tensor] = {}
         for model in shard.inputs.models:
-            family, is_reused = model.counters.family, isinstance(model, ReusedVectors)
-            uploaded = self._upload(model.vectors if isinstance(model, ReusedVectors) else model.vector_index)
-            name = VECTOR_DATASETS[family]
-            vectors[name] = uploaded if is_reused else shard.vectors[family].index_select(0, uploaded)
+            family = model.counters.family
+            index = self._upload(model.vector_index)
+            vectors[VECTOR_DATASETS[family]] = shard.vectors[family].index_select(0, index)
         results: dict[str, Tensor] = {}
         if (dtype := _STORED_DTYPES.get(self._plan.embeddings)) is not None:
             results |= {name: tensor.to(dtype) for name, tensor in vectors.items()}

@@ -126,7 +126,6 @@ class ShardResult:
 
 def shard_identity(plan: RunPlan, shard: Shard) -> dict[str, Any]:
     """Required attributes of a shard file, except counters and checksums."""
-    plan = plan.for_shard(shard.index)
     models = [asdict(model) | asdict(model.spec) for model in plan.models]
     return {
         "plan_fingerprint": plan.fingerprint,
@@ -228,8 +227,7 @@ def _require_identity(path: Path, found: dict[str, Any], expected: dict[str, Any
     named = [name for name in differing if name != "plan_fingerprint"] or differing
     described = "; ".join(f"{n} is {old.get(n)} in the file and {new.get(n)} in the plan" for n in named)
     raise MismatchError(
-        f"shard {path} is of another run: {described}. Go on with the old setting, start over with --force, or "
-        "move the run to another setting with `virnuc reprocess`."
+        f"shard {path} is of another run: {described}. Go on with the old setting, or start over with --force."
     )
 
 

@@ -15,9 +15,8 @@ from virnuc_core.batching.packing import warn_if_inefficient
 from virnuc_core.files import make_folder
 from virnuc_core.inference.device import on_device
 from virnuc_core.inference.events import LaneEvent, ModelsLoaded, ShardDone
-from virnuc_core.inference.plan import RunPlan, Shard, read_plan
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.prefetch import Collator
-from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.inference.runner import ComputedShard, InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import CommitGuard, ShardCounters, shard_identity, sum_counters, write_shard
 from virnuc_core.prefetcher import Prefetcher
@@ -49,24 +48,10 @@ def run_shards(
         VirnucError: any failure in any of the threads; committed shards stay.
         OSError: a shard cannot be written.
     """
-    planned = read_plan(folder.plan)
-    planned.require_own_series()
-    with on_device(models.device):
-        for plan, shards in planned.grouped(indices):
-            _run_alike(folder, plan, shards, models, lane, emit)
-
-
-def _run_alike(
-    folder: RunFolder,
-    plan: RunPlan,
-    shards: Sequence[Shard],
-    models: LoadedModels,
-    lane: int,
-    emit: Callable[[LaneEvent], None],
-) -> None:
+    plan = read_plan(folder.plan)
+    plan.require_own_series()
     started = time.perf_counter()
-    reused = ReusedShards.open(folder, plan)
-    collator = Collator.load(plan, FrameStore.open(folder.frames), models.streams, reused)
+    collator = Collator.load(plan, FrameStore.open(folder.frames), models.streams)
     make_folder(folder.shards)
     guard = CommitGuard(folder, plan)
 
@@ -81,8 +66,12 @@ def _run_alike(
         emit(ShardDone(lane=lane, shard=shard.index, counters=result.counters, seconds=seconds))
         return result.counters
 
-    with Prefetcher(collator.collate, shards, depth=COLLATED_SHARDS) as inputs:
-        models.load(plan, reused.families if reused else frozenset())
+    shards = [plan.shards[index] for index in indices]
+    with (
+        on_device(models.device),
+        Prefetcher(collator.collate, shards, depth=COLLATED_SHARDS) as inputs,
+    ):
+        models.load(plan)
         is_cpu = models.streams.device.type == "cpu"
         hardware = f"{platform.machine()} CPU" if is_cpu else torch.cuda.get_device_name(models.device)
         seconds = time.perf_counter() - started

@@ -276,6 +276,15 @@ def resolve_head(
     return path
 
 
+def is_own_head(path: Path) -> bool:
+    """Whether a file is a head that virnuc wrote."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return HEAD_METADATA in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def read_purpose(path: Path) -> HeadPurpose:
     """What a head was trained for, read without torch.
 

@@ -65,8 +65,7 @@ def genome_index_of(plan: RunPlan) -> GenomeIndex | None:
     if (found := file_digest(path)) != plan.head.index:
         raise MismatchError(
             f"the index of head {plan.head.name} ({path}) has changed since the run was planned: SHA-256 "
-            f"{plan.head.index[:12]}, now {found[:12]}. Put the old one back, start over with --force, or move the run to the "
-            "new one with `virnuc reprocess`."
+            f"{plan.head.index[:12]}, now {found[:12]}. Put the old one back, or start over with --force."
         )
     return load_index(path, plan.head.fingerprint)
 

@@ -15,7 +15,7 @@ from virnuc_core.checked_hdf5 import CHECKSUM_SUFFIX, Hdf5Kind, recognise_hdf5
 from virnuc_core.errors import CheckpointError, DamagedFileError, InputError, MismatchError
 from virnuc_core.files import iter_temporaries
 from virnuc_core.inference.plan import RunPlan, Shard, read_plan
-from virnuc_core.inference.shard import missing_shards, read_identity, read_shard, shard_identity
+from virnuc_core.inference.shard import read_identity, read_shard, shard_identity
 from virnuc_core.models.catalogue import read_purpose
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import ContigHead
@@ -26,7 +26,7 @@ from virnuc_core.results.aggregate import file_attributes, shard_columns
 from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.nearest import RANKS, load_index
-from virnuc_core.results.run_json import FileRecord, cleaned_on, read_records
+from virnuc_core.results.run_json import FileRecord, read_records
 from virnuc_core.results.tables import differing_tables
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta, content_digest
@@ -35,10 +35,10 @@ from virnuc_core.specs import FRAMES_IN_WORDS, chunks_in_words
 Kind = (
     Literal["run folder", "frame store", "checkpoint", "head", "index of genomes", "unknown file"] | Hdf5Kind
 )
-State = Literal["whole", "damaged", "missing", "foreign", "unfinished", "left over", "removed"]
+State = Literal["whole", "damaged", "missing", "foreign", "left over"]
 Fact = tuple[str, str]
 
-_BAD: Final[frozenset[State]] = frozenset({"damaged", "missing", "foreign", "unfinished"})
+_BAD: Final[frozenset[State]] = frozenset({"damaged", "missing", "foreign"})
 _RUN_AGAIN: Final = "run the same command again"
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _PICKLE_BEGIN: Final = b"\x80"
@@ -115,7 +115,7 @@ def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
         raise InputError(f"there is nothing at {path} that can be read: give an existing file or folder.")
     facts: list[Fact] = []
     folder = RunFolder(path)
-    if path.is_dir() and (folder.plan.exists() or folder.incoming.previous is not None):
+    if path.is_dir() and folder.plan.exists():
         kind: Kind = "run folder"
         findings = check_run(folder, thorough=thorough)
         if (folder.plan, "whole") in {(found.path, found.state) for found in findings}:
@@ -137,24 +137,10 @@ def inspect_path(path: Path, *, thorough: bool = False) -> Inspection:
 
 def check_run(folder: RunFolder, *, thorough: bool) -> list[Finding]:
     """Checks every file of a run, results against their checksums and, if `thorough`, against the shards, row by row."""
-    incoming = folder.incoming
-    if incoming.previous is not None:
-        message = (
-            f"{incoming.root}: a new run is being put in the place of this one, and that was stopped. Run "
-            "`virnuc reprocess` or `virnuc predict` again: it goes on with it."
-        )
-        return [Finding(path=incoming.root, state="unfinished", message=message)]
     try:
         plan = read_plan(folder.plan)
     except DamagedFileError as error:
         return [Finding(path=folder.plan, state="damaged", message=str(error))]
-    if day := cleaned_on(folder.report):
-        message = (
-            f"{folder.shards} and {folder.frames}: `virnuc clean` removed them on {day}; the results stay."
-        )
-        removed = Finding(path=folder.shards, state="removed", message=message)
-        plan_found = Finding(path=folder.plan, state="whole")
-        return [plan_found, removed, *_check_results(folder, plan), *_leftovers(folder)]
     store = _check_store(folder, plan)
     findings = [Finding(path=folder.plan, state="whole"), store]
     intact: list[Shard] = []
@@ -345,19 +331,6 @@ def _leftovers(folder: RunFolder) -> Iterator[Finding]:
     for path in sorted(folder.shards.glob("shard_*.h5.damaged-*")):
         message = f"{path} was set aside, and is not read: delete it when nobody wants to look into it."
         yield Finding(path=path, state="left over", message=message)
-    following = folder.next
-    if following.previous is not None:
-        try:
-            shards = read_plan(following.plan).shards
-            missing = missing_shards(following, [shard.index for shard in shards])
-            done = f"{len(shards) - len(missing)} of {len(shards)} shards are there"
-        except DamagedFileError:
-            done = "it is not planned yet"
-        message = (
-            f"{following.root} is the beginning of a `virnuc reprocess`: {done}. The same command goes on with it; with other "
-            "settings it needs --force."
-        )
-        yield Finding(path=following.root, state="left over", message=message)
 
 
 def _possible_kinds(path: Path) -> tuple[Kind, ...]:
@@ -398,9 +371,6 @@ def _plan_facts(plan: RunPlan) -> Iterator[Fact]:
         layers = f"layer {model.repr_layer} of {model.spec.num_layers}"
         yield f"{model.family} model", f"{model.name} ({layers}, width {model.spec.embedding_dim})"
         yield f"{model.family} arithmetic", model.arithmetic
-    for part in plan.continued:
-        arithmetic = "; ".join(f"{model.family} {model.arithmetic}" for model in part.models)
-        yield f"arithmetic of {len(part.shards)} of {len(plan.shards)} shards", arithmetic
     if plan.head:
         yield "head", plan.head.name
     yield "rows", str(plan.num_rows)

@@ -23,7 +23,6 @@ from virnuc_core.versions import FLASH_ATTN, installed_version
 
 SCHEMA_VERSION: Final = 3
 RunAs = Literal["process", "flow"]
-CLEANED: Final = "cleaned"  # when frames and shards were removed, if they were
 # Reported if installed: the core runs without Prefect and MLflow.
 REPORTED_PACKAGES: Final = (
     *("torch", "numpy", "h5py", "tokenizers", "dnaio", "prefect", "mlflow"),
@@ -70,11 +69,6 @@ class RunReport:
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
         notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
-        if others := sum(len(part.shards) for part in self.plan.continued):
-            notes.append(
-                f"{others} of {len(self.plan.shards)} shards were computed with other emergency switches than the rest, "
-                "so the last digits may differ between them; `continued` in plan.json says which and how."
-            )
         if self.plan.head and self.plan.frames == "longest" and self.plan.head.index is None:
             notes.append(
                 f"head {self.plan.head.name} has no index of training genomes, so novelty, nearest and lineage are empty."
@@ -237,14 +231,6 @@ def write_report(path: Path, report: RunReport) -> None:
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the content of run.json."""
     write_text(path, json.dumps(document, indent=1) + "\n")
-
-
-def cleaned_on(report: Path) -> str:
-    """When `virnuc clean` removed the frames and shards of a run, "" if they are there or nobody knows."""
-    try:
-        return str(parse_object(report.read_bytes()).get(CLEANED, ""))
-    except (OSError, ValueError):
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

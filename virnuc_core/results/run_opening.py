@@ -1,47 +1,51 @@
-"""Opens a run's folder: locking, recovery after a kill, and replacing a run by a reprocessed one.
+"""Opens a run's folder: what is in it must be of a run, and nothing of it may lie elsewhere; locking, and recovery after a kill."""
 
-A reprocessed run lives in the folder `next` of the old one (see `RunFolder`) and replaces it when complete.
-"""
-
-import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.files import remove_temporaries, sync_folder, temporary_name, try_lock
-from virnuc_core.inference.plan import read_plan
-from virnuc_core.results.run_json import cleaned_on
-from virnuc_core.run_folder import RunFolder
+from virnuc_core.files import (
+    open_lock,
+    parse_object,
+    remove_temporaries,
+    require_utf8,
+    temporary_name,
+    temporary_of,
+    try_lock,
+)
+from virnuc_core.run_folder import OWN_NAMES, RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
+from virnuc_core.sequences.frame_store_build import REJECTED_HEADER
 
 LOCK_NAME = ".virnuc.lock"
-SHARD_FILES: Final = ("shard_*.h5*", ".shard_*.tmp")
-
-_log = logging.getLogger(__name__)
+_PLAN_FIELDS: Final = frozenset({"schema_version", "fingerprint", "virnuc_version", "shards"})
+_NAMED: Final = 5  # at most, in messages
 
 
 @contextmanager
-def open_run_folder(root: Path, *, force: bool) -> Iterator[RunFolder]:
+def open_run_folder(root: Path, *, force: bool, inputs: Iterable[str] = ()) -> Iterator[RunFolder]:
     """Creates the folder if needed and locks it against other runs.
 
-    Finishes or removes what a killed run has left: replacing a run is finished, temporary files are removed. `force` deletes what
-    an earlier run wrote, but no files of other origin.
+    Removes the temporary files of a killed run. `force` deletes what an earlier run wrote, but no files of other origin.
 
     Raises:
-        UsageError: the path is not a folder, cannot be written, holds a `frames` folder that is not of a run, or another run
-            is using it.
+        UsageError: the path is not a folder, cannot be written, or another run is using it; it holds files under names of a
+            run that no run made, or links out of it; or one of the `inputs` would be overwritten. Nothing is changed then.
     """
+    folder, inputs = RunFolder(root), tuple(inputs)
+    require_utf8(str(root), *inputs)
+    if root.is_dir():
+        require_inside(root, OWN_NAMES)
+        require_no_own_file(root, OWN_NAMES, inputs)
+        require_none(_foreign(folder), root)
     with locking(root):
-        folder = RunFolder(root)
-        _require_own_frames(folder)
-        _take_in(folder)
         if force:
             _empty(folder)
-        _remove_leftovers(folder)
+        remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
         yield folder
 
 
@@ -50,7 +54,7 @@ def locking(root: Path) -> Iterator[None]:
     """Creates the folder if needed and holds its lock; raises UsageError if that cannot be done."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = (root / LOCK_NAME).open("w")
+        lock = open_lock(root / LOCK_NAME)
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"--out {root} is not a folder: choose another name.") from error
     except OSError as error:
@@ -66,112 +70,126 @@ def locking(root: Path) -> Iterator[None]:
         yield
 
 
-def open_next(folder: RunFolder, *, force: bool) -> RunFolder:
-    """The folder of the run that is to replace this one: an unfinished one unless `force`, or else a new one.
-
-    Raises:
-        DamagedFileError: there is no intact plan to begin from.
-        UsageError: it is no predict run, it was cleaned, a file or folder is in the way, or the folders span file systems.
-    """
-    if day := cleaned_on(folder.report):
-        raise UsageError(
-            f"{folder.root} has no frames and shards to begin from: `virnuc clean` removed them on {day}. Run the command "
-            "that made it again, which computes them anew."
-        )
-    if read_plan(folder.plan).kind != "predict":
-        raise UsageError(
-            f"{folder.root} holds an embed run, with one model: nothing of it could be kept. Run `virnuc embed` "
-            "with another --out, or with --force."
-        )
-    for found in (folder.next, folder.incoming):
-        if found.root.exists() and found.previous is None and any(found.root.iterdir()):
-            raise UsageError(f"{found.root} is in the way: it is not of virnuc. Move it or rename it.")
-    if force:
-        drop_next(folder)
-    folder.next.root.mkdir(exist_ok=True)
-    if folder.next.previous is None:
-        folder.next.link_frames()
-        sync_folder(folder.next.root)
-    # Files are moved by renaming, which is atomic only within a file system.
-    device = folder.next.root.stat().st_dev
-    for target in (folder.root, folder.shards, folder.lanes):
-        if target.exists() and target.stat().st_dev != device:
-            raise UsageError(
-                f"{target} lies on another file system than {folder.root}, so a new run cannot be put in its place. "
-                "Move it there, or run `virnuc predict` into another folder."
-            )
-    return folder.next
-
-
-def drop_next(folder: RunFolder) -> None:
-    """Deletes an unfinished replacement run, but not a folder that merely has its name."""
-    if folder.next.previous is not None:
-        _discard(folder.next)
-
-
-def put_in_place(folder: RunFolder) -> None:
-    """Replaces a run by its complete next run.
-
-    The first rename commits: if killed after it, the next run to open the folder completes the replacement.
-    """
-    if folder.next.previous is not None:
-        sync_folder(folder.next.root)
-        folder.next.root.rename(folder.incoming.root)
-        sync_folder(folder.root)
-    _take_in(folder)
-
-
-def _take_in(folder: RunFolder) -> None:
-    """Moves the remaining files of the incoming run over those of the old one; safe to repeat after a kill."""
-    incoming = folder.incoming
-    if incoming.previous is None:
-        return
-    for stale in reversed(folder.timed):
-        stale.unlink(missing_ok=True)
-    shards, lanes = sorted(incoming.shards.glob("shard_*.h5")), sorted(incoming.lanes.glob("*-*.*"))
-    for source in (incoming.plan, *shards, *lanes, *incoming.results):
-        if source.exists():
-            target = folder.root / source.relative_to(incoming.root)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(source, target)
-    for changed in (folder.shards, folder.lanes, folder.root):
-        if changed.is_dir():
-            sync_folder(changed)
-    _discard(incoming)
-    sync_folder(folder.root)
-    _log.info("%s holds the new run now", folder.root)
-
-
-def _discard(folder: RunFolder) -> None:
-    """Deletes a folder; for others it disappears atomically."""
-    temporary = temporary_name(folder.root)
-    shutil.rmtree(temporary, ignore_errors=True)
-    folder.root.rename(temporary)
-    shutil.rmtree(temporary)
-
-
-def _require_own_frames(folder: RunFolder) -> None:
-    """Refuses a folder that only has the name of a frame store: it would be replaced."""
-    if folder.plan.exists() or not folder.frames.exists():
-        return
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan that virnuc wrote, of any version, altered or not."""
     try:
-        StoreMeta.read(folder.frames)
-    except DamagedFileError as error:
+        return parse_object(path.read_bytes()).keys() >= _PLAN_FIELDS
+    except (OSError, ValueError):
+        return False
+
+
+def recorded_names(report: Path) -> frozenset[str]:
+    """Names of the result files that a run.json lists; empty if it cannot be read."""
+    try:
+        return frozenset(str(file["name"]) for file in parse_object(report.read_bytes())["files"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return frozenset()
+
+
+def require_no_own_file(root: Path, names: Collection[str], inputs: Iterable[str]) -> None:
+    """Raises UsageError if an input, under any path to it, is one of the files and folders `names` in a folder, or in one."""
+    place = Path(os.path.realpath(root))
+    taken = []
+    for name in inputs:
+        path = Path(os.path.realpath(name))
+        if path != place and path.is_relative_to(place) and path.relative_to(place).parts[0] in names:
+            taken.append(name)
+    if taken:
         raise UsageError(
-            f"{folder.frames} is in the way: it is not a frame store, and {folder.root} has no plan of a run. "
-            "Move it, or choose another --out."
-        ) from error
+            f"--out {root}: {listed(taken)} is the input, and a run writes under that name there. Choose another --out."
+        )
 
 
-def _empty(folder: RunFolder) -> None:
-    """Deletes by name, so that the user's own files are kept, also in the run's subfolders."""
-    own_names = {
-        folder.shards: SHARD_FILES,
+def require_none(foreign: Iterable[Path], root: Path) -> None:
+    """Raises UsageError, naming them, if there are files of other origin where a run would write."""
+    if found := list(foreign):
+        raise UsageError(
+            f"--out {root}: {listed(found)} would be overwritten, and no run of virnuc made what is there. Move it, or choose "
+            "another --out."
+        )
+
+
+def listed(names: Collection[str | Path]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(map(str, list(names)[:_NAMED]))}{more}"
+
+
+def require_inside(root: Path, names: Collection[str]) -> None:
+    """Raises UsageError if a file or folder of these `names`, or anything in one, is a link that leads out of the folder."""
+    place = Path(os.path.realpath(root))
+    own = {*names, LOCK_NAME}
+    leading_out = []
+    with os.scandir(root) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name in own or temporary_of(entry.name) in own:
+                leading_out += [path for path in _links(entry) if not path.resolve().is_relative_to(place)]
+    if leading_out:
+        raise UsageError(
+            f"{listed(leading_out)}: a link that leads out of the run folder, and a run would read, write or delete what is "
+            "there. Remove the link, or choose another --out."
+        )
+
+
+def _links(entry: "os.DirEntry[str]") -> Iterator[Path]:
+    """The symbolic links among a file or folder and all that it holds."""
+    if entry.is_symlink():
+        yield Path(entry.path)
+    elif entry.is_dir():
+        with os.scandir(entry.path) as entries:
+            for inner in entries:
+                yield from _links(inner)
+
+
+def _foreign(folder: RunFolder) -> Iterator[Path]:
+    """What lies under the names of a run, but was not written by one.
+
+    A plan makes the names of the results a run's, once there is run.json only those that it lists. Before a plan there are
+    frames and rejected.tsv, known by their content, and files in folders that are a run's if one has locked the folder.
+    """
+    is_run = is_plan(folder.plan)
+    recorded = recorded_names(folder.report) or {path.name for path in folder.results}
+    if not is_run and os.path.lexists(folder.plan):
+        yield folder.plan
+    for path in folder.results:
+        if os.path.lexists(path) and not (
+            (is_run and path.is_file() and path.name in {*recorded, folder.report.name})
+            or (path == folder.rejected and _is_rejected(path))
+        ):
+            yield path
+    is_locked = (folder.root / LOCK_NAME).exists()
+    for parent, patterns in _patterns(folder).items():
+        if os.path.lexists(parent) and not parent.is_dir():
+            yield parent
+        elif not (is_run or is_locked):
+            yield from sorted(path for pattern in patterns for path in parent.glob(pattern))
+    if not is_run and os.path.lexists(folder.frames):
+        try:
+            StoreMeta.read(folder.frames)
+        except (DamagedFileError, OSError):
+            yield folder.frames
+
+
+def _is_rejected(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as table:
+            return table.readline() == REJECTED_HEADER
+    except (OSError, ValueError):
+        return False
+
+
+def _patterns(folder: RunFolder) -> Mapping[Path, tuple[str, ...]]:
+    """What runs write in subfolders, by name, so that the user's own files there are kept."""
+    return {
+        folder.shards: ("shard_*.h5*", ".shard_*.tmp"),
         folder.lanes: ("lane-*.jsonl", "lane-*.log*", "plan-*.jsonl", folder.token.name),
         folder.sequences: ("genbank_*.fa", "genbank_*.tsv"),
         folder.training: ("records.tsv", "figures.json", "*.png"),
     }
-    for parent, patterns in own_names.items():
+
+
+def _empty(folder: RunFolder) -> None:
+    for parent, patterns in _patterns(folder).items():
         for path in [path for pattern in patterns for path in parent.glob(pattern)]:
             path.unlink()
         if parent.is_dir() and not any(parent.iterdir()):
@@ -179,17 +197,6 @@ def _empty(folder: RunFolder) -> None:
     shutil.rmtree(temporary_name(folder.frames), ignore_errors=True)
     if StoreMeta.is_in(folder.frames):
         shutil.rmtree(folder.frames)
-    drop_next(folder)
-    # Without a plan, files named like results are not of a run.
-    if folder.plan.exists():
-        for path in folder.results:
-            path.unlink(missing_ok=True)
-        # Last, so that the folder is still recognised as a run if killed in between.
-        folder.plan.unlink()
-
-
-def _remove_leftovers(folder: RunFolder) -> None:
-    """Removes temporaries of killed runs, of those files that only the holder of the lock writes."""
-    remove_temporaries(folder.root, {path.name for path in (folder.plan, *folder.results)})
-    for discarded in (folder.next, folder.incoming):
-        shutil.rmtree(temporary_name(discarded.root), ignore_errors=True)
+    # The plan last, so that the folder is still recognised as a run if killed in between.
+    for path in (*folder.results, folder.plan):
+        path.unlink(missing_ok=True)

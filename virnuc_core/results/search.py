@@ -12,7 +12,6 @@ from virnuc_core.inference.plan import PlannedHead, RunPlan, read_plan
 from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
 from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.nearest import RANKS, GenomeIndex, load_index
-from virnuc_core.results.run_json import cleaned_on
 from virnuc_core.results.tables import scoring_contigs
 from virnuc_core.results.writers import ResultWriter, header_line, table_lines
 from virnuc_core.run_folder import RunFolder
@@ -41,7 +40,7 @@ def search_run(run: Path, index: Path | None = None, top: int = 5) -> pa.Table:
     Raises:
         CheckpointError: the index or the head cannot be read.
         DamagedFileError: a file of a run is corrupt.
-        InputError: a run is not finished, was cleaned, or has no contig with a score to search in.
+        InputError: a run is not finished, or has no contig with a score to search in.
         MismatchError: the index or the other run is of another head, or a run has no embeddings of contigs.
         UsageError: no index is given, and the head has none.
     """
@@ -78,10 +77,6 @@ def _opened(root: Path) -> tuple[RunFolder, RunPlan, PlannedHead]:
         raise InputError(
             f"{root} holds no finished run: it has no {folder.report.name}. Give the --out of a `virnuc predict`."
         )
-    if day := cleaned_on(folder.report):
-        raise InputError(
-            f"{root} has no frames: `virnuc clean` removed them on {day}. Run the command that made it again."
-        )
     plan = read_plan(folder.plan)
     if plan.kind != "predict" or plan.frames != "longest" or plan.head is None:
         raise MismatchError(
@@ -102,8 +97,7 @@ def _index_for(plan: RunPlan, head: PlannedHead, index: Path | None) -> GenomeIn
     if other_head.fingerprint != head.fingerprint:
         raise MismatchError(
             f"{index} is a run of another head than the contigs to look up: {other_head.name} "
-            f"({other_head.fingerprint[:12]}) and {head.name} ({head.fingerprint[:12]}), whose embeddings cannot be compared. "
-            "Move one of the runs to the head of the other with `virnuc reprocess`."
+            f"({other_head.fingerprint[:12]}) and {head.name} ({head.fingerprint[:12]}), whose embeddings cannot be compared."
         )
     names, embeddings = _contig_embeddings(folder, other)
     if not names:

@@ -77,11 +77,6 @@ class StoreMeta:
         """Whether the folder has a meta.json, valid or not."""
         return (folder / _META_NAME).is_file()
 
-    @staticmethod
-    def is_mark(path: Path) -> bool:
-        """Whether a file makes its folder a frame store."""
-        return path.name == _META_NAME
-
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Reads meta.json.

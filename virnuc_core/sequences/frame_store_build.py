@@ -26,13 +26,14 @@ from virnuc_core.sequences.frame_store import (
     map_strings,
 )
 from virnuc_core.sequences.frames import chunk_table, longest_stretches, open_frames
-from virnuc_core.sequences.reader import Record, input_digest, iter_records, rejection_reason
+from virnuc_core.sequences.reader import STDIN, Record, input_digest, iter_records, rejection_reason
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule
 
 logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
+REJECTED_HEADER: Final = "record\tid\tfile\tlength\treason\n"
 # Letters per batch: small enough for the CPU cache, large enough to amortise NumPy calls.
 _BATCH_LETTERS: Final = 1 << 20
 _BLOCK_ROWS: Final = 1 << 16
@@ -193,7 +194,7 @@ class _Builder:
         ).write(self._folder)
 
     def _batches(self, records: Iterator[Record], rejected: TextIO) -> Iterator[list[Record]]:
-        rejected.write("record\tid\tfile\tlength\treason\n")
+        rejected.write(REJECTED_HEADER)
         batch: list[Record] = []
         letters = 0
         for record in records:
@@ -203,7 +204,8 @@ class _Builder:
                 reason = f"shorter than {self._min_length} (--min-length)"
             if reason is not None:
                 self._num_rejected += 1
-                name, path = plain_name(_name(record)), cell_text(record.path)
+                name = plain_name(_name(record))
+                path = record.path if record.path == STDIN else cell_text(record.path)
                 rejected.write(f"{record.number}\t{name}\t{path}\t{length}\t{reason}\n")
                 continue
             batch.append(record)

@@ -7,12 +7,14 @@ import logging
 import lzma
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, cast
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Final, NamedTuple, Protocol, cast
 
 from backports import zstd
 from dnaio.exceptions import FileFormatError
@@ -20,6 +22,7 @@ from dnaio.readers import FastqReader
 from isal import igzip_lib
 
 from virnuc_core.errors import InputError, UnreadableInputError
+from virnuc_core.files import is_stream
 from virnuc_core.host_memory import memory_limit
 from virnuc_core.plain_text import visible
 from virnuc_core.specs import Alphabet, InputFile
@@ -27,6 +30,7 @@ from virnuc_core.specs import Alphabet, InputFile
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
+_stdin_copy: Path | None = None
 MAX_FOREIGN_SHARE = 0.1
 
 _BUFFER_BYTES: Final = 1 << 17
@@ -115,13 +119,27 @@ def input_digest(path: str | Path) -> InputFile:
     Raises:
         InputError: the file is missing, unreadable, or not a regular file.
     """
-    path = Path(path)
-    is_stream = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-    if str(path) == STDIN or is_stream:
+    path = str(path)
+    if _stdin_copy is None if path == STDIN else is_stream(Path(path)):
         raise InputError(f"{path} can be read only once. Save it in a file first.")
-    with _reading(str(path)) as stream:
+    with _reading(path) as stream:
         digest = hashlib.file_digest(stream, "sha256")
-        return InputFile(name=path.name, size=stream.tell(), sha256=digest.hexdigest())
+        return InputFile(name=Path(path).name, size=stream.tell(), sha256=digest.hexdigest())
+
+
+@contextmanager
+def rereadable_stdin() -> Iterator[None]:
+    """Copies standard input to a file, so that "-" can be read more than once in this block."""
+    global _stdin_copy
+    with TemporaryDirectory(prefix="virnuc-") as scratch:
+        copy = Path(scratch) / "stdin"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        _stdin_copy = copy
+        try:
+            yield
+        finally:
+            _stdin_copy = None
 
 
 @contextmanager
@@ -246,9 +264,11 @@ def _too_large(path: str, length: int) -> InputError:
 @contextmanager
 def _reading(path: str) -> Iterator[io.BufferedReader]:
     """Opens a file or standard input; errors while it is read name it."""
-    source: str | int = sys.stdin.fileno() if path == STDIN else path
+    source: str | int = path
+    if path == STDIN:
+        source = sys.stdin.fileno() if _stdin_copy is None else str(_stdin_copy)
     try:
-        with io.FileIO(source, closefd=path != STDIN) as file:
+        with io.FileIO(source, closefd=isinstance(source, str)) as file:
             yield io.BufferedReader(file, _BUFFER_BYTES)
     except FileNotFoundError as error:
         raise UnreadableInputError(f"{path} does not exist. Check the path of the sequence file.") from error

@@ -49,11 +49,10 @@ def full_name(item: dict[str, Any]) -> str:
 
 
 def test_the_deployments_and_their_pools() -> None:
-    whole_runs = ("predict", "embed", "reprocess", "train", "evaluate")
+    whole_runs = ("predict", "embed", "train", "evaluate")
     assert {full_name(item): item["work_pool"]["name"] for item in DEPLOYMENTS} == {
         **{f"{flow}/on-demand": RUNS_POOL for flow in whole_runs},
         NIGHTLY: RUNS_POOL,
-        "report-usage/monthly": RUNS_POOL,
         "embed-lane/gpu": GPU_POOL,
         "plan-run/gpu": GPU_POOL,
         "embed-lane/cpu": CPU_POOL,
@@ -89,12 +88,11 @@ def test_parameters_and_environment(item: dict[str, Any]) -> None:
 
 
 def test_schedules_can_be_used() -> None:
-    every_night, monthly = [item for item in DEPLOYMENTS if "schedules" in item]
+    [every_night] = [item for item in DEPLOYMENTS if "schedules" in item]
     [schedule] = every_night["schedules"]
     assert full_name(every_night) == NIGHTLY
     assert schedule["active"] is False  # until it has folders
-    for schedule in (*every_night["schedules"], *monthly["schedules"]):
-        assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
+    assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]).timezone == "UTC"
 
 
 def require_known(variable: str) -> None:

@@ -10,7 +10,6 @@ from flows import outputs
 from flows.computed_run import labelled_name, run_name
 from flows.lanes import lane_name, plan_journal_name, plan_name
 from flows.outputs import absolute_path, require_absolute, require_run
-from flows.reprocess import reprocess_name
 from tasks.local_lanes import lane_journal_name
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.settings import PredictSettings
@@ -38,7 +37,6 @@ FILES = {"viral": ("contigs.fa",), "other": ("absent.fa",)}
         (lane_name, "embed-lane", {**LANE, "device": "cuda:1"}, "lane-3-cuda:1"),
         (lane_name, "embed-lane", {**LANE, "device": "cpu", "token": "0123"}, "lane-3 2 shards"),
         (plan_name, "plan-run", {"folder": "/data/results"}, "plan results"),
-        (reprocess_name, "reprocess", {"run": "/data/results"}, "reprocess results"),
         (labelled_name, "train", {"files": FILES}, "train contigs.fa and 1 more 1.26 MB"),
         (
             labelled_name,

@@ -248,7 +248,9 @@ def test_resuming_keeps_what_was_not_asked_for_and_takes_another_threshold_or_ra
     run = plan_run(tmp_path / "second", contigs, made_models.config(esm_model=str(copied[0])))
     config = made_models.config(esm_model=str(copied[1]))
     assert open_plan(config, run.store, "predict", ("cpu",), run.folder) == run.plan
-    with pytest.raises(MismatchError, match=r"esm2 model was esm2 \(\w{12}\), now others \(\w{12}\)"):
+    with pytest.raises(
+        MismatchError, match=r"esm2.weights_fingerprint: was esm2 \(\w{12}\), now others \(\w{12}\)"
+    ):
         open_plan(made_models.config(esm_model=str(others)), run.store, "predict", ("cpu",), run.folder)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.made_models import MadeRun
-from tests.made_moves import copy_of
+from tests.made_models import MadeRun, copy_of
 from tests.made_plans import PLAN, model
 from virnuc_core import __version__
 from virnuc_core.errors import DamagedFileError, MismatchError

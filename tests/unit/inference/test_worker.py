@@ -18,7 +18,6 @@ from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.results.run_opening import open_run_folder
-from virnuc_core.specs import Family
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -45,7 +44,7 @@ def test_models_that_cannot_be_loaded_are_an_error_of_the_lane(
         begun.set()
         return encode(self, proteins)
 
-    def fail(models: LoadedModels, plan: RunPlan, reused_families: frozenset[Family]) -> None:
+    def fail(models: LoadedModels, plan: RunPlan) -> None:
         assert begun.wait(10), "nothing is prepared while models load"
         raise CheckpointError("broken")
 

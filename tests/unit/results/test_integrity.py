@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.made_models import ESM2, WIDTH, MadeModels, MadeRun, make_head, plan_run
-from tests.made_moves import begin_move
+from tests.made_models import ESM2, MadeModels, MadeRun, plan_run
 from virnuc_core.checked_hdf5 import array_sha256, read_attributes, write_attributes
 from virnuc_core.errors import InputError
 from virnuc_core.inference.plan import read_plan, write_plan
@@ -244,21 +243,6 @@ def test_what_is_of_another_run_is_foreign(
         assert states(path) == {path: "foreign"}
     write_plan(folder.plan, replace(other.plan, input_digest="0" * 64))
     assert "plan_fingerprint is" in bad(folder.embeddings)[folder.embeddings].message
-
-
-def test_a_run_that_is_being_moved(
-    finished_run: MadeRun, folder: RunFolder, made_models: MadeModels, tmp_path: Path
-) -> None:
-    head = make_head(tmp_path / "other.safetensors", 2 * WIDTH, seed=7)
-    copy = MadeRun(folder, finished_run.store, finished_run.plan)
-    begin_move(copy, made_models.config(head=str(head))).compute([0])
-    check = inspect_path(folder.root, thorough=True)
-    assert check.is_complete
-    assert "the beginning of a `virnuc reprocess`: 1 of" in check.summary
-    folder.next.root.rename(folder.incoming.root)
-    check = inspect_path(folder.root, thorough=True)
-    assert not check.is_complete
-    assert "is being put in the place of this one" in check.summary
 
 
 def test_an_embed_run(tmp_path: Path, contigs: Path, made_models: MadeModels) -> None:

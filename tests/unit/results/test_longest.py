@@ -14,15 +14,21 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.made_models import NO_OPEN_FRAME, WIDTH, MadeModels, MadeRun, make_contig_head, plan_run
-from tests.made_moves import begin_move, content, copy_of, from_nothing, write_results
+from tests.made_models import (
+    NO_OPEN_FRAME,
+    MadeModels,
+    MadeRun,
+    copy_of,
+    make_contig_head,
+    plan_run,
+    write_results,
+)
 from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.inference.device import cpu_has_fast_bf16
 from virnuc_core.inference.plan import read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs
-from virnuc_core.inference.reuse import ReusedShards
 from virnuc_core.models.catalogue import frames_of, require_head
 from virnuc_core.models.contig_head import ContigHead, save_contig_head
 from virnuc_core.models.heads import load_head
@@ -437,7 +443,7 @@ def test_records_of_every_length_are_cut_by_their_own(made_models: MadeModels, t
     assert len(whole.plan.shards) < len(parts.plan.shards)
     whole.compute()
     parts.compute([0])
-    with pytest.raises(MismatchError, match=r"chunk_length \(--chunk-length\) was auto:500<2000.*, now 500"):
+    with pytest.raises(MismatchError, match=r"chunk_length: was auto:500<2000.*, now 500\n"):
         index_inputs(parts.folder, [str(fasta)], 500, "dna", "longest")
     assert index_inputs(parts.folder, [str(fasta)], CHUNKS_BY_RECORD, "dna", "longest") == parts.store.meta
     parts.compute(range(1, len(parts.plan.shards)))
@@ -447,29 +453,23 @@ def test_records_of_every_length_are_cut_by_their_own(made_models: MadeModels, t
     sizes = (first.end - first.start + 1).groupby(first.contig, sort=False).max()
     assert sizes.tolist() == [150, 500, 500, 1000, 1000, 1000, 1000, 1000]
     np.testing.assert_allclose(first.p_virus, second.p_virus, atol=0.02)
-    fresh = from_nothing(parts, tmp_path / "fresh")
+    fresh = plan_run(tmp_path / "fresh", fasta, config, shard_seconds=0.02)
+    fresh.compute()
     write_results(fresh)
-    assert content(fresh.folder) == content(parts.folder)
+    for path in (*parts.folder.shards.iterdir(), *parts.folder.results):
+        if path.exists():
+            assert path.read_bytes() == (fresh.folder.root / path.relative_to(parts.folder.root)).read_bytes()
     starts = set(zip(first.contig, first.start, strict=True))
     regions = read(parts.folder.regions)
     assert set(zip(regions.contig, regions.start, strict=True)) <= starts
-    config = made_models.config(head=str(made_models.longest_head), chunk_length="auto", threshold=0.6)
-    assert begin_move(copy_of(parts, tmp_path / "moved"), config).plan.chunk_length == CHUNKS_BY_RECORD
 
 
-def test_a_run_is_not_resumed_or_moved_with_a_head_for_other_frames(
-    run: MadeRun, contigs: Path, made_models: MadeModels, tmp_path: Path
+def test_a_run_is_not_resumed_with_a_head_for_other_frames(
+    run: MadeRun, contigs: Path, made_models: MadeModels
 ) -> None:
     config = made_models.config()
-    message = (
-        r"frames \(--head\) were longest stop-free stretches, now open reading frames\. .* another --out"
-    )
-    with pytest.raises(MismatchError, match=message):
+    with pytest.raises(MismatchError, match=r"frames: was longest, now open\n.* another --out"):
         index_inputs(run.folder, [str(contigs)], config.chunk_length, "dna", frames_of(config))
-    with pytest.raises(
-        MismatchError, match=r"trained for the open reading frames .*--frames longest.*virnuc predict"
-    ):
-        begin_move(copy_of(run, tmp_path / "run"), config)
 
 
 def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
@@ -484,20 +484,3 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     facts = dict(inspect_path(tmp_path / "head.safetensors").facts)
     assert facts["classes"] == "phage, other virus, bacterium, plasmid"
     assert facts["frames"] == "longest stop-free stretches"
-
-
-def test_a_run_moves_to_another_head_with_its_vectors(
-    run: MadeRun, made_models: MadeModels, tmp_path: Path
-) -> None:
-    head = tmp_path / "other.safetensors"
-    save_contig_head(make_contig_head(WIDTH, WIDTH, seed=1), head, {})
-    moved = begin_move(copy_of(run, tmp_path / "run"), made_models.config(head=str(head)))
-    assert ReusedShards.open(moved.folder, moved.plan) is not None
-    moved.compute()
-    fresh = from_nothing(moved, tmp_path / "fresh")
-    for one in (moved, fresh):
-        write_results(one)
-    assert content(moved.folder) == content(fresh.folder)
-    with Embeddings(run.folder.embeddings) as before, Embeddings(moved.folder.embeddings) as after:
-        assert np.array_equal(before.vectors[:], after.vectors[:])
-        assert not np.array_equal(before.rows("codes", 0, len(before)), after.rows("codes", 0, len(after)))

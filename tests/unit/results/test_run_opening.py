@@ -15,7 +15,7 @@ OF_A_RUN = [
     *("shards/shard_00000.h5", "shards/shard_00001.h5.damaged", "shards/.shard_00002.h5.tmp"),
     *("lanes/lane-0000-0123abcd.jsonl", "lanes/plan-0123abcd.jsonl", "lanes/token"),
 ]
-OF_A_KILLED_RUN = [".embeddings.h5.tmp", ".plan.json.0123456789abcdef.tmp", ".next.tmp/0", ".incoming.tmp/0"]
+OF_A_KILLED_RUN = [".embeddings.h5.tmp", ".plan.json.0123456789abcdef.tmp"]
 MINE = ["mine.txt", ".mine.tmp", "mine.tmp", "lanes/notes.txt", "shards/mine.h5"]
 NAMED_LIKE_ONES_OF_A_RUN = ["contigs.tsv", "next/plan.json", "incoming/plan.json"]
 

@@ -11,8 +11,7 @@ from prefect.states import Failed
 
 from tasks import stages
 from tasks.stages import Resumable, awaiting_storage, find_pending
-from tests.made_models import MadeModels, MadeRun, plan_run
-from tests.made_moves import copy_of
+from tests.made_models import MadeModels, MadeRun, copy_of, plan_run
 from virnuc_core import pipeline
 from virnuc_core.errors import InputError, LaneError, StorageError, StorageLostError
 from virnuc_core.inference import launcher, worker

@@ -1,19 +1,20 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from virnuc_cli.main import main
-from virnuc_cli.preflight import folder_of, readable
+from virnuc_cli.preflight import readable, require_writable
 from virnuc_core.errors import InputError, UsageError
+from virnuc_core.sequences.reader import input_digest, iter_records
 
 WRONG_PATHS = [
     ["predict", "{}", "--out", "run"],
     ["embed", "{}", "--out", "a.h5", "--model", "esm2:tiny"],
     ["train", "--viral", "{}", "--out", "head.safetensors"],
     ["evaluate", "--labels", "{}", "--out", "figures"],
-    ["reprocess", "{}"],
     ["predict", "a.fa", "--out", "run", "--head", "./{}"],
     ["embed", "a.fa", "--out", "a.h5", "--model", "esm2:./{}/x"],
 ]
@@ -26,18 +27,19 @@ def sequences(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_standard_input_becomes_a_file_for_the_time_of_the_run(
+def test_standard_input_can_be_read_again_for_the_time_of_the_run(
     sequences: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Path(sequences).open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with readable([sequences, sequences, "-"]) as files:
-            assert files[:2] == [sequences, sequences]
-            assert Path(files[2]).read_bytes() == b">a\nACGT\n"
-        assert not Path(files[2]).exists()
-        # Messages name standard input and not the copy.
-        with pytest.raises(InputError, match=r"^standard input: empty$"), readable(["-"]) as files:
-            raise InputError(f"{files[0]}: empty")
+        with readable([sequences, sequences, "-"]):
+            assert input_digest("-") == replace(input_digest(sequences), name="-")
+            for _ in range(2):
+                assert [(record.path, record.sequence) for record in iter_records(["-"], "dna")] == [
+                    ("-", b"ACGT")
+                ]
+        with pytest.raises(InputError, match="^- can be read only once"):
+            input_digest("-")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +87,9 @@ def test_a_wrong_path_is_said_before_prefect_is_imported(path: str, sequences: s
 
 
 def test_output_needs_a_folder(tmp_path: Path) -> None:
-    assert folder_of(tmp_path / "out.tsv") == tmp_path
+    require_writable(tmp_path / "out.tsv")
+    require_writable(Path("/dev/null"))
     for out in (tmp_path / "no" / "out.tsv", tmp_path, Path("/proc/out.tsv")):
         with pytest.raises(UsageError, match="--out"):
-            folder_of(out)
+            require_writable(out)
     assert not list(tmp_path.iterdir())
