@@ -5,7 +5,6 @@ import hashlib
 import io
 import logging
 import lzma
-import os
 import re
 import shutil
 import sys
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Final, NamedTuple, Protocol, cast
+from typing import BinaryIO, Final, Protocol, cast
 
 from backports import zstd
 from dnaio.exceptions import FileFormatError
@@ -179,7 +178,7 @@ def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _fasta_records(text: io.BufferedReader, path: str) -> Iterator[bytes]:
-    """What follows the `>` of each record, up to the next one; a line may end with `\\n` or with `\\n\\n`."""
+    r"""What follows the `>` of each record, up to the next one; a line may end with `\\n` or with `\\n\\n`."""
     most, has_begun, record = _most_letters(), False, bytearray(b"\n")
     while block := text.read1(_BUFFER_BYTES):
         unseen = max(len(record) - 1, 0)
