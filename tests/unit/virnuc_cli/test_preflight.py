@@ -38,7 +38,7 @@ def test_standard_input_can_be_read_again_for_the_time_of_the_run(
                 assert [(record.path, record.sequence) for record in iter_records(["-"], "dna")] == [
                     ("-", b"ACGT")
                 ]
-        with pytest.raises(InputError, match="^- can be read only once"):
+        with pytest.raises(InputError, match=r"^- can be read only once"):
             input_digest("-")
 
 
