@@ -59,7 +59,7 @@ def atomic_path(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 def is_stream(path: Path) -> bool:
     """Whether a path leads to a device, pipe or socket."""
-    return path.exists() and not (path.is_file() or path.is_dir())
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def require_utf8(*names: str) -> None:

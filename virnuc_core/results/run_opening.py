@@ -38,7 +38,7 @@ def open_run_folder(root: Path, *, force: bool, inputs: Iterable[str] = ()) -> I
     """
     folder, inputs = RunFolder(root), tuple(inputs)
     require_utf8(str(root), *inputs)
-    if root.is_dir():
+    if os.path.isdir(root):
         require_inside(root, OWN_NAMES)
         require_no_own_file(root, OWN_NAMES, inputs)
         require_none(_foreign(folder), root)

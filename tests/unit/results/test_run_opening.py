@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_plans import PLAN
 from virnuc_core.errors import HostError, UsageError
+from virnuc_core.inference.plan import write_plan
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store_build import REJECTED_HEADER
 
 LOCK = ".virnuc.lock"
 OF_A_RUN = [
@@ -16,14 +19,16 @@ OF_A_RUN = [
     *("lanes/lane-0000-0123abcd.jsonl", "lanes/plan-0123abcd.jsonl", "lanes/token"),
 ]
 OF_A_KILLED_RUN = [".embeddings.h5.tmp", ".plan.json.0123456789abcdef.tmp"]
-MINE = ["mine.txt", ".mine.tmp", "mine.tmp", "lanes/notes.txt", "shards/mine.h5"]
-NAMED_LIKE_ONES_OF_A_RUN = ["contigs.tsv", "next/plan.json", "incoming/plan.json"]
+MINE = ["mine.txt", ".mine.tmp", "mine.tmp", "lanes/notes.txt", "shards/mine.h5", "next/plan.json"]
 
 
 def make(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
+        if name == "plan.json":
+            write_plan(folder / name, PLAN)
+        else:
+            (folder / name).touch()
 
 
 def files(folder: Path) -> set[str]:
@@ -36,7 +41,7 @@ def test_makes_the_folder_and_keeps_others_out(tmp_path: Path) -> None:
         assert folder.root == root
         with pytest.raises(UsageError, match="another run"), open_run_folder(root, force=True):
             pass
-        folder.plan.touch()
+        write_plan(folder.plan, PLAN)
     with open_run_folder(root, force=False):
         assert folder.plan.exists()
 
@@ -46,7 +51,7 @@ def test_makes_the_folder_and_keeps_others_out(tmp_path: Path) -> None:
     ("made", "left", "left_with_force"),
     [
         ([*OF_A_RUN, *MINE], [*OF_A_RUN, *MINE], MINE),
-        ([*OF_A_KILLED_RUN, *MINE, *NAMED_LIKE_ONES_OF_A_RUN], *[[*MINE, *NAMED_LIKE_ONES_OF_A_RUN]] * 2),
+        ([*OF_A_KILLED_RUN, *MINE], MINE, MINE),
     ],
     ids=["a run", "no plan"],
 )
@@ -58,15 +63,37 @@ def test_what_is_removed(
         assert files(tmp_path) == {LOCK, *(left_with_force if force else left)}
 
 
-@pytest.mark.parametrize("meta", [None, '{"camera": 1}'])
 @pytest.mark.parametrize("force", [False, True])
-def test_frames_that_are_not_of_a_run_are_refused(tmp_path: Path, meta: str | None, force: bool) -> None:
-    make(tmp_path, "frames/mine.png")
-    if meta is not None:
-        (tmp_path / "frames" / "meta.json").write_text(meta)
-    with pytest.raises(UsageError, match="not a frame store"), open_run_folder(tmp_path, force=force):
+@pytest.mark.parametrize(
+    ("made", "foreign"),
+    [
+        (["frames/mine.png"], "frames"),
+        (["frames/meta.json"], "frames"),
+        (["contigs.tsv"], "contigs.tsv"),
+        (["rejected.tsv"], "rejected.tsv"),
+        (["run.json"], "run.json"),
+        (["plan.json", "contigs.tsv/mine"], "contigs.tsv"),
+        (["plan.json", "shards"], "shards"),
+        (["shards/shard_00000.h5"], "shards/shard_00000.h5"),
+    ],
+)
+def test_what_no_run_made_is_refused(tmp_path: Path, made: list[str], foreign: str, force: bool) -> None:
+    make(tmp_path, *made)
+    before = files(tmp_path)
+    message = f"{tmp_path}/{foreign} would be overwritten, and no run of virnuc made"
+    with pytest.raises(UsageError, match=message), open_run_folder(tmp_path, force=force):
         pass
-    assert "frames/mine.png" in files(tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_what_a_killed_run_left_without_a_plan_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "rejected.tsv").write_text(f"{REJECTED_HEADER}1\ta\tin.fa\t0\tempty sequence\n")
+    make(tmp_path, LOCK, "lanes/token", "sequences/genbank_1.fa", "training/records.tsv")
+    with open_run_folder(tmp_path, force=False):
+        pass
+    make(tmp_path, "contigs.tsv")  # there are tables only after a plan
+    with pytest.raises(UsageError, match=r"contigs\.tsv would be"), open_run_folder(tmp_path, force=False):
+        pass
 
 
 @pytest.mark.parametrize(
