@@ -1,23 +1,23 @@
 """What train and evaluate do: the body of their flows, and of a run without Prefect."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 from flows import runs
-from flows.computed_run import choose_lanes, compute_run, name_of_run, run_title
+from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from tasks.artifacts import in_flow
-from tasks.heads import RUN_NAME, EvaluationReport, TrainingReport, card_of, evaluate_run, publish_head
-from tasks.publishing import link_run, publish, run_tags
+from tasks.heads import EvaluationReport, TrainingReport, card_of, evaluate_run, publish_head
 from tasks.stages import Resumable
-from tasks.tracking import TrackedRun, Value, tracked_run
+from tasks.tracking import EVALUATED_RUN, evaluation_entry, start_tracking, track
 from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import chunk_rule_of, head_of, index_path, is_registered
+from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
-from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, predict_config, train_config
+from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, train_config
 from virnuc_core.training.heads import HeadSettings, label_records
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
@@ -41,10 +41,9 @@ def train(
     lanes = choose_lanes(where, config.devices)
     reports: list[TrainingReport] = []
 
-    def publish_training(run: Run, tracked: TrackedRun) -> None:
+    def publish_training(run: Run) -> None:
         assert isinstance(run, Training)
-        publish(run.folder, run.report, tracked)
-        reports.append(publish_head(run, tracked, champion=settings.champion))
+        reports.append(publish_head(run))
 
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force) as folder:
         if force:
@@ -52,8 +51,7 @@ def train(
         run = Training(
             folder, config, files, groups=settings.groups, settings=head_settings, lanes=lanes, out=out
         )
-        title = run_title("train", files.paths)
-        compute_run(run, TRAIN, title, where, settings.params, publish_training)
+        compute_run(run, TRAIN, where, publish_training)
     [report] = reports
     return report
 
@@ -70,27 +68,17 @@ def evaluate(
         raise UsageError(
             f"--out {out} cannot be written: {error.strerror}. Choose another folder."
         ) from error
-    config = predict_config(settings)
-    params: dict[str, Value] = {
-        **settings.params,
-        "kind": "evaluate",
-        "head": Path(head_of(config)).name,
-        "chunk_length": config.chunk_length if is_registered(config.head) else chunk_rule_of(config),
-        "files": ",".join(Path(path).name for path in files.paths),
-        "mode": where.mode,
-    }
-    name = name_of_run(run_title("evaluate", files.paths))
-    with tracked_run(name, params, run_tags(folder, where.project), folder) as tracked:
-        labelled = read_labels(files, RunFolder(folder), None, kinship=False)
-        link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
-        arguments = labelled.paths, str(folder / RUN_NAME), settings, force
-        if in_flow():
-            from flows.predict import predict
+    labelled = read_labels(files, RunFolder(folder), None, kinship=False)
+    arguments = labelled.paths, str(folder / EVALUATED_RUN), settings, force
+    if in_flow():
+        from flows.predict import predict
 
-            run = predict(*arguments, **dict(where))
-        else:
-            run = runs.predict(*arguments, where)
-        return evaluate_run(folder, run, labelled.table, tracked)
+        run = predict(*arguments, **dict(where))
+    else:
+        run = runs.predict(*arguments, where)
+    report = evaluate_run(folder, run, labelled.table)
+    track(start_tracking(), partial(evaluation_entry, folder), out)
+    return report
 
 
 def _trainer_settings(settings: TrainSettings) -> TrainerSettings:

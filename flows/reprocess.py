@@ -4,6 +4,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows import runs
+from flows.computed_run import ON_END
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (
@@ -22,7 +23,14 @@ def reprocess_name() -> str:
     return runs.reprocess_title(flow_run.parameters["run"])
 
 
-@flow(name="reprocess", flow_run_name=reprocess_name, persist_result=False)
+@flow(
+    name="reprocess",
+    flow_run_name=reprocess_name,
+    persist_result=False,
+    on_failure=ON_END,
+    on_crashed=ON_END,
+    on_cancellation=ON_END,
+)
 def reprocess(
     run: str,
     settings: ReprocessSettings = REPROCESS_DEFAULTS,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.computed_run import choose_lanes, compute_run, run_title, with_local_head
+from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import require_absolute, require_no_input, require_places, require_run
 from virnuc_core.models.hub import family_of
 from virnuc_core.pipeline import EMBED, PREDICT, REPROCESS, Move, Run
@@ -29,10 +29,8 @@ def predict(
     config = predict_config(settings)
     lanes = choose_lanes(where, config.devices)
     with open_run_folder(output_path(out), force=force) as folder:
-        config = with_local_head(config, where.mode, folder.plan)
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
-        title = run_title("predict", inputs, settings.preset)
-        return compute_run(run, PREDICT, title, where, settings.params)
+        return compute_run(run, PREDICT, where)
 
 
 def embed(
@@ -48,7 +46,7 @@ def embed(
         if force:
             path.unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, EMBED, run_title("embed", inputs, model), where, settings.params)
+        return compute_run(run, EMBED, where)
 
 
 def reprocess(run: str, settings: ReprocessSettings, force: bool, where: LaneSettings) -> RunReport:
@@ -57,9 +55,8 @@ def reprocess(run: str, settings: ReprocessSettings, force: bool, where: LaneSet
     require_run(Path(run))
     lanes = choose_lanes(where, settings.devices)
     with open_run_folder(Path(run), force=False) as folder:
-        settings = with_local_head(settings, where.mode, None if force else folder.next.plan)
         move = Move(folder, settings, lanes, force=force)
-        return compute_run(move, REPROCESS, reprocess_title(run), where, settings.params)
+        return compute_run(move, REPROCESS, where)
 
 
 def reprocess_title(run: str) -> str:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.mlflow_store import find_runs
-from tasks.publishing import PROJECT_TAG
+from tasks.tracking import find_runs
 from virnuc_core.errors import UsageError
 
 Month = Annotated[str, Field(pattern=r"^\d{4}-(0[1-9]|1[0-2])$")]
@@ -63,7 +62,7 @@ def sum_by_project(runs: Iterable[tuple[Mapping[str, str], Mapping[str, float]]]
     """Sums tags and metrics of runs by project."""
     by_project: dict[str, list[Mapping[str, float]]] = {}
     for tags, metrics in runs:
-        by_project.setdefault(tags.get(PROJECT_TAG, ""), []).append(metrics)
+        by_project.setdefault(tags.get("virnuc.project", ""), []).append(metrics)
     usage = []
     for project, found in by_project.items():
         costs = [metrics["gpu_cost"] for metrics in found if "gpu_cost" in metrics]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError, VirnucError
-from virnuc_core.models.catalogue import is_registered, require_head, require_known_model
+from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN
 from virnuc_core.settings import PredictSettings, ReprocessSettings, RunConfig, predict_config
@@ -24,8 +24,7 @@ def require_models(settings: PredictSettings) -> None:
     """
     config = predict_config(settings)
     require_known_models(config)
-    if not is_registered(config.head):  # the flow asks MLflow
-        require_head(config)
+    require_head(config)
 
 
 def require_known_models(settings: RunConfig | ReprocessSettings) -> None:
