@@ -5,28 +5,30 @@ Prefect is imported in a flow alone.
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from tasks.artifacts import add_run_tag, in_flow
 from tasks.local_lanes import LocalLanes, WatchedLanes
 from tasks.pages.markdown import size
 from tasks.progress import current_progress
-from tasks.publishing import PROJECT_TAG, link_run, params_of, publish, run_tags
-from tasks.registry import with_registered_head
-from tasks.stages import Resumable, resumable
-from tasks.tracking import TrackedRun, Value, tracked_run
+from tasks.publishing import flow_tags, run_tags
+from tasks.publishing import publish as publish_report
+from tasks.stages import resumable
+from tasks.tracking import end_runs, run_entry, start_tracking, track
 from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
 from virnuc_core.inference.device import resolve_devices
-from virnuc_core.models.catalogue import is_registered
 from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
-from virnuc_core.remote import file_name, require_shared_staging
+from virnuc_core.remote import file_name
 from virnuc_core.results.run_json import RunReport
-from virnuc_core.settings import LaneMode, LaneSettings, RunConfig
+from virnuc_core.settings import LaneSettings
 
-fetch_head = Resumable(with_registered_head, "fetch-head")
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun, State
+    from prefect.flows import FlowStateHook
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +62,6 @@ def labelled_name() -> str:
     return run_title(str(flow_run.flow_name), files.paths)
 
 
-def name_of_run(title: str) -> str:
-    """Name of the flow run, or a title outside of a flow."""
-    if not in_flow():
-        return title
-    from prefect.runtime import flow_run
-
-    return str(flow_run.name)
-
-
 def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
     """Finds the devices or the pool for a run before any work is done.
 
@@ -89,55 +82,45 @@ def choose_lanes(where: LaneSettings, devices: tuple[str, ...]) -> WatchedLanes:
     return LocalLanes(resolve_devices(devices), embed_lane)
 
 
-def _publish(run: Run, tracked: TrackedRun) -> None:
-    publish(run.folder, run.report, tracked)
-
-
-def with_local_head(config: RunConfig, mode: LaneMode, before: Path | None) -> RunConfig:
-    """Replaces a head of the MLflow registry by its path, with the version of `before`, the plan of an earlier attempt.
-
-    Raises:
-        VirnucError: there is no such head, or other processes could not see its file.
-    """
-    if not is_registered(config.head):
-        return config
-    if mode == "pool":
-        require_shared_staging("a head of the MLflow registry")
-    return fetch_head(config, before)
-
-
 def compute_run(
     run: Run,
     stages: Sequence[Stage],
-    title: str,
     where: LaneSettings,
-    settings: Mapping[str, Value],
-    publish_run: Callable[[Run, TrackedRun], None] = _publish,
+    publish_run: Callable[[Run], None] | None = None,
 ) -> RunReport:
-    """Runs the stages of a run of `WatchedLanes`; from the plan on, an MLflow run with its settings records them.
-
-    The stage `publish` is replaced by `publish_run`; `embed` must be one of the others.
+    """Runs the stages of a run of `WatchedLanes`, and logs it in MLflow; `publish_run` comes after the stage `publish`.
 
     Raises:
         VirnucError: from a stage.
     """
     if where.project:
-        add_run_tag(f"{PROJECT_TAG}:{where.project}")
+        add_run_tag(f"virnuc.project:{where.project}")
+    root = run.folder.root
     run.run_as = "flow" if in_flow() else "process"
-    stages = with_transfers(run, stages)
-    planned, root = stages.index(pipeline.embed), run.folder.root
-    tell = lambda stage: current_progress().stage(stage)  # noqa: E731
-    run_stages(run, resumable(stages[:planned]), tell)
-    assert isinstance(run.lanes, WatchedLanes)
-    params = {**settings, **where.params, "devices": run.lanes.shown_devices, **params_of(run.plan)}
-    with tracked_run(name_of_run(title), params, run_tags(root, where.project), root) as tracked:
-        if run.inputs:
-            link_run(tracked, run.plan.inputs, run.origins)
+    run.labels = {"mode": where.mode, "project": where.project}
+    run.links = {name.replace(".", "_"): text for name, text in flow_tags().items()}
+    store = start_tracking(run.id, run_tags(root, where.project))
 
-        def publish(run: Run) -> None:
-            run.links = tracked.links  # waits for MLflow
-            publish_run(run, tracked)
+    def publish(run: Run) -> None:
+        publish_report(run.folder, run.report)
+        if publish_run is not None:
+            publish_run(run)
 
-        rest = [publish if stage is pipeline.publish else stage for stage in stages[planned:]]
-        run_stages(run, resumable(rest), tell)
+    stages = [publish if stage is pipeline.publish else stage for stage in with_transfers(run, stages)]
+    try:
+        run_stages(run, resumable(stages), lambda stage: current_progress().stage(stage))
+    except BaseException:
+        if store is not None and in_flow():
+            store.wait()  # for what `end_mlflow_runs` is to end
+        raise
+    track(store, partial(run_entry, run.folder.root), run.out)
     return run.report
+
+
+def end_mlflow_runs(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
+    """A hook for flows that do not complete: their MLflow runs are not at work any more."""
+    end_runs(str(flow_run.id), "FAILED" if state.is_failed() else "KILLED")
+
+
+ON_END: "Final[list[FlowStateHook[..., Any]]]" = [end_mlflow_runs]
+"""Hooks of flows that are runs, for every end but completion."""

@@ -3,7 +3,7 @@
 from prefect import flow
 
 from flows import head_runs
-from flows.computed_run import labelled_name
+from flows.computed_run import ON_END, labelled_name
 from tasks.artifacts import attach_api_log_handler
 from tasks.heads import EvaluationReport
 from virnuc_core.settings import (
@@ -18,7 +18,14 @@ from virnuc_core.settings import (
 from virnuc_core.training.labels import LabelledFiles
 
 
-@flow(name="evaluate", flow_run_name=labelled_name, persist_result=False)
+@flow(
+    name="evaluate",
+    flow_run_name=labelled_name,
+    persist_result=False,
+    on_failure=ON_END,
+    on_crashed=ON_END,
+    on_cancellation=ON_END,
+)
 def evaluate(
     files: LabelledFiles,
     out: str,

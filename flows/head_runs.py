@@ -4,26 +4,25 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from flows import runs
-from flows.computed_run import choose_lanes, compute_run, name_of_run, run_title
+from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import require_absolute, require_head_name, require_no_input, require_replaceable
 from tasks.artifacts import in_flow
 from tasks.heads import (
     EVALUATION_FILES,
-    RUN_NAME,
     EvaluationReport,
     TrainingReport,
     card_of,
     evaluate_run,
     publish_head,
 )
-from tasks.publishing import link_run, publish, run_tags
 from tasks.stages import Resumable
-from tasks.tracking import TrackedRun, Value, tracked_run
+from tasks.tracking import EVALUATED_RUN, evaluation_entry, start_tracking, track
 from virnuc_core.files import require_utf8
-from virnuc_core.models.catalogue import chunk_rule_of, head_of, index_path, is_own_head, is_registered
+from virnuc_core.models.catalogue import index_path, is_own_head
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import (
@@ -36,7 +35,7 @@ from virnuc_core.results.run_opening import (
     require_none,
 )
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
-from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, predict_config, train_config
+from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, train_config
 from virnuc_core.training.heads import HeadSettings, label_records
 from virnuc_core.training.labels import LabelledFiles
 from virnuc_core.training.trainer import TrainerSettings
@@ -60,10 +59,9 @@ def train(
     lanes = choose_lanes(where, config.devices)
     reports: list[TrainingReport] = []
 
-    def publish_training(run: Run, tracked: TrackedRun) -> None:
+    def publish_training(run: Run) -> None:
         assert isinstance(run, Training)
-        publish(run.folder, run.report, tracked)
-        reports.append(publish_head(run, tracked, champion=settings.champion))
+        reports.append(publish_head(run))
 
     with open_run_folder(Path(f"{out}{EMBED_SUFFIX}"), force=force, inputs=read) as folder:
         if force:
@@ -71,8 +69,7 @@ def train(
         run = Training(
             folder, config, files, groups=settings.groups, settings=head_settings, lanes=lanes, out=out
         )
-        title = run_title("train", files.paths)
-        compute_run(run, TRAIN, title, where, settings.params, publish_training)
+        compute_run(run, TRAIN, where, publish_training)
     [report] = reports
     return report
 
@@ -83,30 +80,18 @@ def evaluate(
     """See the flow `evaluate`; raises VirnucError."""
     require_absolute(*files.paths, out)
     folder = Path(out)
-    config = predict_config(settings)
-    params: dict[str, Value] = {
-        **settings.params,
-        "kind": "evaluate",
-        "head": Path(head_of(config)).name,
-        "chunk_length": config.chunk_length if is_registered(config.head) else chunk_rule_of(config),
-        "files": ",".join(Path(path).name for path in files.paths),
-        "mode": where.mode,
-    }
-    name = name_of_run(run_title("evaluate", files.paths))
-    with (
-        _open_evaluation(folder, files.paths),
-        tracked_run(name, params, run_tags(folder, where.project), folder) as tracked,
-    ):
+    with _open_evaluation(folder, files.paths):
         labelled = read_labels(files, RunFolder(folder), None, kinship=False)
-        link_run(tracked, labelled.files, [path for path in files.paths if path != files.labels])
-        arguments = labelled.paths, str(folder / RUN_NAME), settings, force
+        arguments = labelled.paths, str(folder / EVALUATED_RUN), settings, force
         if in_flow():
             from flows.predict import predict
 
             run = predict(*arguments, **dict(where))
         else:
             run = runs.predict(*arguments, where)
-        return evaluate_run(folder, run, labelled.table, tracked)
+        report = evaluate_run(folder, run, labelled.table)
+    track(start_tracking(), partial(evaluation_entry, folder), out)
+    return report
 
 
 @contextmanager
@@ -115,10 +100,10 @@ def _open_evaluation(folder: Path, inputs: Sequence[str]) -> Iterator[None]:
     require_utf8(str(folder), *inputs)
     sequences = RunFolder(folder).sequences
     if folder.is_dir():
-        names = {*EVALUATION_FILES, sequences.name, RUN_NAME}
+        names = {*EVALUATION_FILES, sequences.name, EVALUATED_RUN}
         require_inside(folder, names)
         require_no_own_file(folder, names, inputs)
-        if not is_plan(RunFolder(folder / RUN_NAME).plan):
+        if not is_plan(RunFolder(folder / EVALUATED_RUN).plan):
             require_none(filter(os.path.lexists, (folder / name for name in EVALUATION_FILES)), folder)
             if not (folder / LOCK_NAME).exists():
                 require_none(sequences.glob("genbank_*"), folder)

@@ -38,7 +38,7 @@ from tasks.nightly import (
 )
 from tasks.pool_runs import PoolRun, PoolRuns
 from tasks.publishing import run_tags
-from tasks.tracking import Value, tracked_run
+from tasks.tracking import Entry, Value, start_tracking, track
 from virnuc_core import errors
 from virnuc_core.errors import LaneError, VirnucError
 from virnuc_core.settings import (
@@ -116,16 +116,28 @@ def nightly(
         **settings.params,
         **where.params,
     }
-    with tracked_run(flow_run.name, params, run_tags(results, project), results) as tracked:
-        files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
-        with DigestCache(results / DIGESTS_NAME) as digests:
-            batch = NightlyBatch(results, digests, compute_files, settle_seconds)
-            report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
-        publish_nightly(report, tracked)
-        if report.counts["failed"]:
-            raise VirnucError(
-                f"{report.summary}. {report.failures} They are tried again by the next nightly run."
-            )
+    begin = time.time()
+    files = sorted(iter_inbox(str(Path(inbox).absolute())), key=lambda file: file.mtime_ns)
+    with DigestCache(results / DIGESTS_NAME) as digests:
+        batch = NightlyBatch(results, digests, compute_files, settle_seconds)
+        report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
+    publish_nightly(report)
+    entry = Entry(
+        id=str(flow_run.id),
+        name=flow_run.name,
+        started=begin,
+        finished=time.time(),
+        params=params,
+        metrics=[(name, float(value), 0) for name, value in report.metrics.items()],
+        tags=run_tags(results, project),
+        note=report.summary,
+        tables={"files": report.rows} if report.rows else None,
+    )
+    track(start_tracking(), lambda: entry, results / "*")
+    if report.counts["failed"]:
+        raise VirnucError(
+            f"{report.summary}. {report.failures} They are tried again by the next nightly run."
+        )
     name = FILES_REJECTED if report.counts["rejected"] else None
     return Completed(name=name, message=report.summary, data=report)
 

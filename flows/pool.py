@@ -206,7 +206,6 @@ class PoolLanes(WatchedLanes):
                 raise VirnucError(
                     f"the Prefect server at {url} does not answer ({error!r}): start it, or set PREFECT_API_URL."
                 ) from error
-        super().__init__(self._device)
         self._queue = where.priority
         self._lane_seconds = 60 * where.lane_minutes
         self._devices_of_host = 1

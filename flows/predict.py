@@ -3,7 +3,7 @@
 from prefect import flow
 
 from flows import runs
-from flows.computed_run import run_name
+from flows.computed_run import ON_END, run_name
 from tasks.artifacts import attach_api_log_handler
 from virnuc_core.results.run_json import RunReport
 from virnuc_core.settings import (
@@ -17,7 +17,14 @@ from virnuc_core.settings import (
 )
 
 
-@flow(name="predict", flow_run_name=run_name, persist_result=False)
+@flow(
+    name="predict",
+    flow_run_name=run_name,
+    persist_result=False,
+    on_failure=ON_END,
+    on_crashed=ON_END,
+    on_cancellation=ON_END,
+)
 def predict(
     inputs: list[str],
     out: str,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.computed_run import choose_lanes, compute_run, run_title, with_local_head
+from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import is_embeddings_file, require_no_input, require_places, require_replaceable
 from virnuc_core.models.hub import family_of
 from virnuc_core.pipeline import EMBED, PREDICT, Run
@@ -28,10 +28,8 @@ def predict(
     config = predict_config(settings)
     lanes = choose_lanes(where, config.devices)
     with open_run_folder(output_path(out), force=force, inputs=inputs) as folder:
-        config = with_local_head(config, where.mode, folder.plan)
         run = Run(folder, config, "predict", lanes=lanes, inputs=inputs, out=out, force=force)
-        title = run_title("predict", inputs, settings.preset)
-        return compute_run(run, PREDICT, title, where, settings.params)
+        return compute_run(run, PREDICT, where)
 
 
 def embed(
@@ -48,4 +46,4 @@ def embed(
         if force:
             path.resolve().unlink(missing_ok=True)
         run = Run(folder, config, "embed", lanes=lanes, inputs=inputs, out=out, force=force)
-        return compute_run(run, EMBED, run_title("embed", inputs, model), where, settings.params)
+        return compute_run(run, EMBED, where)

@@ -1,8 +1,7 @@
-"""Ends of the flows about heads: metrics of a training and of an evaluation, on disk, in Prefect and in MLflow."""
+"""Ends of the flows about heads: metrics of a training and of an evaluation, on disk and in Prefect."""
 
 import csv
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from tasks.artifacts import show_markdown
-from tasks.pages.head_pages import evaluation_page, head_card, head_page, scores_in_words
+from tasks.pages.head_pages import evaluation_page, head_card, scores_in_words
 from tasks.pages.plots import reliability_figure, roc_figure, save_png
 from tasks.stages import Resumable
-from tasks.tracking import MetricPoint, TrackedRun
+from tasks.tracking import EVALUATED_RUN, EVALUATION
 from virnuc_core.errors import MismatchError
-from virnuc_core.files import file_digest, write_text
-from virnuc_core.inference.plan import RunPlan
+from virnuc_core.files import write_text
 from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import Training
 from virnuc_core.results.calls import VIRUS
@@ -30,7 +28,6 @@ from virnuc_core.training.labels import RecordTable
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
 
 SCHEMA_VERSION: Final = 2  # of evaluation.json
-RUN_NAME: Final = "run"  # folder of the predict run that is evaluated
 _PLOTS: Final = ("roc.png", "reliability.png")
 EVALUATION_FILES: Final = ("evaluation.json", "evaluation.md", *_PLOTS)
 
@@ -109,54 +106,30 @@ def card_of(head: Path) -> Path:
 
 
 @Resumable
-def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> TrainingReport:
-    """Writes the head's card, shows head and metrics in Prefect and MLflow, and registers the model there."""
-    head, levels, folder = run.head, run.head.levels, run.folder.training
-    text, page = head_card(run, levels), head_page(run, levels)
-    write_text(card_of(head.path), text)
+def publish_head(run: Training) -> TrainingReport:
+    """Writes the head's card, and shows head and metrics in Prefect."""
+    text = head_card(run, run.head.levels)
+    write_text(card_of(run.head.path), text)
     show_markdown("virnuc-head", text, "The head and how good it is")
-    _draw(folder, head.calls, levels)
-    _log_metrics(tracked, levels, "test_")
-    tracked.log_metrics({"temperature": head.trained.temperature})
-    now = time.time()
-    curves = [
-        MetricPoint(key=f"member_{one.member}/{name}", value=value, step=one.epoch, time=now)
-        for one in head.trained.history
-        for name, value in (("train_loss", one.train_loss), ("validation_loss", one.validation_loss))
-        if value is not None
-    ]
-    tracked.log_points(curves)
-    files = ("records.tsv", "figures.json", *_PLOTS)
-    tracked.log_files([card_of(head.path), *(folder / name for name in files)])
-    plan = run.plan
-    facts = {"sha256": head.fingerprint, "chunk_length": str(plan.chunk_length), "frames": plan.frames}
-    if (index := index_path(head.path)).exists():
-        facts["index_sha256"] = file_digest(index)
-    facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in plan.models}
-    features = head.trained.head.in_features
-    tracked.register_head(registered_name(plan), head.path, facts, page, features=features, champion=champion)
-    tracked.describe(page)
-    return TrainingReport(run=run.report, head=head)
+    _draw(run.folder.training, run.head.calls, run.head.levels)
+    return TrainingReport(run=run.report, head=run.head)
 
 
 @Resumable
-def evaluate_run(out: Path, run: RunReport, table: RecordTable, tracked: TrackedRun) -> EvaluationReport:
-    """Computes metrics of the run in `out / RUN_NAME` and writes them beside it.
+def evaluate_run(out: Path, run: RunReport, table: RecordTable) -> EvaluationReport:
+    """Computes metrics of the run in `out / EVALUATED_RUN` and writes them beside it.
 
     Raises:
         MismatchError: the run has other records.
     """
-    calls = calls_of_run(RunFolder(out / RUN_NAME), table)
+    calls = calls_of_run(RunFolder(out / EVALUATED_RUN), table)
     levels = {level: measure(known) for level, known in calls.items()}
     report = EvaluationReport(out=str(out), run=run, levels=levels)
     page = evaluation_page(run.plan, levels)
-    write_text(out / "evaluation.json", json.dumps(report.document, indent=1) + "\n")
+    write_text(out / EVALUATION, json.dumps(report.document, indent=1) + "\n")
     write_text(out / "evaluation.md", page)
     show_markdown("virnuc-evaluation", page, "How good the calls are")
     _draw(out, calls, levels)
-    _log_metrics(tracked, levels)
-    tracked.log_files([out / name for name in EVALUATION_FILES])
-    tracked.describe(evaluation_page(run.plan, levels, in_short=True))
     return report
 
 
@@ -192,15 +165,3 @@ def _rows(path: Path) -> Iterator[Mapping[str, str]]:
 def _draw(folder: Path, calls: dict[str, KnownCalls], levels: dict[str, Metrics]) -> None:
     for name, figure in zip(_PLOTS, (roc_figure(calls), reliability_figure(levels)), strict=True):
         save_png(figure, folder / name)
-
-
-def _log_metrics(tracked: TrackedRun, levels: Mapping[str, Metrics], prefix: str = "") -> None:
-    for level, figures in levels.items():
-        tracked.log_metrics({f"{prefix}{level}_{name}": value for name, value in figures.numbers.items()})
-
-
-def registered_name(plan: RunPlan) -> str:
-    """Name in the model registry, shared by interchangeable heads."""
-    models = "-".join(model.name for model in plan.models)
-    allowed = "".join(c if c.isalnum() or c in "._-" else "-" for c in models)
-    return f"virnuc-head-{allowed}-{plan.chunk_length}bp{'' if plan.frames == 'open' else f'-{plan.frames}'}"

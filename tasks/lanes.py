@@ -1,16 +1,14 @@
-"""Lanes from the run's side: journals, progress, MLflow runs and GPU samples."""
+"""Lanes from the run's side: journals, progress and GPU samples."""
 
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 from tasks.progress import LaneProgress, current_progress
-from tasks.tracking import MetricPoint, Status, TrackedRun, Value
 from virnuc_core.env_config import physical_gpu
 from virnuc_core.inference.events import (
     GpuSample,
@@ -19,22 +17,16 @@ from virnuc_core.inference.events import (
     LaneFinished,
     LaneReport,
     LaneStarted,
-    ModelsLoaded,
     ShardDone,
 )
 from virnuc_core.inference.lane_journal import JournalEntry, JournalTail, lane_report
 from virnuc_core.inference.nvidia_smi import query_gpus
 from virnuc_core.inference.plan import RunPlan
-from virnuc_core.inference.shard import ShardCounters, sum_counters
-from virnuc_core.results.run_json import lane_row, speeds
 from virnuc_core.run_folder import RunFolder
 
-# Separates metrics over time from the final ones, by which runs are compared.
-PROGRESS: Final = "progress/"
 _JOURNALS: Final = "lane-*.jsonl"
 _GPU_FIELDS: Final = ("index", "uuid", "utilization.gpu", "memory.used")
 _MIB: Final = 2**20
-_STATUSES: Final[dict[type[LaneEvent], Status]] = {LaneFinished: "FINISHED", LaneFailed: "FAILED"}
 
 _log = logging.getLogger(__name__)
 
@@ -145,169 +137,6 @@ class LaneWatch:
             if entries and isinstance(entries[0].event, LaneStarted)
         ]
         return sorted(reports, key=lambda report: (report.lane, report.started))
-
-
-class LaneTracking:
-    """Records each lane in an MLflow child run, and their sum in the run itself, every `every` seconds.
-
-    Leaving the block ends the child runs of lanes that did not end themselves.
-    """
-
-    def __init__(self, run: TrackedRun, every: float = 5.0) -> None:
-        self._run = run
-        self._every = every
-        self._next_write = 0.0
-        self._lanes: dict[str, _TrackedLane] = {}
-        self._points: list[MetricPoint] = []
-        self._shards = 0
-        self._sequences = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):
-            self._run.hurry()  # being stopped, with hundreds of lanes perhaps
-        self._write()
-        lanes = self._lanes.values()
-        for lane in lanes:
-            lane.end()
-        self._run.log_metrics(_gpu_metrics([sample for lane in lanes for sample in lane.gpu_samples]))
-        self._run.log_metrics(gpu_use(sum(lane.gpu_seconds for lane in lanes)))
-        curves = [(lane.title, lane.curve) for lane in lanes if lane.curve]
-        if any(len(curve) > 1 for _, curve in curves) and kind is None:
-            self._run.log_figure("throughput", lanes=curves)
-
-    def on_entry(self, name: str, entry: JournalEntry) -> None:
-        """Opens a child run for a new lane; everything else is written later."""
-        event = entry.event
-        if name not in self._lanes:
-            if not isinstance(event, LaneStarted):
-                return
-            self._lanes[name] = _TrackedLane(self._run, name, entry.time, event)
-        self._lanes[name].add(entry)
-        if isinstance(event, ShardDone):
-            self._shards += 1
-            self._sequences += event.counters.frames
-            totals: dict[str, float] = {"sequences": self._sequences, "shards": self._shards}
-            for lane in self._lanes.values():
-                for key, value in lane.speeds.items():
-                    totals[key] = totals.get(key, 0.0) + value
-            self._points += _points(totals, self._shards, entry.time)
-
-    def end_poll(self) -> None:
-        """Writes new values, unless that was just done."""
-        if time.monotonic() >= self._next_write:
-            self._write()
-            self._next_write = time.monotonic() + self._every
-
-    def _write(self) -> None:
-        """One request per run with new values."""
-        self._run.log_points(self._points)
-        self._points = []
-        for lane in self._lanes.values():
-            lane.write()
-
-
-class _TrackedLane:
-    """One lane and its run in MLflow.
-
-    Attributes:
-        speeds: amounts per second, by metric; empty while it does not compute.
-        curve: times, and sequences per second.
-    """
-
-    def __init__(self, parent: TrackedRun, name: str, begin: float, start: LaneStarted) -> None:
-        self.title = f"lane {start.lane} on {start.host} {start.device}"
-        self.speeds: dict[str, float] = {}
-        self.curve: list[tuple[float, float]] = []
-        self.gpu_samples: list[GpuSample] = []
-        self._samples_of_earlier_shards = 0
-        self._entries: list[JournalEntry] = []
-        self._points: list[MetricPoint] = []
-        self._is_open = True
-        params: dict[str, Value] = {
-            "lane": start.lane,
-            "host": start.host,
-            "device": start.device,
-            "shards": len(start.shards),
-        }
-        self._run = parent.child(self.title, params, {"virnuc.journal": name}, start_time=begin)
-
-    def add(self, entry: JournalEntry) -> None:
-        event = entry.event
-        if isinstance(event, GpuSample):
-            self.gpu_samples.append(event)
-            return
-        self._entries.append(entry)
-        if isinstance(event, ShardDone):
-            self._add_shard(entry.time, event)
-            return
-        self.speeds = {}
-        # A restarted lane keeps its first hardware: an MLflow param has one value.
-        if isinstance(event, ModelsLoaded) and self._count(ModelsLoaded) == 1:
-            self._run.log_params({"device_name": event.device_name})
-
-    @property
-    def gpu_seconds(self) -> float:
-        """Time for which it has held a GPU."""
-        report = lane_report(self._entries)
-        return 0.0 if report.device == "cpu" else report.seconds
-
-    def write(self) -> None:
-        """Writes new values, and ends the run if the lane has finished."""
-        self._run.log_points(self._points)
-        self._points = []
-        if isinstance(self._entries[-1].event, LaneFinished):
-            self.end()
-
-    def end(self) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        report = lane_report(self._entries)
-        metrics = {key: value for key, value in lane_row(report).items() if not isinstance(value, str)}
-        metrics["starts"] = self._count(LaneStarted)
-        work = sum_counters(shard.counters for shard in report.shards)
-        self._run.log_metrics({**metrics, **_efficiency(work), **_gpu_metrics(self.gpu_samples)})
-        last = self._entries[-1]
-        self._run.finish(_STATUSES.get(type(last.event), "KILLED"), last.time)
-
-    def _count(self, kind: type[LaneEvent]) -> int:
-        return sum(isinstance(entry.event, kind) for entry in self._entries)
-
-    def _add_shard(self, moment: float, event: ShardDone) -> None:
-        self.speeds = speeds(event.counters, event.seconds.forward)
-        self.curve.append((moment, self.speeds["sequences_per_second"]))
-        samples = self.gpu_samples[self._samples_of_earlier_shards :]
-        self._samples_of_earlier_shards = len(self.gpu_samples)
-        metrics = {**self.speeds, **_efficiency(event.counters), **_gpu_metrics(samples)}
-        self._points += _points(metrics, len(self.curve), moment)
-
-
-def gpu_use(seconds: float) -> dict[str, float]:
-    """GPU hours, for MLflow."""
-    return {"gpu_hours": seconds / 3600}
-
-
-def _gpu_metrics(samples: Sequence[GpuSample]) -> dict[str, float]:
-    """Mean utilization (0 to 1) and peak memory in GB; empty without samples."""
-    if not samples:
-        return {}
-    return {
-        "gpu_utilization": round(sum(sample.utilization for sample in samples) / len(samples), 4),
-        "gpu_memory_gb": max(sample.memory_bytes for sample in samples) / 1e9,
-    }
-
-
-def _efficiency(work: ShardCounters) -> dict[str, float]:
-    """Packing efficiency of each model."""
-    return {f"{model.family}_packing_efficiency": model.packing_efficiency for model in work.models}
-
-
-def _points(metrics: Mapping[str, float], step: int, moment: float) -> list[MetricPoint]:
-    """Metrics of one moment; the step is the number of finished shards."""
-    return [MetricPoint(f"{PROGRESS}{key}", value, step, moment) for key, value in metrics.items()]
 
 
 @contextmanager

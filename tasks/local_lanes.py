@@ -15,9 +15,8 @@ from typing import Final
 from uuid import UUID
 
 from tasks.lane_log import recording_log
-from tasks.lanes import LaneRows, LaneTracking, LaneWatch, sampling_gpu
+from tasks.lanes import LaneRows, LaneWatch, sampling_gpu
 from tasks.stages import compute_shards, computes_here, end_lane_processes, find_pending, plan
-from tasks.tracking import current_run
 from virnuc_core.env_config import env
 from virnuc_core.errors import DeviceLostError
 from virnuc_core.inference.device import resolve_devices
@@ -66,10 +65,7 @@ def compute_lane(
 
 
 class WatchedLanes(ABC):
-    """Lanes of a run: their journals are followed, shown as progress and recorded in MLflow."""
-
-    def __init__(self, shown_devices: str) -> None:
-        self.shown_devices = shown_devices
+    """Lanes of a run: their journals are followed and shown as progress."""
 
     @abstractmethod
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
@@ -85,9 +81,8 @@ class WatchedLanes(ABC):
         Raises:
             VirnucError: what stopped a lane.
         """
-        with LaneTracking(current_run()) as tracking:
-            watch = LaneWatch(folder, [LaneRows(read_plan(folder.plan)), tracking])
-            self.work(folder, watch)
+        watch = LaneWatch(folder, [LaneRows(read_plan(folder.plan))])
+        self.work(folder, watch)
         hardware = sorted({report.device_name for report in watch.reports if report.device_name})
         if len(hardware) > 1:
             _log.warning(
@@ -105,7 +100,6 @@ class LocalLanes(WatchedLanes):
     """
 
     def __init__(self, devices: tuple[str, ...], compute: ComputeLane = compute_lane) -> None:
-        super().__init__(",".join(devices))
         self._devices = devices
         self._compute = compute
         if devices != ("cpu",) and computes_here(len(devices)):  # planning will use the GPU

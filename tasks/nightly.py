@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 from tasks.artifacts import show_markdown, show_table
-from tasks.pages.markdown import cell, code, links_of, table
-from tasks.tracking import TrackedRun
+from tasks.pages.markdown import cell, code, table
 from virnuc_core.errors import InputError, UnreadableInputError, UsageError
 from virnuc_core.files import open_lock, try_lock, write_text
 from virnuc_core.plain_text import visible
@@ -457,8 +456,9 @@ class NightlyReport:
             for outcome in self._with_status(*STATUSES)
         ]
 
-    def markdown(self, links: Mapping[str, str]) -> str:
-        """The page of the nightly run, with named `links`."""
+    @property
+    def markdown(self) -> str:
+        """The page of the nightly run."""
         metrics = self.metrics
         lines = [
             f"# {self.summary}",
@@ -467,7 +467,6 @@ class NightlyReport:
             f"- results: {code(self.out)}",
             f"- {metrics['contigs']:,} contigs called, {metrics['contigs_virus']:,} of them virus, "
             f"in {metrics['run_seconds']:.0f} s of runs",
-            *links_of(links),
         ]
         if done := self._with_status("done"):
             rows = (
@@ -490,15 +489,12 @@ class NightlyReport:
         return [outcome for status in statuses for outcome in self.outcomes if outcome.status == status]
 
 
-def publish_nightly(report: NightlyReport, tracked: TrackedRun) -> None:
-    """Shows the report on the run's pages in MLflow and Prefect."""
+def publish_nightly(report: NightlyReport) -> None:
+    """Shows the report on the run's page in Prefect."""
     rows = report.rows
     left_out = f", of which the first {MAX_ROWS} are shown" if len(rows) > MAX_ROWS else ""
-    tracked.log_metrics(report.metrics)
-    tracked.describe(report.summary)
-    show_markdown("virnuc-night", report.markdown(tracked.links), report.summary)
+    show_markdown("virnuc-night", report.markdown, report.summary)
     if rows:
-        tracked.log_table("files", rows)
         show_table("virnuc-night-files", rows[:MAX_ROWS], f"{report.summary}{left_out}")
 
 

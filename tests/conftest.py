@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from deployments.prefect_settings import prepare_prefect
 from tests.forked_lanes import fork_lanes
-from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core import env_config
 
 _HOME = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     os.environ["VIRNUC_HOME"] = home.name
     os.environ["PREFECT_HOME"] = f"{home.name}/prefect"
-    prepare_local_prefect()
+    prepare_prefect()
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels on the CPU; Triton reads it on import
 

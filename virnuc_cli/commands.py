@@ -1,8 +1,9 @@
 """The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
+import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 
 from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core import __version__
+from virnuc_core.env_config import value_of
 from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from virnuc_core.settings import (
         EmbedSettings,
         FramesSettings,
-        LaneSettings,
         PredictSettings,
         TrainSettings,
     )
@@ -44,7 +45,7 @@ _LABELLED_FILES: Final = (
     ),
     click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
-# The modules that have what the flows do.
+# The modules of their bodies, in `flows`.
 _BODIES: Final = {
     **dict.fromkeys(("predict", "embed"), "runs"),
     **dict.fromkeys(("train", "evaluate"), "head_runs"),
@@ -97,33 +98,33 @@ def cli(config: str | None) -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
-@contextmanager
-def _runs(name: str, lanes: "LaneSettings", prefect: bool) -> Iterator[Callable[..., Answer]]:
-    """What computes a command: the flow flows.NAME, if that was asked for or a Prefect server is configured, or its body."""
-    from virnuc_cli.local_prefect import has_server, local_prefect, without_prefect
+def _body(name: str) -> Callable[..., Answer]:
+    """What computes a command in this process: the function that its flow calls, too."""
+    from tasks.artifacts import log_from_info
+    from virnuc_core.host_memory import without_collection
+    from virnuc_core.plain_text import hide_secrets_in_logs
+    from virnuc_core.settings import LANE_DEFAULTS
+    from virnuc_core.versions import log_version_warnings
 
-    if not (prefect or lanes.mode == "pool" or has_server()):
-        with without_prefect(f"flows.{_BODIES[name]}:{name}") as body:
+    if shutil.which("nvidia-smi"):
+        from virnuc_core.inference.launcher import prepare_for_gpus
 
-            def run(*arguments: Any) -> Answer:
-                report = body(*arguments, lanes)
-                return Answer(report.document, report.summary)
+        prepare_for_gpus()  # before the imports, which take seconds, so that Triton hashes itself meanwhile
+    hide_secrets_in_logs()
+    log_version_warnings("orchestration")
+    log_from_info()
+    # Read by torch's OpenMP when it is loaded. Where other programs compute, threads that wait for each other by spinning for
+    # milliseconds, its default, take several times as long.
+    if value_of("OMP_WAIT_POLICY") is None:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    with without_collection():
+        body = resolve_name(f"flows.{_BODIES[name]}:{name}")
 
-            yield run
-        return
-    with local_prefect(lasting=lanes.mode == "pool"):
-        from prefect import tags
+    def compute(*arguments: Any) -> Answer:
+        report = body(*arguments, LANE_DEFAULTS)
+        return Answer(report.document, report.summary)
 
-        from tasks.artifacts import RUN_TAG
-
-        flow = resolve_name(f"flows.{name}:{name}")
-
-        def run_flow(*arguments: Any) -> Answer:
-            with tags(RUN_TAG):
-                report = flow(*arguments, **dict(lanes))
-            return Answer(report.document, report.summary)
-
-        yield run_flow
+    return compute
 
 
 @command(cli, _INPUTS, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
@@ -131,16 +132,14 @@ def predict(
     inputs: tuple[str, ...],
     out: str,
     settings: "PredictSettings",
-    lanes: "LaneSettings",
     force: bool,
-    prefect: bool,
 ) -> Answer:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
     from virnuc_cli.preflight import readable, require_models
 
     require_models(settings)
-    with readable(inputs), _runs("predict", lanes, prefect) as run:
-        return run(inputs, out, settings, force)
+    with readable(inputs):
+        return _body("predict")(inputs, out, settings, force)
 
 
 @command(
@@ -163,9 +162,7 @@ def embed(
     out: str,
     model: str,
     settings: "EmbedSettings",
-    lanes: "LaneSettings",
     force: bool,
-    prefect: bool,
 ) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
     from flows.outputs import require_no_input
@@ -177,8 +174,8 @@ def embed(
     require_no_input(Path(out), inputs)
     if Path(out).is_dir():
         raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
-    with readable(inputs), _runs("embed", lanes, prefect) as run:
-        return run(inputs, out, model, settings, force)
+    with readable(inputs):
+        return _body("embed")(inputs, out, model, settings, force)
 
 
 @command(
@@ -190,9 +187,7 @@ def embed(
     settings="virnuc_core.settings:TrainSettings",
     force=_FRESH,
 )
-def train(
-    out: str, settings: "TrainSettings", lanes: "LaneSettings", force: bool, prefect: bool, **files: Any
-) -> Answer:
+def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Answer:
     """Trains a classifier head for the vectors of two models on labelled sequences.
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
@@ -205,25 +200,23 @@ def train(
     require_writable(Path(out))
     require_known_models(train_config(settings))
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
-    with _runs("train", lanes, prefect) as run:
-        from virnuc_core.training.labels import LabelledFiles
+    compute = _body("train")
+    from virnuc_core.training.labels import LabelledFiles
 
-        return run(LabelledFiles(**files), out, settings, force)
+    return compute(LabelledFiles(**files), out, settings, force)
 
 
 @command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
-def evaluate(
-    out: str, settings: "PredictSettings", lanes: "LaneSettings", force: bool, prefect: bool, **files: Any
-) -> Answer:
+def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
     from virnuc_cli.preflight import require_inputs, require_models
 
     require_models(settings)
     require_inputs(_paths(files))
-    with _runs("evaluate", lanes, prefect) as run:
-        from virnuc_core.training.labels import LabelledFiles
+    compute = _body("evaluate")
+    from virnuc_core.training.labels import LabelledFiles
 
-        return run(LabelledFiles(**files), out, settings, force)
+    return compute(LabelledFiles(**files), out, settings, force)
 
 
 def _paths(files: Mapping[str, Any]) -> list[str]:
@@ -241,7 +234,6 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
 def report(run: str, labels: str | None) -> Answer:
     """Writes the report of the finished run in folder RUN anew, report.html, with metrics by class if there are labels."""
     from flows.outputs import require_run
-    from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_core.results.report.data import read_labels
     from virnuc_core.results.report.page import write_report_page
     from virnuc_core.results.run_json import records_of, require_unchanged, write_document
@@ -251,7 +243,6 @@ def report(run: str, labels: str | None) -> Answer:
     if labels is not None and not Path(labels).is_file():
         raise InputError(f"--labels {labels} is no file: give a tab-separated table of contig and class.")
     classes = None if labels is None else read_labels(Path(labels))
-    prepare_local_prefect()
     with open_run_folder(Path(run), force=False) as folder:
         document = _read_report(folder.root, folder.report)
         require_unchanged(folder.report, folder.page)
@@ -348,15 +339,11 @@ def _drop_empty_table(path: Path) -> None:
 def score(embeddings: str, head: str, out: str) -> Answer:
     """Scores stored EMBEDDINGS with another classifier head."""
     from flows.outputs import require_no_input
-    from tasks.registry import registered_head
     from virnuc_cli.preflight import require_writable
-    from virnuc_core.models.catalogue import is_registered
     from virnuc_core.results.rescore import score_embeddings  # imports torch
 
     require_no_input(Path(out), [embeddings, head])
     require_writable(Path(out))
-    if is_registered(head):
-        head = str(registered_head(head))
     rows = score_embeddings(Path(embeddings), head, Path(out))
     return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
@@ -509,10 +496,10 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
 )
 def worker(devices: str, workers: int | None, runs: int) -> None:
     """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
+    from deployments.prefect_settings import logging_programs, prepare_prefect
     from deployments.worker import WorkerChoice, work
-    from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
 
-    prepare_local_prefect()
+    prepare_prefect()
     with logging_programs():
         work(WorkerChoice(devices=devices, workers=workers, runs=runs))
 
@@ -530,49 +517,14 @@ def worker(devices: str, workers: int | None, runs: int) -> None:
 )
 def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
     """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
+    from deployments.prefect_settings import logging_programs, prepare_prefect
     from deployments.up import Stack, run_stack
     from deployments.worker import WorkerChoice
-    from virnuc_cli.local_prefect import logging_programs, prepare_local_prefect
     from virnuc_core.env_config import home_folder
 
-    prepare_local_prefect()
+    prepare_prefect()
     choice = WorkerChoice(devices=devices, workers=workers)
     with logging_programs():
         run_stack(
             Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
         )
-
-
-@cli.group(name="config", cls=CommandGroup)
-def config_group() -> None:
-    """What the settings are, and where they come from."""
-
-
-@command(
-    config_group,
-    click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [FLAGS]...]"),
-    context_settings={"ignore_unknown_options": True},
-)
-def show(command: tuple[str, ...]) -> Answer:
-    """Every setting of COMMAND (of all commands), its value, and where that came from.
-
-    FLAGS are taken as if COMMAND were run with them.
-    """
-    from virnuc_cli.config import FileSettings, command_origins, environment_origins, iter_commands
-    from virnuc_cli.terminal import aligned  # imports rich
-
-    root = click.get_current_context().find_root()
-    settings = root.obj
-    assert isinstance(settings, FileSettings)
-    chosen = [command] if command else [path for path, _ in iter_commands(cli)]
-    found = dict(command_origins(root, words) for words in chosen)
-    environment = list(environment_origins(settings))
-    document: dict[str, Any] = {
-        "files": [str(file) for file in settings.files],
-        "commands": {name: [asdict(origin) for origin in origins] for name, origins in found.items()},
-        "environment": [asdict(origin) for origin in environment],
-    }
-    tables = {name: origins for name, origins in {**found, "environment": environment}.items() if origins}
-    text = [f"settings files: {', '.join(document['files']) or 'none'}"]
-    text += [f"{name}\n{aligned([origin.line for origin in origins])}" for name, origins in tables.items()]
-    return Answer(document, "\n\n".join(text))

@@ -6,7 +6,6 @@ environment variables. `virnuc.toml` in the working folder overrides the user's 
 only the given file.
 """
 
-import copy
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,10 +16,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import click
 from click.core import ParameterSource
 
-from virnuc_core.env_config import SECRETS, VARIABLES, environment_defaults, user_config_folder, value_of
+from virnuc_core.env_config import VARIABLES, environment_defaults, user_config_folder, value_of
 from virnuc_core.errors import UsageError
-from virnuc_core.plain_text import visible, without_secrets
-from virnuc_core.settings import PRESETS
 
 LOCAL_FILE: Final = "virnuc.toml"
 DEFAULTS: Final = "defaults"
@@ -306,35 +303,7 @@ def _toml(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-Source = Literal["flag", "environment variable", "file", "preset", "default"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """A setting as a command would use it.
-
-    Attributes:
-        setting: its key in a settings file, or a variable's name.
-        value: None leaves the choice to the run.
-        where: flag, variable, file and section, or preset; empty for a default.
-    """
-
-    setting: str
-    value: Any
-    source: Source
-    where: str = ""
-
-    @property
-    def line(self) -> tuple[str, str, str]:
-        """Setting, value and source as text."""
-        if isinstance(self.value, bool):
-            value = str(self.value).lower()
-        elif isinstance(self.value, list | tuple):
-            value = ", ".join(map(str, self.value)) or "-"
-        else:
-            value = "-" if self.value is None else str(self.value)
-        source = self.where if self.source == "file" else f"{self.source} {self.where}".rstrip()
-        return self.setting, visible(value), visible(source)
+Source = Literal["flag", "environment variable", "file", "default"]
 
 
 def origin_of(ctx: click.Context, option: click.Option) -> tuple[Source, str]:
@@ -358,58 +327,6 @@ def given_origins(ctx: click.Context) -> dict[str, str]:
         for key, (source, where) in found.items()
         if source != "default"
     }
-
-
-def command_origins(root: click.Context, words: Sequence[str]) -> tuple[str, list[Origin]]:
-    """A command, and every setting of it as it would be with these arguments.
-
-    Args:
-        root: context of the top-level group.
-        words: those of the command, and flags; required arguments may be missing.
-
-    Raises:
-        UsageError: there is no such command.
-        click.ClickException: a flag, variable or file has an invalid value.
-    """
-    ctx, path, rest = root, list[str](), list(words)
-    while isinstance(ctx.command, click.Group):
-        known = ", ".join(ctx.command.commands)
-        if not rest:
-            raise UsageError(f"{' '.join(path)} is a group: give one of {known}.")
-        path.append(rest.pop(0))
-        if path[-1] not in ctx.command.commands:
-            raise UsageError(f"{' '.join(path)} is no command: give one of {known}.")
-        ctx = click.Context(ctx.command.commands[path[-1]], parent=ctx, info_name=path[-1])
-    options = [copy.copy(option) for option in ctx.command.params if isinstance(option, click.Option)]
-    for option in options:
-        option.required = False
-    lenient = click.Command(path[-1], params=[*options], context_settings={"allow_extra_args": True})
-    origins = []
-    with lenient.make_context(path[-1], rest, parent=ctx.parent) as parsed:
-        preset = parsed.params.get("preset")
-        chosen = PRESETS.get(preset, {}) if preset else {}
-        for key, option in settings_of(lenient).items():
-            value = parsed.params[option.name or ""]
-            source, where = origin_of(parsed, option)
-            if value is None and option.name in chosen:
-                value, source, where = chosen[option.name], "preset", str(preset)
-            origins.append(Origin(setting=key, value=value, source=source, where=where))
-    return " ".join(path), origins
-
-
-def environment_origins(settings: FileSettings) -> Iterator[Origin]:
-    """Every variable that virnuc reads, without secrets and the passwords in URLs."""
-    defaults = {variable.name: variable.default.replace("`", "") for variable in VARIABLES}
-    for name in ENVIRONMENT_NAMES:
-        value = value_of(name)
-        if value is None:
-            yield Origin(setting=name, value=defaults.get(name), source="default")
-            continue
-        value = "***" if name in SECRETS else without_secrets(value)
-        if name in settings.environment:
-            yield Origin(setting=name, value=value, source="file", where=settings.environment[name].origin)
-        else:
-            yield Origin(setting=name, value=value, source="environment variable", where=name)
 
 
 def in_words(error: click.ClickException) -> str:

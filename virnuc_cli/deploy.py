@@ -57,9 +57,8 @@ def deploy(
     **choice: str | None,
 ) -> Answer:
     """Makes work pools, deployments, the nightly schedule and alarms on the Prefect server; may be run again."""
+    from deployments.prefect_settings import prepare_prefect
     from flows.outputs import absolute_path
-    from tasks.registry import with_registered_head
-    from virnuc_cli.local_prefect import prepare_local_prefect
     from virnuc_cli.preflight import require_models
     from virnuc_core.models.catalogue import require_head
     from virnuc_core.settings import PredictSettings, predict_config
@@ -70,10 +69,10 @@ def deploy(
         if "head" not in chosen:  # --fdr is for the deployed one, which only the server knows
             asked = asked.model_copy(update={"fdr": None})
         require_models(asked)
-        require_head(with_registered_head(predict_config(asked), None))
+        require_head(predict_config(asked))
     for name in {"esm_model", "dnabert_model", "head"} & {*chosen}:
         chosen[name] = absolute_path(chosen[name])
-    prepare_local_prefect()
+    prepare_prefect()
     from deployments.pools import PoolChoice
     from deployments.register import NightlyChoice, deployed_nightly, register  # imports Prefect
 

@@ -4,7 +4,6 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,21 +14,16 @@ from virnuc_cli.config import (
     settings_of,
     variable_of,
 )
-from virnuc_cli.local_prefect import prepare_local_prefect
 from virnuc_core.doctor import checks, host
 from virnuc_core.doctor.host import Finding
-from virnuc_core.env_config import VARIABLES, env, names_with_prefix
+from virnuc_core.env_config import VARIABLES, env, names_with_prefix, value_of
 from virnuc_core.errors import UsageError, VirnucError
 from virnuc_core.plain_text import without_secrets
-
-if TYPE_CHECKING:
-    from deployments.server import Quarantine
+from virnuc_core.versions import installed_version
 
 _ANSWER_WITHIN_S = 5.0
-_PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API_URL for a temporary one"
-
+_PREFECT_SERVER = "see whether the server runs (virnuc up), or unset PREFECT_API_URL"
 _PREFECT_AUTH = "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to what the server expects"
-_QUARANTINE = "it takes no jobs until its check passes, within a minute, or the worker is started again"
 
 
 def all_findings(root: click.Group, config: str | None, *, quick: bool) -> Iterator[Finding]:
@@ -69,71 +63,57 @@ def settings_findings(root: click.Group, config: str | None) -> Iterator[Finding
     for name in names_with_prefix("VIRNUC_"):
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {close[0]}?" if close else "virnuc config show lists those that there are"
+            advice = (
+                f"did you mean {close[0]}?" if close else "docs/configuration.md lists those that there are"
+            )
             yield Finding("settings", name, "warning", "nothing reads this variable", advice)
 
 
 def prefect_findings() -> Iterator[Finding]:
-    """Whether Prefect can be imported, and its server is reachable and of the same version."""
+    """Whether the Prefect server answers, and is of the version here; Prefect itself, which runs what its settings say, is not imported."""
     import httpx  # slow, and --help needs none of it
 
-    try:
-        prepare_local_prefect()
-        import prefect
-        from prefect.settings import PREFECT_API_URL
-    except (UsageError, ImportError, AttributeError, TypeError) as error:
-        advice = "install with -c constraints.txt" if not isinstance(error, UsageError) else ""
-        yield Finding("prefect", "import", "problem", f"it cannot be used: {error}", advice)
-        return
-    url = PREFECT_API_URL.value()
+    url, own = value_of("PREFECT_API_URL"), installed_version("prefect")
     if not url:
-        found = "none is set: a temporary one runs for the length of each command"
-        yield Finding("prefect", "server", "ok", found)
+        yield Finding(
+            "prefect", "server", "ok", "PREFECT_API_URL is not set: only deployed runs need a server"
+        )
         return
-    shown = without_secrets(url)
+    shown, password, key = (
+        without_secrets(url),
+        value_of("PREFECT_API_AUTH_STRING"),
+        value_of("PREFECT_API_KEY"),
+    )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    auth = httpx.BasicAuth(*password.split(":", 1)) if password and ":" in password else None
     try:
-        version, quarantined = _ask_server()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RuntimeError) as error:
-        is_refusal = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403)
-        if is_refusal:
-            found, advice = f"{shown} refuses this client: not authorized", _PREFECT_AUTH
-        else:
-            found, advice = f"{shown} does not answer ({without_secrets(str(error))})", _PREFECT_SERVER
-        yield Finding("prefect", "server", "problem", found, advice)
+        answer = httpx.get(
+            f"{url.rstrip('/')}/admin/version", headers=headers, auth=auth, timeout=_ANSWER_WITHIN_S
+        )
+        if answer.status_code in (401, 403):
+            found = f"{shown} refuses this client: not authorized"
+            yield Finding("prefect", "server", "problem", found, _PREFECT_AUTH)
+            return
+        version = str(answer.raise_for_status().json())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        found = f"{shown} does not answer ({without_secrets(str(error))})"
+        yield Finding("prefect", "server", "problem", found, _PREFECT_SERVER)
         return
     found = f"{shown} answers, version {version}"
-    if _is_same(version):
+    if version.split(".")[:2] == own.split(".")[:2]:
         yield Finding("prefect", "server", "ok", found)
     else:
-        advice = f"it and Prefect {prefect.__version__} here should be of one version"
+        advice = f"it and Prefect {own} here should be of one version"
         yield Finding("prefect", "server", "warning", found, advice)
-    for each in quarantined:
-        found = f"in quarantine since {each.since:%Y-%m-%d %H:%M} UTC: {each.reason}"
-        yield Finding("workers", each.name, "warning", found, _QUARANTINE)
-
-
-def _ask_server() -> "tuple[str, list[Quarantine]]":
-    """Version of the server, and which slots and hosts take no jobs; asks with the user's password or API key."""
-    from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-    from deployments.server import connect, quarantines
-
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_WITHIN_S}):
-        with connect() as client:
-            version = str(client.api_version())
-        return version, quarantines() if _is_same(version) else []
-
-
-def _is_same(version: str) -> bool:
-    import prefect
-
-    return version.split(".")[:2] == prefect.__version__.split(".")[:2]
 
 
 def store_findings() -> Iterator[Finding]:
     """Whether MLflow's store is reachable and writable."""
-    from tasks.mlflow_store import check_store  # imports httpx
+    from tasks.tracking import check_store
 
+    if env().tracking == "off":
+        yield Finding("mlflow", "store", "ok", "VIRNUC_TRACKING is off: runs are not logged")
+        return
     where = without_secrets(env().tracking_uri or f"SQLite in {env().home}")
     if reason := check_store():
         found = f"{where} cannot be written ({reason})"

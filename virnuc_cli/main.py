@@ -9,22 +9,25 @@ Slow imports wait until a command needs them, so that `virnuc --help` is fast.
 """
 
 import atexit
+import io
 import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 import click
 
 from virnuc_cli import deploy, models, upkeep  # noqa: F401 (they add their commands)
 from virnuc_cli.commands import cli
 from virnuc_core.errors import UsageError, VirnucError, storage_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["cli", "main", "run_and_exit"]
 
@@ -66,14 +69,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_and_exit() -> NoReturn:
     """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
+    # Of the processes that it starts: no module comes from the working folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    sys.stdout, sys.stderr = _outliving_readers(sys.stdout), _outliving_readers(sys.stderr)
     exit_code = main()
-    if threading.active_count() > 1:
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         sys.exit(exit_code)
     atexit._run_exitfuncs()
-    with suppress(OSError):  # who reads the output has gone
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     os._exit(exit_code)
+
+
+class _Output(io.FileIO):
+    """A file descriptor for output; when who reads it has gone, what is written is dropped."""
+
+    def write(self, data: "Buffer", /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return super().write(data)
+
+
+def _outliving_readers(stream: TextIO) -> TextIO:
+    """The stream, without errors when its reader ends first, as with `virnuc ... | head`; None if it is closed, as in sys."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    raw = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
+    return io.TextIOWrapper(
+        raw,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def require_one_folder() -> None:

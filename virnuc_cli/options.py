@@ -18,16 +18,10 @@ if TYPE_CHECKING:
     from virnuc_core.settings import Settings
 
 _WHOLE: Final = 1000  # characters, longer than any first sentence
-_LANE_SETTINGS: Final = "virnuc_core.settings:LaneSettings"
 
 # --json and --debug belong to a single call: no file or variable sets them.
 _DEBUG: Final = click.Option(
     ["--debug"], is_flag=True, allow_from_autoenv=False, help="Show the traceback of an error."
-)
-_PREFECT: Final = click.Option(
-    ["--prefect"],
-    is_flag=True,
-    help="Run as a Prefect flow, on a temporary server if none is configured; with one, every run is.",
 )
 _OUTPUT: Final = (
     click.Option(["--quiet"], is_flag=True, help="Only warnings and errors."),
@@ -162,26 +156,22 @@ def command(
         params: its own arguments and options.
         name: the function's by default.
         settings: model of its settings, as `module:class`; passed as `settings`.
-        force: for a command that makes a run, the help of `--force`; it takes `--prefect` and
-            `LaneSettings` too, passed as `lanes`.
+        force: for a command that makes a run, the help of `--force`.
         answers: False for a command that runs until a signal.
         attributes: as for `click.Command`.
     """
-    models = {"settings": settings, "lanes": _LANE_SETTINGS if force else ""}
 
     def make_params() -> list[click.Parameter]:
         made = [*params, *(setting_options(resolve_name(settings)) if settings else ())]
         if force:
             made.append(click.Option(["--force"], is_flag=True, help=force))
-            made.append(_PREFECT)
-            made += setting_options(resolve_name(_LANE_SETTINGS))
         return [*made, *(_OUTPUT if answers else (_DEBUG,))]
 
     def decorate(function: Callable[..., Answer | None]) -> Command:
         made = Command(
             make_params,
             name=name or function.__name__,
-            callback=partial(_run, function, models),
+            callback=partial(_run, function, settings),
             help=function.__doc__,
             **attributes,
         )
@@ -201,7 +191,7 @@ def _texts(values: Iterable[Any]) -> Iterator[str]:
 
 def _run(
     function: Callable[..., Answer | None],
-    models: Mapping[str, str],
+    model: str,
     debug: bool,
     quiet: bool = False,
     as_json: bool | None = None,
@@ -211,14 +201,13 @@ def _run(
     from virnuc_core.files import require_utf8
 
     require_utf8(*_texts(values.values()))
-    for keyword, model in models.items():
-        if model:
-            from virnuc_core.settings import read_settings
+    if model:
+        from virnuc_core.settings import read_settings
 
-            kind = resolve_name(model)
-            taken = {name: values.pop(name) for name in kind.model_fields}
-            given = {name: value for name, value in taken.items() if value is not None}
-            values[keyword] = read_settings(kind, given)
+        kind = resolve_name(model)
+        taken = {name: values.pop(name) for name in kind.model_fields}
+        given = {name: value for name, value in taken.items() if value is not None}
+        values["settings"] = read_settings(kind, given)
     if as_json is None:
         function(**values)
         return 0

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from virnuc_core.errors import InputError, UsageError
 from virnuc_core.files import is_stream
-from virnuc_core.models.catalogue import is_registered, require_head, require_known_model
+from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN, rereadable_stdin
 from virnuc_core.settings import PredictSettings, RunConfig, predict_config
@@ -23,8 +23,7 @@ def require_models(settings: PredictSettings) -> None:
     """
     config = predict_config(settings)
     require_known_models(config)
-    if not is_registered(config.head):  # the flow asks MLflow
-        require_head(config)
+    require_head(config)
 
 
 def require_known_models(settings: RunConfig) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, get_args
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 
 from pydantic import (
     AliasChoices,
@@ -35,10 +35,9 @@ class EnvConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    home: Annotated[Path, BeforeValidator(os.path.expanduser)] = Field(
-        "~/.virnuc",
+    home_given: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
+        None,
         alias="VIRNUC_HOME",
-        validate_default=True,
         description="folder of the tracking database and of caches [`~/.virnuc`]",
     )
     staging: Annotated[Path, BeforeValidator(os.path.expanduser)] | None = Field(
@@ -104,6 +103,9 @@ class EnvConfig(BaseModel):
     tracking_uri: str | None = Field(
         None, alias="MLFLOW_TRACKING_URI", description="where runs are logged [SQLite in `VIRNUC_HOME`]"
     )
+    tracking: Literal["on", "off"] = Field(
+        "on", alias="VIRNUC_TRACKING", description="`off`: runs are not logged in MLflow [on]"
+    )
     prefect_home: str | None = Field(
         None,
         alias="PREFECT_HOME",
@@ -122,6 +124,16 @@ class EnvConfig(BaseModel):
         description="address for the alarms of `virnuc deploy --notify`, which keeps it in a block of the Prefect server "
         "[a block that is there]",
     )
+
+    @property
+    def home(self) -> Path:
+        """Folder of the tracking database and of caches; raises UsageError if none is given and this account has none."""
+        home = self.home_given or Path(os.path.expanduser("~/.virnuc"))
+        if home.parts[:1] == ("~",):
+            raise UsageError(
+                "this account has no home folder: set VIRNUC_HOME to a folder for virnuc's own files."
+            )
+        return home
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -165,7 +177,9 @@ def env() -> EnvConfig:
     except ValidationError as error:
         fault = error.errors()[0]
         amount = dict.fromkeys(("float_parsing", "finite_number", "greater_than_equal"), "a number from 0 on")
-        wanted = {"bool_parsing": "1 or 0", **amount}.get(fault["type"], "a number of at least 1")
+        wanted = {"bool_parsing": "1 or 0", "literal_error": "on or off", **amount}.get(
+            fault["type"], "a number of at least 1"
+        )
         raise UsageError(
             f"environment variable {fault['loc'][0]} is {fault['input'].strip()!r}; set it to {wanted}, or unset it."
         ) from error
@@ -226,8 +240,8 @@ def ignored_variables() -> list[str]:
 
 
 def user_config_folder() -> Path:
-    """The user's settings folder, by the XDG base directory specification."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "virnuc"
+    """The user's settings folder, by the XDG base directory specification; it need not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "virnuc"
 
 
 @contextmanager

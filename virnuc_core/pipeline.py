@@ -1,6 +1,7 @@
 """The stages of a run in order, shared by the Python API, the flows and the command line."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,9 @@ class Run:
         seconds: wall time of each finished stage, in order.
         links: other places to view the run.
         run_as: "flow" within Prefect.
+        id: of this attempt.
+        started: start of this attempt, in Unix seconds.
+        labels: what else to record of it, by name.
     """
 
     plan: RunPlan
@@ -93,6 +97,9 @@ class Run:
         self.seconds: dict[str, float] = {}
         self.links: Mapping[str, str] = {}
         self.run_as: RunAs = "process"
+        self.id = secrets.token_hex(8)
+        self.started = time.time()
+        self.labels: Mapping[str, str] = {}
 
     @property
     def report(self) -> RunReport:
@@ -105,7 +112,10 @@ class Run:
             lanes=self.lane_reports,
             seconds=self.seconds,
             run_as=self.run_as,
-            links={**self.links, **({"results": self.url} if self.url else {})},
+            id=self.id,
+            started=self.started,
+            labels=self.labels,
+            links={**self.links, **({"results": without_secrets(self.url)} if self.url else {})},
         )
 
 

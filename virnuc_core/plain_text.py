@@ -9,9 +9,13 @@ from unicodedata import category
 
 LONGEST_NAME: Final = 1000  # bytes
 
-# Scheme, user and password, place, and what follows "?", where a signature or a token may be.
+# Scheme, user and password, place, and what follows "?", where a signature or a token may be. A password may hold any sign:
+# SQLAlchemy takes a slash. After the host of a web server, though, a colon and digits are its port.
 _URL: Final = re.compile(
-    r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\")>]+)?", re.IGNORECASE
+    r"""(?P<scheme>(?:(?P<web>https?)|[a-z][a-z0-9+.-]*)://)
+    (?:[^\s/?#'"]*@ | [^\s:/?#'"]*:(?(web)(?!\d{1,5}/))[^\s'"@]*@)?
+    (?P<place>[^\s?'"]*)(?P<query>\?[^\s'")>]+)?""",
+    re.IGNORECASE | re.VERBOSE,
 )
 
 # Control, format (including bidirectional), surrogate and separator characters.
@@ -30,9 +34,9 @@ def visible(text: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Leaves out the user, password and query string of every URL in a text."""
-    return (
-        _URL.sub(lambda url: f"{url[1]}{url[2]}{'?...' if url[3] else ''}", text) if "://" in text else text
-    )
+    if "://" not in text:
+        return text
+    return _URL.sub(lambda url: f"{url['scheme']}{url['place']}{'?...' if url['query'] else ''}", text)
 
 
 def hide_secrets_in_logs() -> None:

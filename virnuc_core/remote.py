@@ -114,9 +114,12 @@ def stage_in(url: str) -> Path:
         StorageLostError: it cannot be reached, has changed meanwhile, or arrived damaged; a retry may succeed.
         UsageError: a package is missing for this kind of URL.
     """
+    name = file_name(url) or "index"
+    if name in (".", "..") or "/" in name or "\0" in name:
+        raise UsageError(f"{without_secrets(url)} names no file: give the address of one.")
     folder = _staged(url, "inputs")
     folder.mkdir(parents=True, exist_ok=True)
-    target, record = folder / (file_name(url) or "index"), folder / ".source.json"
+    target, record = folder / name, folder / ".source.json"
     with open_lock(folder / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remote = _Remote.open(url)
@@ -229,9 +232,9 @@ class _Remote:
             raise UsageError(
                 f"{without_secrets(url)} needs a package that is not installed: {advice}."
             ) from error
-        except ValueError as error:
+        except Exception as error:
             raise UsageError(
-                f"{without_secrets(url)} is of an unknown kind: give a path, or a URL with s3://, gs:// or https://."
+                f"{without_secrets(url)} cannot be used as an address: give a path, or a URL with s3://, gs:// or https://."
             ) from error
         return cls(without_secrets(url), files, path)
 

@@ -31,7 +31,6 @@ class RunFolder:
     token = _Inside(
         "lanes/token"
     )  # made by the run, by which its lanes recognise that they see the same folder
-    tracking = _Inside("tracking")  # folder of what MLflow has not taken yet
     embeddings = _Inside("embeddings.h5")  # vectors and scores of every frame, in input order
     predictions = _Inside("predictions.tsv")  # one row per chunk
     predictions_parquet = _Inside("predictions.parquet")

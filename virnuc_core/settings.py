@@ -53,7 +53,7 @@ Count = Annotated[int, Field(gt=0), Metavar("N")]
 CountFromZero = Annotated[int, Field(ge=0), Metavar("N")]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices), Metavar("auto|cpu|0,1,...")]
-HeadPath = Annotated[str, Metavar("PATH|models:/NAME@ALIAS")]
+HeadPath = Annotated[str, Metavar("PATH")]
 # As subflows of the run, or as separate runs for the workers of a pool.
 LaneMode = Literal["local", "pool"]
 # Which lanes go first, of the runs that share a pool.
@@ -215,10 +215,6 @@ class TrainSettings(TwoModelSettings):
     )
     most_frames: Count = Field(default=200_000, description="About how many frames are used at most")
     epochs: Count = Field(default=20, description="Maximum number of epochs")
-    champion: bool = Field(
-        default=False,
-        description="Make the head the champion of its registered model in MLflow, models:/NAME@champion, as the first one is",
-    )
     members: Annotated[int, Field(ge=1, le=16), Metavar("N")] = Field(
         default=2,
         description="Only for open reading frames: heads fitted from different seeds, whose mean is the output",

@@ -95,13 +95,7 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def head_page(run: Training, levels: Mapping[str, Metrics]) -> str:
-    """The card in short, for pages limited to a few thousand characters."""
-    heading = f"# {cell(Path(run.out).name)}: {FRAMES_IN_WORDS[run.plan.frames]} of chunks of {run.plan.chunk_length} bp"
-    return "\n".join([heading, "", _command(run), "", "On the test records:", "", *_scalars(levels)]) + "\n"
-
-
-def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: bool = False) -> str:
+def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics]) -> str:
     """What was evaluated, and its metrics."""
     models = " and ".join(f"{cell(model.name)} ({model.arithmetic})" for model in plan.models)
     lines = [
@@ -112,7 +106,7 @@ def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: b
         "",
         f"Head: {code(plan.head.fingerprint if plan.head else '')}",
         "",
-        *(_scalars(levels) if in_short else _all_metrics(levels, "##")),
+        *_all_metrics(levels, "##"),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

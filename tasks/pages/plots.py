@@ -1,12 +1,20 @@
 """Plots of runs and metrics, drawn without a display and without pyplot's global state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from virnuc_core.files import atomic_path
+from virnuc_core.inference.events import LaneStarted, ShardDone
+from virnuc_core.inference.lane_journal import JournalTail
+from virnuc_core.inference.plan import read_plan
+from virnuc_core.results.report.reading import iter_batches
+from virnuc_core.results.report.totals import BINS, histogram
+from virnuc_core.results.run_json import speeds
+from virnuc_core.results.tables import PREDICTION_SCHEMAS
+from virnuc_core.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,11 +64,33 @@ def throughput_figure(lanes: Sequence[tuple[str, Curve]]) -> "Figure":
     return figure
 
 
-RUN_FIGURES: "Final[Mapping[str, Callable[..., Figure]]]" = {
-    "p_virus": p_virus_figure,
-    "throughput": throughput_figure,
-}
-"""Figures of runs, by name; the data of each is plain JSON values."""
+def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
+    """Figures of a finished run, by name."""
+    plan = read_plan(folder.plan)
+    if folder.predictions_parquet.exists():
+        counts = np.zeros(BINS, np.int64)
+        for batch in iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS[plan.frames], ["p_virus"]):
+            counts += histogram(batch["p_virus"].drop_null().to_numpy())
+        yield "p_virus", p_virus_figure(counts.tolist(), plan.threshold)
+    curves = dict(filter(None, map(_speeds_of_lane, sorted(folder.lanes.glob("lane-*.jsonl")))))
+    if any(len(curve) > 1 for curve in curves.values()):
+        yield "throughput", throughput_figure(list(curves.items()))
+
+
+def _speeds_of_lane(journal: Path) -> tuple[str, Curve] | None:
+    """A lane's name, and the speed of each shard of its last process."""
+    entries = JournalTail(journal).read_new()
+    starts = [place for place, entry in enumerate(entries) if isinstance(entry.event, LaneStarted)]
+    if not starts:
+        return None
+    last = entries[starts[-1]].event
+    assert isinstance(last, LaneStarted)
+    curve = [
+        (entry.time, speeds(entry.event.counters, entry.event.seconds.forward)["sequences_per_second"])
+        for entry in entries[starts[-1] :]
+        if isinstance(entry.event, ShardDone)
+    ]
+    return f"lane {last.lane} on {last.place}", curve
 
 
 def new_figure(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:

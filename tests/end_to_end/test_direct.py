@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from virnuc_cli.local_prefect import has_server
 
 from tests.end_to_end.conftest import virnuc_process, wait_until
 from tests.made_models import MadeModels
-from virnuc_cli.local_prefect import has_server
 from virnuc_core import env_config
 
 OWN = {"run.json", "report.html", "virnuc_mqc.json", "lanes", "shards", "frames"}  # with times, or folders

@@ -111,6 +111,7 @@ class LaneReport:
         load_seconds: process start-up and model loading.
         seconds: wall time with a process running.
         journal: name of its journal and log in the run's folder; empty for lanes without any.
+        gpu_samples: how busy its GPU was; empty on the CPU.
     """
 
     lane: int
@@ -122,3 +123,15 @@ class LaneReport:
     seconds: float
     shards: tuple[ShardDone, ...]
     journal: str = ""
+    gpu_samples: tuple[GpuSample, ...] = ()
+
+    @property
+    def gpu_use(self) -> dict[str, float]:
+        """Mean utilization (0 to 1) and peak memory in GB; empty without samples."""
+        if not self.gpu_samples:
+            return {}
+        utilization = [sample.utilization for sample in self.gpu_samples]
+        return {
+            "gpu_utilization": round(sum(utilization) / len(utilization), 4),
+            "gpu_memory_gb": max(sample.memory_bytes for sample in self.gpu_samples) / 1e9,
+        }

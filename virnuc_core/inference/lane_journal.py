@@ -20,6 +20,7 @@ from virnuc_core.env_config import env
 from virnuc_core.errors import VirnucError, is_retryable
 from virnuc_core.files import from_json, is_scratch, parse_object, write_text
 from virnuc_core.inference.events import (
+    GpuSample,
     LaneEvent,
     LaneFailed,
     LaneReport,
@@ -151,6 +152,7 @@ def lane_report(entries: Iterable[JournalEntry]) -> LaneReport:
             if not isinstance(after.event, LaneStarted)
         ),
         shards=tuple(event for event in events if isinstance(event, ShardDone)),
+        gpu_samples=tuple(event for event in events if isinstance(event, GpuSample)),
     )
 
 

@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeGuard, get_args
+from typing import Final, get_args
 
 from safetensors import SafetensorError, safe_open
 
@@ -147,11 +147,6 @@ def index_path(head: Path) -> Path:
     return head.with_suffix(INDEX_SUFFIX)
 
 
-def is_registered(head: str | None) -> TypeGuard[str]:
-    """Whether a head is named as in an MLflow model registry, which the core does not know."""
-    return head is not None and head.startswith("models:/")
-
-
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:
     """The entries called `name`, ignoring case; at most one per family. None searches all families."""
     return [entry for entry in CATALOGUE if family in (None, entry.family) and entry.is_called(name)]
@@ -247,13 +242,8 @@ def resolve_head(
 
     Raises:
         CheckpointError: there is no such head.
-        UsageError: it is one of an MLflow registry.
         MismatchError: it was trained for chunks of another length, or for other frames of them.
     """
-    if is_registered(name_or_path):
-        raise UsageError(
-            f"{name_or_path}: heads of the MLflow registry are for commands and flows. Give the path of a file."
-        )
     path = BUNDLED_HEADS.get(name_or_path, Path(os.path.expanduser(name_or_path))).absolute()
     if not os.path.isfile(path):
         raise CheckpointError(

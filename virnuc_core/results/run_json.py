@@ -1,6 +1,7 @@
 """The record of a run, `run.json`: its plan, results, speed, software versions and result files."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -46,6 +47,9 @@ class RunReport:
         seconds: wall time of each stage of this attempt.
         links: other places that show this run, by name.
         run_as: "flow" within Prefect, else "process".
+        id: of this attempt; a record of it elsewhere is found by it.
+        started: start of this attempt, in Unix seconds.
+        labels: what else to record of it, by name.
     """
 
     plan: RunPlan
@@ -56,6 +60,9 @@ class RunReport:
     seconds: Mapping[str, float]
     links: Mapping[str, str]
     run_as: RunAs = "process"
+    id: str = ""
+    started: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
     settings_from: Mapping[str, str] | None = field(default_factory=settings_from)
 
     @property
@@ -101,33 +108,6 @@ class RunReport:
         return {name: number for name, number in counts.items() if name != "sample"}
 
     @property
-    def figures(self) -> dict[str, float]:
-        """All metrics of the run as a flat mapping, for comparison between runs."""
-        efficiency, sample = self.packing_efficiency.items(), {}
-        if self.sample:
-            sample = {
-                "share_viral_estimated": self.sample.share,
-                "expected_false_calls": self.sample.expected_false,
-                "expected_fdr": self.sample.expected_fdr,
-            }
-        return {
-            **self._counts,
-            **sample,
-            **self.throughput,
-            **{f"{family}_packing_efficiency": share for family, share in efficiency},
-            **{f"{model.family}_fp32_batches": model.fp32_batches for model in self.work.models},
-            **{f"{model.family}_out_of_memory": model.out_of_memory for model in self.work.models},
-            **{f"{stage}_seconds": seconds for stage, seconds in self.seconds.items()},
-            "sequences": self.work.frames,
-            "residues": self.work.residues,
-            "bases": self.work.bases,
-            "tokens": sum(model.tokens for model in self.work.models),
-            "shards": len(self.plan.shards),
-            "computed_shards": self.num_computed,
-            "lanes": len(self.lanes),
-        }
-
-    @property
     def lane_rows(self) -> list[dict[str, str | float]]:
         """See `lane_row`."""
         return [lane_row(lane) for lane in self.lanes]
@@ -141,6 +121,8 @@ class RunReport:
         versions = {"virnuc": self.plan.virnuc_version} | {name: text for name, text in found.items() if text}
         return {
             "schema_version": SCHEMA_VERSION,
+            "id": self.id,
+            "started": _iso(self.started),
             "plan_fingerprint": self.plan.fingerprint,
             "out": self.out,
             **plan,
@@ -155,6 +137,8 @@ class RunReport:
             "notes": list(self.notes),
             "run_as": self.run_as,
             "links": dict(self.links),
+            "labels": dict(self.labels),
+            "summary": self.summary,
             "settings_from": self.settings_from,
             "versions": versions,
         }
@@ -213,12 +197,13 @@ def lane_row(lane: LaneReport) -> dict[str, str | float]:
         "seconds": round(lane.seconds, 3),
         "load_seconds": round(lane.load_seconds, 3),
         **{f"{part}_seconds": round(spent, 3) for part, spent in parts.items()},
+        **lane.gpu_use,
     }
 
 
 def write_report(path: Path, report: RunReport) -> None:
     """Writes run.json atomically, with size and SHA-256 of the result files; for a predict run, virnuc_mqc.json and report.html first."""
-    document = {**report.document, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    document = {**report.document, "finished": _iso(time.time())}
     folder = RunFolder(path.parent)
     if report.counts:
         write_multiqc(folder, document)
@@ -226,6 +211,10 @@ def write_report(path: Path, report: RunReport) -> None:
     results = folder.results if report.counts else (Path(report.out),)
     written = [result for result in results if result != path and result.exists()]
     write_document(path, {**document, "files": records_of(written)})
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
