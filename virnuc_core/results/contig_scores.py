@@ -88,6 +88,9 @@ def score_contigs(
         row_chunk: (N,) chunk of each row, ascending from 0.
         chunk_contig: (C,) contig of each chunk, ascending from 0.
         num_contigs: R.
+
+    Raises:
+        CheckpointError: the head's weights are broken.
     """
     starts = np.flatnonzero(np.diff(row_chunk, prepend=-1))
     chunk_numbers = row_chunk[starts]
@@ -108,6 +111,10 @@ def score_contigs(
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits, embedding = found.context, found.logits, found.embedding
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
+        if not np.isfinite(p_contig[counts > 0]).all():
+            raise CheckpointError(
+                "the head gives scores of contigs that are not finite: its weights are broken, fetch it again."
+            )
         p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)
     return ContigScores(

@@ -25,6 +25,7 @@ from virnuc_core.checked_hdf5 import (
     has_checksums,
     plain_attributes,
     read_attributes,
+    read_texts,
     recognise_hdf5,
     stored_dataset,
 )
@@ -251,9 +252,8 @@ class Embeddings:
         Raises:
             DamagedFileError: they cannot be read.
         """
-        names = self.rows(self._ids, begin, end).tolist()
         with self._reading():
-            return [cell_text(name.decode() if isinstance(name, bytes) else name) for name in names]
+            return [cell_text(name) for name in read_texts(self._datasets[self._ids], begin, end)]
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows begin..end-1 of a dataset.
