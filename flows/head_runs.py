@@ -9,8 +9,9 @@ from flows.computed_run import choose_lanes, compute_run
 from flows.outputs import require_absolute, require_head_name, require_no_input
 from tasks.artifacts import in_flow
 from tasks.heads import EvaluationReport, TrainingReport, card_of, evaluate_run, publish_head
+from tasks.run_entries import EVALUATED_RUN, evaluation_entry
 from tasks.stages import Resumable
-from tasks.tracking import EVALUATED_RUN, evaluation_entry, start_tracking, track
+from tasks.tracking import start_tracking, track
 from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import TRAIN, Run, Training
@@ -77,7 +78,7 @@ def evaluate(
     else:
         run = runs.predict(*arguments, where)
     report = evaluate_run(folder, run, labelled.table)
-    track(start_tracking(), partial(evaluation_entry, folder), out)
+    track(start_tracking("", {}), partial(evaluation_entry, folder), out)
     return report
 
 
