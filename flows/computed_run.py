@@ -6,6 +6,7 @@ Prefect is imported in a flow alone.
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +16,12 @@ from tasks.pages.markdown import size
 from tasks.progress import current_progress
 from tasks.publishing import flow_tags, run_tags
 from tasks.publishing import publish as publish_report
+from tasks.run_entries import run_entry
 from tasks.stages import resumable
-from tasks.tracking import end_runs, run_entry, start_tracking, track
+from tasks.tracking import end_runs, start_tracking, track
 from virnuc_core import pipeline
 from virnuc_core.env_config import ignored_variables
+from virnuc_core.errors import VirnucError
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.pipeline import Run, Stage, run_stages, with_transfers
 from virnuc_core.remote import file_name
@@ -111,7 +114,8 @@ def compute_run(
         run_stages(run, resumable(stages), lambda stage: current_progress().stage(stage))
     except BaseException:
         if store is not None and in_flow():
-            store.wait()  # for what `end_mlflow_runs` is to end
+            with suppress(VirnucError):
+                store.connection()  # has opened what `end_mlflow_runs` is to end
         raise
     track(store, partial(run_entry, run.folder.root), run.out)
     return run.report

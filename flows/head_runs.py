@@ -19,8 +19,9 @@ from tasks.heads import (
     evaluate_run,
     publish_head,
 )
+from tasks.run_entries import EVALUATED_RUN, evaluation_entry
 from tasks.stages import Resumable
-from tasks.tracking import EVALUATED_RUN, evaluation_entry, start_tracking, track
+from tasks.tracking import start_tracking, track
 from virnuc_core.files import require_utf8
 from virnuc_core.models.catalogue import index_path, is_own_head
 from virnuc_core.pipeline import TRAIN, Run, Training
@@ -90,7 +91,7 @@ def evaluate(
         else:
             run = runs.predict(*arguments, where)
         report = evaluate_run(folder, run, labelled.table)
-    track(start_tracking(), partial(evaluation_entry, folder), out)
+    track(start_tracking("", {}), partial(evaluation_entry, folder), out)
     return report
 
 

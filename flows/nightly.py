@@ -38,7 +38,8 @@ from tasks.nightly import (
 )
 from tasks.pool_runs import PoolRun, PoolRuns
 from tasks.publishing import run_tags
-from tasks.tracking import Entry, Value, start_tracking, track
+from tasks.run_entries import Entry, Value
+from tasks.tracking import start_tracking, track
 from virnuc_core import errors
 from virnuc_core.errors import LaneError, VirnucError
 from virnuc_core.settings import (
@@ -133,7 +134,7 @@ def nightly(
         note=report.summary,
         tables={"files": report.rows} if report.rows else None,
     )
-    track(start_tracking(), lambda: entry, results / "*")
+    track(start_tracking("", {}), lambda: entry, results / "*")
     if report.counts["failed"]:
         raise VirnucError(
             f"{report.summary}. {report.failures} They are tried again by the next nightly run."

@@ -12,8 +12,8 @@ import numpy as np
 from tasks.artifacts import show_markdown
 from tasks.pages.head_pages import evaluation_page, head_card, scores_in_words
 from tasks.pages.plots import reliability_figure, roc_figure, save_png
+from tasks.run_entries import EVALUATED_RUN, EVALUATION
 from tasks.stages import Resumable
-from tasks.tracking import EVALUATED_RUN, EVALUATION
 from virnuc_core.errors import MismatchError
 from virnuc_core.files import write_text
 from virnuc_core.models.catalogue import index_path

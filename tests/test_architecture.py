@@ -27,10 +27,10 @@ KERNELS = Path("virnuc_core/models/kernels")
 BROAD_EXCEPT = {
     "benchmarks/flash_attention.py:recording_failure": "other programs and their compilers raise what they like",
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
-    "tasks/mlflow_process.py:serve": "as for run_record.py",
-    "tasks/mlflow_store.py:_reading_registry": "as for run_record.py",
-    "tasks/run_record.py:_attempt": "MLflow's clients of artifact stores raise the errors of their own libraries",
-    "tasks/mlflow_store.py:_log_figure": "a figure is not worth a run, whatever is wrong with it",
+    "tasks/tracking.py:_connect": "the end of a thread: its failure is raised by who waits for it",
+    "tasks/tracking.py:_raising_storage_lost": "MLflow's clients of stores raise the errors of their own libraries",
+    "tasks/tracking.py:_draw": "a figure is not worth a run, whatever is wrong with it",
+    "virnuc_core/remote.py:open": "as for _call",
     "virnuc_core/remote.py:_call": "each kind of object storage raises the errors of its own libraries",
     "virnuc_core/inference/launcher.py:_lane_main": "the end of a process: its failure goes to the parent",
 }

@@ -109,16 +109,17 @@ def prefect_findings() -> Iterator[Finding]:
 
 def store_findings() -> Iterator[Finding]:
     """Whether MLflow's store is reachable and writable."""
-    from tasks.tracking import check_store
+    from tasks.tracking import Store
 
     if env().tracking == "off":
         yield Finding("mlflow", "store", "ok", "VIRNUC_TRACKING is off: runs are not logged")
         return
     where = without_secrets(env().tracking_uri or f"SQLite in {env().home}")
-    if reason := check_store():
-        found = f"{where} cannot be written ({reason})"
-        advice = "results are whole without it, but not recorded: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
-        yield Finding("mlflow", "store", "problem", found, advice)
+    try:
+        Store().connection()
+    except VirnucError as error:
+        advice = "results are complete without it, but not logged: see MLFLOW_TRACKING_URI and VIRNUC_HOME"
+        yield Finding("mlflow", "store", "problem", f"{where}: {error}", advice)
     else:
         yield Finding("mlflow", "store", "ok", f"{where} can be written")
 

@@ -4,7 +4,7 @@ import click
 
 from virnuc_cli.commands import cli
 from virnuc_cli.options import Answer, command
-from virnuc_core.errors import InputError
+from virnuc_core.errors import InputError, VirnucError
 
 
 @command(cli, click.Argument(["runs"], nargs=-1, required=True, metavar="RUN..."))
@@ -13,7 +13,8 @@ def track(runs: tuple[str, ...]) -> Answer:
 
     RUN is the --out of a run.
     """
-    from tasks.tracking import Store, entries_of
+    from tasks.run_entries import entries_of
+    from tasks.tracking import Store
     from virnuc_core.remote import output_path
 
     entries = []
@@ -22,7 +23,13 @@ def track(runs: tuple[str, ...]) -> Answer:
         if not found:
             raise InputError(f"{run} holds no finished run: give the --out of one.")
         entries += found
-    store = Store()
+    store, failures = Store(), list[VirnucError]()
+    store.connection()
     for entry in entries:
-        store.write(entry)
+        try:
+            store.write(entry)
+        except VirnucError as error:  # MLflow may refuse one of them
+            failures.append(error)
+    if failures:
+        raise failures[0]
     return Answer({"logged": [entry.name for entry in entries]}, f"logged in MLflow: {len(entries)} runs")

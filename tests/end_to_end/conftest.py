@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tasks.tracking import TrackedRun
+from tasks.pages import plots
 from tests.forked_lanes import fork_lanes
 from tests.made_models import WIDTH, MadeModels, make_esm2, make_head, make_models
 from virnuc_cli.main import main
@@ -82,7 +82,7 @@ def fast_runs() -> Iterator[None]:
     """Forks lanes from this process, and draws no plots, which take half the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         fork_lanes(patch)
-        patch.setattr(TrackedRun, "log_figure", lambda *_, **__: None)
+        patch.setattr(plots, "run_figures", lambda _: ())
         yield
 
 

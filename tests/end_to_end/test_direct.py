@@ -1,88 +1,119 @@
-"""Runs without a Prefect server: the same results and records as those of a flow, by real processes."""
+"""`virnuc` as a process: what lies in the working folder, a reader that goes away, a kill, and accounts without a home."""
 
 import json
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from virnuc_cli.local_prefect import has_server
 
 from tests.end_to_end.conftest import virnuc_process, wait_until
 from tests.made_models import MadeModels
-from virnuc_core import env_config
 
-OWN = {"run.json", "report.html", "virnuc_mqc.json", "lanes", "shards", "frames"}  # with times, or folders
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What a run left: its result files, run.json, and runs in MLflow by name."""
-
-    files: Mapping[str, bytes]
-    document: Mapping[str, object]
-    runs: Mapping[str, Run]
-    artifacts: set[str]
+SCRIPT = (str(Path(sys.executable).with_name("virnuc")),)
+MODULE = (sys.executable, "-m", "virnuc_cli")
+LOGGING = "version: 1\nhandlers:\n  evil:\n    (): subprocess.Popen\n    args: [touch, {}]\n"
+SERVER = "http://127.0.0.1:9/api"
 
 
-def computed(home: Path, *arguments: object) -> Recorded:
-    """Runs `virnuc predict` with a home of its own and no server."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"VIRNUC_HOME": str(home), "HOME": str(home)}
-    command = [
-        sys.executable,
-        "-m",
-        "virnuc_cli",
-        "predict",
-        *map(str, arguments),
-        "--out",
-        str(home / "run"),
-    ]
-    home.mkdir()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """Of a user who has set nothing of virnuc and Prefect."""
+    own = ("VIRNUC_", "PREFECT_", "PYTHON")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**kept, "VIRNUC_HOME": str(home), "HOME": str(home), **variables}
+
+
+def computed(
+    command: Sequence[str], arguments: Sequence[object], out: Path, folder: Path, variables: Mapping[str, str]
+) -> dict[str, bytes]:
+    """Runs `virnuc predict` in a folder; its result files without those that have times."""
+    words = [*command, "predict", *map(str, arguments), "--out", str(out)]
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    folder = home / "run"
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in OWN}
-    files |= {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("virnuc")
-    assert experiment is not None
-    runs = {str(run.info.run_name): run for run in client.search_runs([experiment.experiment_id])}
-    document = json.loads((folder / "run.json").read_bytes())
-    artifacts = client.list_artifacts(document["links"]["mlflow_run_id"])
-    return Recorded(files, document, runs, {artifact.path for artifact in artifacts})
+    assert "MLflow" not in done.stderr  # which has taken it
+    timed = {"run.json", "report.html", "virnuc_mqc.json"}
+    return {
+        path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name not in timed
+    }
+
+
+def plant(folder: Path) -> Path:
+    """Modules and settings that leave a mark when they are used; returns the place of the mark."""
+    mark, config = folder / "mark", folder / "logging.yml"
+    config.write_text(LOGGING.format(mark))
+    for name in ("mlflow", "random", "prefect", "torch", "tasks", "flows", "virnuc_core", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\n")
+    (folder / "prefect.toml").write_text(f'[api]\nurl = "{SERVER}"\n[logging]\nconfig_path = "{config}"\n')
+    (folder / ".env").write_text(f"PREFECT_API_URL={SERVER}\nPREFECT_LOGGING_SETTINGS_PATH={config}\n")
+    (folder / "pyproject.toml").write_text(
+        f'[tool.prefect.api]\nurl = "{SERVER}"\n[tool.prefect.logging]\nconfig_path = "{config}"\n'
+    )
+    return mark
 
 
 @pytest.mark.slow
-def test_a_run_without_prefect_leaves_what_a_flow_leaves(
+def test_nothing_in_the_working_folder_is_run_or_changes_a_run(
     models: MadeModels, contigs: Path, tmp_path: Path
 ) -> None:
-    arguments = (contigs, *models.flags, "--shard-seconds", "0.001", "--project", "ocean")
-    direct = computed(tmp_path / "direct", *arguments)
-    flow = computed(tmp_path / "flow", *arguments, "--prefect")
-    assert direct.document["run_as"] == "process"
-    assert flow.document["run_as"] == "flow"
-    assert direct.document.keys() == flow.document.keys()
-    assert direct.files == flow.files
-    assert len(direct.files) > 15
+    clean, planted, home = tmp_path / "clean", tmp_path / "planted", tmp_path / "home"
+    for folder in (clean, planted, home):
+        folder.mkdir()
+    mark = plant(planted)
+    variables = environment(home)
+    arguments = (contigs, *models.flags)
+    expected = computed(SCRIPT, arguments, tmp_path / "expected", clean, variables)
+    assert len(expected) > 10
+    dead = {**variables, "PREFECT_API_URL": SERVER}
+    assert computed(SCRIPT, arguments, tmp_path / "script", planted, variables) == expected
+    assert computed(MODULE, arguments, tmp_path / "module", planted, dead) == expected
+    assert not mark.exists()
+    assert not (home / "prefect").exists()
+    assert json.loads((tmp_path / "module" / "run.json").read_bytes())["run_as"] == "process"
 
-    assert direct.artifacts == flow.artifacts
-    assert direct.runs.keys() == flow.runs.keys()
-    assert len(direct.runs) == 2  # the run and its lane
-    for name, run in direct.runs.items():
-        other = flow.runs[name]
-        assert run.info.status == other.info.status == "FINISHED"
-        assert run.data.params == other.data.params
-        assert run.data.metrics.keys() == other.data.metrics.keys()
-        of_flow = {tag for tag in other.data.tags if not tag.startswith("prefect.")}
-        assert run.data.tags.keys() == of_flow
-    assert any(tag.startswith("prefect.") for run in flow.runs.values() for tag in run.data.tags)
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_does_not_end_the_run(
+    models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [*SCRIPT, "predict", str(contigs), "--out", str(out), *map(str, models.flags)]
+    with subprocess.Popen(
+        [*command, "--shard-seconds", "0.001"],
+        env=environment(tmp_path / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(300) == 0
+    assert (out / "run.json").exists()
+
+
+@pytest.mark.parametrize("given", [{}, {"VIRNUC_HOME": ""}])
+def test_an_account_without_a_home(given: dict[str, str], contigs: Path, tmp_path: Path) -> None:
+    """As in a container that is run with any user id; frames need no home."""
+    variables = {name: value for name, value in environment(tmp_path).items() if "HOME" not in name}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", NO_HOME, *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**variables, **given}, capture_output=True, text=True, check=False
+        )
+
+    done = run("frames", contigs, "--chunk-length", 300, "--out", tmp_path / "frames.tsv")
+    assert done.returncode == 0, done.stderr
+    done = run("predict", "https://127.0.0.1:9/a.fa", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "this account has no home folder: set VIRNUC_HOME" in done.stderr
+    assert not (tmp_path / "~").exists()
+
+
+# A user id without an entry in the list of accounts.
+NO_HOME = "import pwd, sys; pwd.getpwuid = {}.__getitem__; from virnuc_cli.main import main; sys.exit(main())"
 
 
 @pytest.mark.slow
@@ -99,39 +130,6 @@ def test_a_killed_run_goes_on(models: MadeModels, contigs: Path, tmp_path: Path)
     assert shards["computed"] == shards["total"] - len(left)
     assert {path: path.stat().st_mtime_ns for path in left} == left
     assert sorted(path.suffix for path in (out / "lanes").iterdir()) == [".jsonl", ".jsonl", ".log", ".log"]
-    assert not (out / "tracking").exists()
-
-
-def test_a_server_is_one_that_prefect_would_use(tmp_path: Path) -> None:
-    """Prefect itself is asked only if something could name a server: its import takes longer than a small run."""
-    code = "import sys; from virnuc_cli.local_prefect import has_server; print(has_server(), 'prefect' in sys.modules)"
-
-    def asked(**variables: str) -> str:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        environment = {**kept, "HOME": str(tmp_path), "VIRNUC_HOME": str(tmp_path / "home"), **variables}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    assert asked() == "False False"
-    assert asked(PREFECT_API_URL="http://127.0.0.1:9/api") == "True False"
-    (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:9/api"\n')
-    assert asked() == "True True"
-    (tmp_path / "prefect.toml").unlink()
-    profiles = tmp_path / ".prefect" / "profiles.toml"
-    profiles.parent.mkdir()
-    text = 'active = "{}"\n[profiles.none]\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
-    profiles.write_text(text.format("own"))
-    assert asked() == "True True"
-    profiles.write_text(text.format("none"))
-    assert asked() == "False True"
-
-
-def test_a_server_of_this_process_counts(prefect_server: None) -> None:
-    env_config.reload()
-    assert has_server()
 
 
 def test_lanes_take_no_module_from_the_working_folder_and_the_home_folder_is_private(

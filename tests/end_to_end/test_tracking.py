@@ -1,25 +1,30 @@
-"""What run.json, Prefect and MLflow record of a run, and that a run does not depend on MLflow."""
+"""What run.json, MLflow and Prefect record of a run, and that a run does not depend on MLflow."""
 
 import asyncio
-import threading
-from collections.abc import Callable
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 from prefect.logging.handlers import APILogHandler
 
+from flows.predict import predict
 from tasks import artifacts
-from tests.end_to_end.conftest import CommandLine, wait_until
+from tests.end_to_end.conftest import CommandLine
 from tests.made_mlflow import mlflow_server
 from tests.made_models import MadeModels
-from virnuc_core import env_config
+from virnuc_core.errors import InputError, UsageError
+from virnuc_core.settings import PredictSettings
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+SetEnv = Callable[..., None]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,64 +32,98 @@ def _fast_runs() -> None:
     """Overrides the fixture: plots are drawn here, and lanes are spawned."""
 
 
-def test_a_run_is_found_again_in_mlflow_and_in_prefect(
-    virnuc: CommandLine,
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Shared by all tests: a new database takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/tracking.db"
+
+
+@pytest.fixture
+def client(store: str, set_env: SetEnv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MlflowClient:
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the files of a store without a server
+    set_env(MLFLOW_TRACKING_URI=store)
+    return MlflowClient(store)
+
+
+def runs_in(client: MlflowClient, out: Path) -> list[Run]:
+    """MLflow's runs of a run folder."""
+    experiment = client.get_experiment_by_name("virnuc")
+    return list(client.search_runs([experiment.experiment_id], f"tags.`virnuc.out` = '{out.resolve()}'"))
+
+
+def test_a_run_is_logged_once_with_what_was_resolved(
+    client: MlflowClient, virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = ("predict", contigs, "--out", out, *models.flags, "--dnabert-engine", "reference", "--json")
+    document = virnuc.done(*command).document
+    assert document["settings_from"]["dnabert-engine"] == "flag --dnabert-engine"
+    (first,) = runs_in(client, out)
+    for _ in range(2):
+        assert virnuc.done("track", out, "--json").document == {"logged": ["predict contigs.fa"]}
+    (run,) = runs_in(client, out)
+    assert run.data.to_dictionary() == first.data.to_dictionary()
+    assert run.info.status == "FINISHED"
+    expected = {"esm2_model": "esm2", "esm2_precision": "fp32", "dnabert_s_engine": "reference"}
+    assert {**run.data.params, **expected, "dnabert_s_embedding_dim": "96"} == run.data.params
+    assert not {"None", "auto", ""} & {*run.data.params.values()}
+    metrics = run.data.metrics
+    assert metrics["contigs_virus"] == document["counts"]["contigs_virus"]
+    assert metrics["rejected"] == 1
+    assert 0 < metrics["wall_sequences_per_second"] < metrics["sequences_per_second"]
+    assert 0 < metrics["esm2_packing_efficiency"] <= 1
+    assert len(client.get_metric_history(run.info.run_id, "sequences")) == 1
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.digest == document["inputs"][0]["sha256"][:36]
+    assert "contigs: " in run.data.tags["mlflow.note.content"]
+    assert client.list_artifacts(run.info.run_id) == []
+    again = virnuc.done(*command).document
+    assert again["id"] != document["id"]
+    assert len(runs_in(client, out)) == 2
+
+
+def test_a_flow_is_found_again_in_mlflow_and_in_prefect(
+    client: MlflowClient,
+    prefect_server: None,
     models: MadeModels,
     contigs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    uri = f"sqlite:///{tmp_path}/tracking.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setenv("MLFLOW_ARTIFACT_ROOT", str(tmp_path / "artifacts"))
-    monkeypatch.setenv("VIRNUC_PREDICT_DNABERT_ENGINE", "reference")
-    monkeypatch.chdir(tmp_path)
-    env_config.reload()
     monkeypatch.setattr(artifacts, "SECONDS_BETWEEN_UPDATES", 0.0)
-    settings = tmp_path / "settings.toml"
-    settings.write_text("[defaults]\nshard-seconds = 0.001\n")
-    command = ("--config", settings, "predict", contigs, "--out", tmp_path / "run", *models.flags)
-    document = virnuc.done(*command, "--token-budget", "300", "--json").document
-
-    assert document["shards"]["total"] > 1
-    origins = document["settings_from"]
-    assert origins["shard-seconds"] == f"{settings} [defaults]"
-    assert origins["dnabert-engine"] == "environment variable VIRNUC_PREDICT_DNABERT_ENGINE"
-    assert origins["token-budget"] == "flag --token-budget"
-    assert "precision" not in origins
-    names = ("family", "precision", "engine", "attention", "compile_mode", "token_budget")
-    assert [tuple(model[name] for name in names) for model in document["models"]] == [
-        ("dnabert_s", "fp32", "reference", "reference", "none", 1),
-        ("esm2", "fp32", "packed", "sdpa", "none", 300),
-    ]
-
-    client = MlflowClient(uri)
-    run = client.get_run(document["links"]["mlflow_run_id"])
+    out = tmp_path / "run"
+    report = predict([str(contigs)], str(out), chosen(models), project="soil")
+    (run,) = runs_in(client, out)
     assert run.info.status == "FINISHED"
-    expected = {"esm2_model": "esm2", "esm2_precision": "fp32", "dnabert_s_embedding_dim": "96"}
-    assert {**run.data.params, **expected, "mode": "local"} == run.data.params
-    metrics = run.data.metrics
-    assert metrics["rejected"] == 1
-    assert 0 < metrics["esm2_packing_efficiency"] <= 1
-    assert metrics["residues_per_second"] > 0
-    assert metrics["progress/shards"] == document["shards"]["total"]
-    (dataset,) = run.inputs.dataset_inputs
-    assert dataset.dataset.digest == document["inputs"][0]["sha256"][:36]
+    assert (run.data.tags["virnuc.mode"], run.data.tags["virnuc.project"]) == ("local", "soil")
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"predictions.tsv", "contigs.tsv", "report.html", "run.json"} <= files
     assert {"lanes.tsv", "p_virus.png", "throughput.png"} <= files
-    assert "contigs called virus" in run.data.tags["mlflow.note.content"]
-    (lane,) = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'")
-    assert lane.info.status == "FINISHED"
-    assert lane.data.metrics["shards"] == document["shards"]["total"]
-
+    lanes = Path(client.download_artifacts(run.info.run_id, "lanes.tsv", str(tmp_path))).read_text()
+    assert lanes.splitlines()[1].split("\t")[4] == str(len(report.plan.shards))
     asyncio.run(APILogHandler.aflush())
     with get_client(sync_client=True) as prefect:
-        check_prefect(prefect, UUID(run.data.tags["prefect.flow_run_id"]), run.info.run_id)
+        check_prefect(prefect, UUID(run.data.tags["prefect.flow_run_id"]))
 
 
-def check_prefect(client: SyncPrefectClient, flow_run_id: UUID, mlflow_run_id: str) -> None:
-    """State, name and tags of the flow run; artifacts and log lines of it and of its lane."""
+def test_a_flow_that_fails_has_failed_in_mlflow(
+    client: MlflowClient, prefect_server: None, models: MadeModels, tmp_path: Path
+) -> None:
+    empty, out = tmp_path / "empty.fa", tmp_path / "run"
+    empty.write_text(">a\nQQQQQQ\n")
+    with pytest.raises(InputError):
+        predict([str(empty)], str(out), chosen(models))
+    assert [run.info.status for run in runs_in(client, out)] == ["FAILED"]
+
+
+def chosen(models: MadeModels) -> PredictSettings:
+    flags = dict(zip(models.flags[::2], models.flags[1::2], strict=True))
+    named = {name.lstrip("-").replace("-", "_"): str(value) for name, value in flags.items()}
+    return PredictSettings.model_validate({**named, "shard_seconds": 0.001})
+
+
+def check_prefect(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+    """State and name of the flow run; artifacts and log lines of it and of its lane."""
 
     def filtered(kind: Any, run_id: UUID) -> Any:
         return kind.model_validate({"flow_run_id": {"any_": [run_id]}})
@@ -99,64 +138,112 @@ def check_prefect(client: SyncPrefectClient, flow_run_id: UUID, mlflow_run_id: s
     flow_run = client.read_flow_run(flow_run_id)
     assert flow_run.state_name == "Completed"
     assert "contigs.fa" in flow_run.name
-    assert f"mlflow:{mlflow_run_id}" in flow_run.tags
     children = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
     (lane,) = client.read_flow_runs(flow_run_filter=children)
     assert shown(flow_run_id).keys() == {"virnuc-summary", "virnuc-lanes", "virnuc-packing"}
-    assert mlflow_run_id in str(shown(flow_run_id)["virnuc-summary"])
     assert shown(lane.id) == {"virnuc-lane-0": 100.0}
     assert any(line.startswith("plan: esm2") for line in lines(flow_run_id))
     assert any(line.startswith("lane 0: shard 1 of ") for line in lines(lane.id))
 
 
-def test_a_store_that_cannot_be_written_costs_no_result(
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", ["no server", "silent server", "no database"])
+def test_a_store_that_cannot_be_written_costs_no_result_and_little_time(
+    kind: str,
     virnuc: CommandLine,
     models: MadeModels,
     contigs: Path,
     run: Path,
+    silent_server: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    set_env: SetEnv,
 ) -> None:
-    (run / "run.json").unlink()
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/tracking.db")
-    env_config.reload()
+    database = f"sqlite:///{tmp_path}/file/tracking.db"
+    addresses = {"no server": "http://127.0.0.1:9", "silent server": silent_server, "no database": database}
+    set_env(MLFLOW_TRACKING_URI=addresses[kind])
+    (run / "run.json").unlink()
+    begin = time.monotonic()
     result = virnuc.done("predict", contigs, "--out", run, *models.flags)
+    assert time.monotonic() - begin < 45
     assert (run / "run.json").exists()
     assert result.err.count("warning: MLflow") == 1
+    assert f"`virnuc track {run}`" in result.err
+    virnuc.refused(6, "MLflow", "track", run)
+
+
+def test_tracking_is_switched_off(
+    virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path, tmp_path: Path, set_env: SetEnv
+) -> None:
+    set_env(VIRNUC_TRACKING="off", VIRNUC_HOME=tmp_path / "home", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert "MLflow" not in virnuc.done("predict", contigs, "--out", run, *models.flags).err
+    with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no'; set it to on or off"):
+        set_env(VIRNUC_TRACKING="no")
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_during_a_run_has_all_of_it_later_and_once(
-    virnuc: CommandLine, models: MadeModels, contigs: Path, tmp_path: Path, set_env: Callable[..., None]
+def test_a_server_that_was_away_gets_the_run_later_and_once(
+    virnuc: CommandLine,
+    prefect_server: None,
+    models: MadeModels,
+    contigs: Path,
+    tmp_path: Path,
+    set_env: SetEnv,
 ) -> None:
-    root = tmp_path / "run"
-    command = ("predict", contigs, "--out", root, *models.flags, "--shard-seconds", 0.001, "--json")
+    out = tmp_path / "run"
     with mlflow_server(tmp_path) as server:
-        set_env(MLFLOW_TRACKING_URI=server.url, VIRNUC_HOME=tmp_path / "home")
-
-        def stop() -> None:
-            wait_until(lambda: list(root.glob("shards/*.h5")))
-            server.stop()
-
-        thread = threading.Thread(target=stop)
-        thread.start()
-        result = virnuc.done(*command)
-        thread.join()
-        assert result.err.count("MLflow") == 1
-        assert virnuc("track", root).code == 6
+        server.stop()
+        set_env(MLFLOW_TRACKING_URI=server.url)
+        predict([str(contigs)], str(out), chosen(models))
+        assert virnuc("track", out).code == 6
         server.start()
-        assert virnuc.done("track", root, "--json").document == {"completed": 1, "left": 0}
-        assert virnuc.done("track", "--json").document == {"completed": 0, "left": 0}
-
+        for _ in range(2):
+            virnuc.done("track", out)
         client = MlflowClient(server.url)
-        experiment = client.get_experiment_by_name("virnuc")
-        runs = client.search_runs([experiment.experiment_id])
-        assert [run.info.status for run in runs] == ["FINISHED"] * 2
-        (run,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-        shards = result.document["shards"]["total"]
-        assert len(client.get_metric_history(run.info.run_id, "progress/shards")) == shards
-        assert run.data.metrics["contigs_virus"] == result.document["counts"]["contigs_virus"]
+        (run,) = runs_in(client, out)
+        assert run.info.status == "FINISHED"
         files = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"contigs.tsv", "run.json", "lanes.tsv", "p_virus.png", "throughput.png"} <= files
-    assert not (root / "tracking").exists()
+    assert server.url not in "".join(path.read_text() for path in out.glob("*.json"))
+
+
+def test_nothing_of_a_foreign_folder_is_done_or_copied_from_elsewhere(
+    client: MlflowClient, virnuc: CommandLine, models: MadeModels, contigs: Path, run: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    record = run / "tracking" / "0123456789abcdef"
+    record.mkdir(parents=True)
+    (record / "lock").write_text(client.tracking_uri)
+    entries = [{"run": 0, "do": "open", "name": "x", "tags": {}, "time": 1.0, "parent": None}]
+    entries += [{"run": 0, "do": "files", "paths": [str(secret)]}]
+    (record / "artifacts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    virnuc.done("predict", contigs, "--out", run, *models.flags)
+    assert (record / "artifacts.jsonl").exists()
+
+    document = json.loads((run / "run.json").read_text())
+    document |= {"run_as": "flow", "id": "abcdef0123456789", "out": str(secret)}
+    document["labels"] = {"files": str(secret)}
+    (run / "run.json").write_text(json.dumps(document))
+    for name in ("regions.tsv", "report.html"):
+        (run / name).unlink()
+        (run / name).symlink_to(secret)
+    virnuc.done("track", run)
+    tracked = next(one for one in runs_in(client, run) if one.data.tags["virnuc.run"] == "abcdef0123456789")
+    files = {file.path for file in client.list_artifacts(tracked.info.run_id)}
+    assert "contigs.tsv" in files
+    assert not {"regions.tsv", "report.html", "secret"} & files
+
+    for broken in ({**document, "id": "x' or 1"}, {**document, "inputs": 7}, {"kind": "predict"}):
+        (run / "run.json").write_text(json.dumps(broken))
+        virnuc.refused(4, "is no record of a finished run", "track", run)
+    (run / "run.json").unlink()
+    virnuc.refused(3, "holds no finished run", "track", run)
+    (run / "run.json").symlink_to(secret)
+    virnuc.refused(4, "is a link", "track", run)
