@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -131,3 +132,27 @@ def test_a_server_is_one_that_prefect_would_use(tmp_path: Path) -> None:
 def test_a_server_of_this_process_counts(prefect_server: None) -> None:
     env_config.reload()
     assert has_server()
+
+
+def test_a_run_takes_no_module_from_its_working_folder_and_makes_a_private_home_folder(
+    models: MadeModels, contigs: Path, tmp_path: Path
+) -> None:
+    folder, home = tmp_path / "data", tmp_path / "home"
+    folder.mkdir()
+    for name in ("pickle", "random", "socket"):
+        (folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n")
+    command = ("-P", "-m", "virnuc_cli", "predict", contigs, *models.flags, "--out", "run")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**environment, "VIRNUC_HOME": str(home), "HOME": str(tmp_path)},
+        cwd=folder,
+        umask=0,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.glob("ran-*")) == []
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "mlflow.db").stat().st_mode) == 0o600

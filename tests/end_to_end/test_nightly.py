@@ -136,6 +136,26 @@ def check_records(client: MlflowClient, state: State[NightlyReport]) -> None:
     assert "truncated" in artifacts["virnuc-night-files"]
 
 
+def test_links_are_skipped_and_never_read(inbox: Inbox, tmp_path: Path) -> None:
+    secret, linked = tmp_path / "secret", tmp_path / "linked.fa"
+    secret.write_text("root:secret:19000\n")
+    linked.write_bytes(fasta(1))
+    read = os.stat(secret).st_atime_ns
+    for name, target in (("a.fa", secret), ("b.fa", linked), ("c.fa", tmp_path / "nothing.fa")):
+        (inbox.folder / name).symlink_to(target)
+    state = inbox.night()
+    assert statuses(state) == dict.fromkeys(("a.fa", "b.fa", "c.fa"), "skipped")
+    assert state.message == "3 files: 3 skipped"
+    of_run = ArtifactFilter.model_validate({"flow_run_id": {"any_": [state.state_details.flow_run_id]}})
+    with get_client(sync_client=True) as prefect:
+        shown = [str(artifact.data) for artifact in prefect.read_artifacts(artifact_filter=of_run)]
+    assert all("a.fa is a link" in each and "secret:" not in each for each in shown)
+    assert not any("secret:" in path.read_text(errors="replace") for path in inbox.out.iterdir())
+    assert {path.name for path in inbox.folder.iterdir()} == {"a.fa", "b.fa", "c.fa"}
+    assert os.stat(secret).st_atime_ns == read
+    assert list(inbox.out.glob("*/")) == []
+
+
 def test_failure_makes_the_night_fail_at_its_end_and_goes_on_the_next_night(inbox: Inbox) -> None:
     inbox.put("a.fa", fasta(1))
     inbox.put("b.fa", fasta(2), modified=OLD + 1)

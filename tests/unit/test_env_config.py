@@ -1,13 +1,14 @@
 """Environment variables are read late, once, and strictly."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from virnuc_core.env_config import VARIABLES, available_threads, env, ignored_variables, reload
+from virnuc_core.env_config import VARIABLES, available_threads, env, home_folder, ignored_variables, reload
 from virnuc_core.errors import UsageError
 
 
@@ -22,6 +23,26 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.cuda_visible_devices is None
     assert config.tracking_uri is None
     assert available_threads() >= 1
+
+
+def test_a_new_home_folder_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is there is left as it is, and folders in it are open to those that it is open to."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o770)
+    before = os.umask(0)
+    try:
+        for home, mode in ((tmp_path / "made" / "home", 0o700), (shared, 0o770)):
+            monkeypatch.setenv("VIRNUC_HOME", str(home))
+            reload()
+            assert home_folder() == home
+            assert home_folder("up") == home / "up"
+            assert {stat.S_IMODE(folder.stat().st_mode) for folder in (home, home / "up")} == {mode}
+    finally:
+        os.umask(before)
+    monkeypatch.setenv("VIRNUC_HOME", "/proc/nowhere")
+    reload()
+    assert home_folder("up") == Path("/proc/nowhere/up")
 
 
 def test_a_change_is_seen_after_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:

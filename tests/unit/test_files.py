@@ -1,6 +1,7 @@
 """Files are complete or absent, and only JSON of the declared schema becomes a dataclass."""
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +13,12 @@ from virnuc_core.files import (
     from_json,
     is_scratch,
     iter_temporaries,
+    make_private,
     parse_object,
     remove_temporaries,
     scratch_folder,
     temporary_name,
+    write_private,
     write_text,
 )
 
@@ -82,6 +85,33 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
         assert path.read_text() == "of the second"
     assert path.read_text() == "of the first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_secrets_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+    """A group that shares a folder on purpose shares the databases in it, and no secret."""
+    home, shared = tmp_path / "home", tmp_path / "shared"
+    for folder, mode in ((home, 0o755), (shared, 0o2770)):
+        folder.mkdir()
+        folder.chmod(mode)
+        (folder / "old.db").write_text("kept")
+        (folder / "old.db").chmod(0o666)
+    before = os.umask(umask)
+    try:
+        for folder in (home, shared):
+            write_private(folder / "password", "secret")
+            make_private(folder / "new.db")
+            make_private(folder / "old.db")
+    finally:
+        os.umask(before)
+
+    def modes(folder: Path) -> dict[str, int]:
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+    assert modes(home) == {"password": 0o600, "new.db": 0o600, "old.db": 0o600}
+    assert modes(shared) == {"password": 0o600, "new.db": 0o660, "old.db": 0o660}
+    assert (home / "old.db").read_text() == "kept"
+    assert (home / "password").read_text() == "secret"
 
 
 def test_what_killed_writers_left_is_removed_by_name(tmp_path: Path) -> None:

@@ -69,12 +69,43 @@ def test_inbox_is_a_folder_or_a_glob(tmp_path: Path) -> None:
         put(tmp_path / name)
     deep = [put(tmp_path / name) for name in ("one/c.fa", "two/deep/c.fa")]
     (tmp_path / "folder.fa").mkdir()
-    (tmp_path / "dangling.fa").symlink_to(tmp_path / "nothing")
     assert [file.path for file in iter_inbox(str(tmp_path))] == files
     assert [file.path for file in iter_inbox(f"{tmp_path}/**/c.*")] == deep
     assert list(iter_inbox(f"{tmp_path}/none/*.fa")) == []
     with pytest.raises(UsageError, match="inbix"):
         list(iter_inbox(str(tmp_path / "inbix")))
+
+
+def test_links_are_found_and_named(tmp_path: Path) -> None:
+    """Also those of a folder inside the inbox; the inbox itself may be one."""
+    inbox, outside = tmp_path / "inbox", put(tmp_path / "outside" / "c.fa").parent
+    plain = put(inbox / "one" / "c.fa")
+    for name, target in (("two", outside), ("one/e.fa", outside / "c.fa"), ("one/f.fa", outside / "nothing")):
+        (inbox / name).symlink_to(target)
+    (tmp_path / "link").symlink_to(inbox)
+    for root in (inbox, tmp_path / "link"):
+        found = {file.path: file.link for file in iter_inbox(f"{root}/*/*.fa")}
+        assert found == {
+            root / "one" / "c.fa": None,
+            root / "one" / "e.fa": root / "one" / "e.fa",
+            root / "one" / "f.fa": root / "one" / "f.fa",
+            root / "two" / "c.fa": root / "two",
+        }
+    assert next(file.link for file in iter_inbox(str(tmp_path / "link" / "one"))) is None
+    snapshot = FileSnapshot.of(plain)
+    plain.unlink()
+    plain.symlink_to(outside / "c.fa")
+    assert "changed" in (snapshot.reason_to_wait(0.0) or "")
+
+
+def test_no_file_is_moved_through_a_link(tmp_path: Path) -> None:
+    path, elsewhere = put(tmp_path / "inbox" / "a.fa"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "inbox" / "rejected").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="link"):
+        quarantine_file(path, "1" * 64, "Bad.")
+    assert path.exists()
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_file_waits_while_it_is_young_or_changing(tmp_path: Path) -> None:
@@ -367,7 +398,7 @@ def test_report_counts_the_contigs_of_this_run_puts_failures_first_and_escapes_f
     whole = report(KEPT, DONE, REJECTED, LOST)
     assert whole.summary == "4 files: 1 kept, 1 done, 1 rejected, 1 failed"
     files = {f"files_{status}": 1 for status in ("failed", "rejected", "done", "kept")}
-    amounts = {"files_waiting": 0, "contigs": 5, "contigs_virus": 2, "run_seconds": 13.34}
+    amounts = {"files_skipped": 0, "files_waiting": 0, "contigs": 5, "contigs_virus": 2, "run_seconds": 13.34}
     assert whole.metrics == {**files, **amounts}
     assert [row["file"] for row in whole.rows] == ["lost.fa", "page.fa", "new.fa", "old.fa"]
     assert [row["virus"] for row in whole.rows] == ["", "", 2, 9]

@@ -51,6 +51,29 @@ def test_what_needs_no_settings_imports_none(flag: str, shown: str) -> None:
     assert not {"pydantic", "torch", "prefect", "mlflow", "numpy", "h5py", "rich"} & {*modules.split()}
 
 
+SPAWNING = """
+from multiprocessing import get_context
+from virnuc_cli.main import main
+
+if __name__ == "__main__":
+    main(["--version"])
+    child = get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+
+
+def test_children_take_no_module_from_the_working_folder(tmp_path: Path) -> None:
+    program, data = tmp_path / "program.py", tmp_path / "data"
+    program.write_text(SPAWNING)
+    data.mkdir()
+    (data / "pickle.py").write_text("open('ran', 'w')\n")
+    done = subprocess.run([sys.executable, program], cwd=data, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (data / "ran").exists()
+
+
 def test_usage_error_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "a.h5", "--json"]) == 2
     out, err = capsys.readouterr()
