@@ -91,7 +91,7 @@ def test_links_are_found_and_named(tmp_path: Path) -> None:
             root / "one" / "f.fa": root / "one" / "f.fa",
             root / "two" / "c.fa": root / "two",
         }
-    assert next(iter_inbox(str(tmp_path / "link" / "one"))).link is None
+    assert next(file.link for file in iter_inbox(str(tmp_path / "link" / "one"))) is None
     snapshot = FileSnapshot.of(plain)
     plain.unlink()
     plain.symlink_to(outside / "c.fa")
@@ -398,7 +398,7 @@ def test_report_counts_the_contigs_of_this_run_puts_failures_first_and_escapes_f
     whole = report(KEPT, DONE, REJECTED, LOST)
     assert whole.summary == "4 files: 1 kept, 1 done, 1 rejected, 1 failed"
     files = {f"files_{status}": 1 for status in ("failed", "rejected", "done", "kept")}
-    amounts = {"files_waiting": 0, "contigs": 5, "contigs_virus": 2, "run_seconds": 13.34}
+    amounts = {"files_skipped": 0, "files_waiting": 0, "contigs": 5, "contigs_virus": 2, "run_seconds": 13.34}
     assert whole.metrics == {**files, **amounts}
     assert [row["file"] for row in whole.rows] == ["lost.fa", "page.fa", "new.fa", "old.fa"]
     assert [row["virus"] for row in whole.rows] == ["", "", 2, 9]

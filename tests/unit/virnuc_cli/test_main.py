@@ -22,7 +22,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: virnuc" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("group", [[], ["models"], ["config"]])
+@pytest.mark.parametrize("group", [[], ["models"]])
 def test_a_group_without_a_command_shows_its_help(
     group: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +33,7 @@ def test_a_group_without_a_command_shows_its_help(
     assert "error" not in err
 
 
-@pytest.mark.parametrize("group", [cli, cli.commands["models"], cli.commands["config"]], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", [cli, cli.commands["models"]], ids=lambda g: g.name)
 def test_the_list_of_commands_has_whole_sentences(group: click.Group) -> None:
     with click.Context(group, info_name="virnuc") as ctx:
         shown = " ".join(group.get_help(ctx).split())
@@ -49,6 +49,29 @@ def test_what_needs_no_settings_imports_none(flag: str, shown: str) -> None:
     text, _, modules = done.stdout.partition("MODULES")
     assert shown in text
     assert not {"pydantic", "torch", "prefect", "mlflow", "numpy", "h5py", "rich"} & {*modules.split()}
+
+
+SPAWNING = """
+from multiprocessing import get_context
+from virnuc_cli.main import main
+
+if __name__ == "__main__":
+    main(["--version"])
+    child = get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+
+
+def test_children_take_no_module_from_the_working_folder(tmp_path: Path) -> None:
+    program, data = tmp_path / "program.py", tmp_path / "data"
+    program.write_text(SPAWNING)
+    data.mkdir()
+    (data / "pickle.py").write_text("open('ran', 'w')\n")
+    done = subprocess.run([sys.executable, program], cwd=data, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (data / "ran").exists()
 
 
 def test_usage_error_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
