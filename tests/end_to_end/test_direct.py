@@ -132,55 +132,14 @@ def test_a_killed_run_goes_on(models: MadeModels, contigs: Path, tmp_path: Path)
     assert sorted(path.suffix for path in (out / "lanes").iterdir()) == [".jsonl", ".jsonl", ".log", ".log"]
 
 
-<<<<<<< HEAD
-def test_lanes_take_no_module_from_the_working_folder_and_the_home_folder_is_private(
-=======
-def test_a_server_is_one_that_prefect_would_use(tmp_path: Path) -> None:
-    """Prefect itself is asked only if something could name a server: its import takes longer than a small run."""
-    code = "import sys; from virnuc_cli.local_prefect import has_server; print(has_server(), 'prefect' in sys.modules)"
-
-    def asked(**variables: str) -> str:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        environment = {**kept, "HOME": str(tmp_path), "VIRNUC_HOME": str(tmp_path / "home"), **variables}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    assert asked() == "False False"
-    assert asked(PREFECT_API_URL="http://127.0.0.1:9/api") == "True False"
-    (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:9/api"\n')
-    assert asked() == "True True"
-    (tmp_path / "prefect.toml").unlink()
-    profiles = tmp_path / ".prefect" / "profiles.toml"
-    profiles.parent.mkdir()
-    text = 'active = "{}"\n[profiles.none]\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
-    profiles.write_text(text.format("own"))
-    assert asked() == "True True"
-    profiles.write_text(text.format("none"))
-    assert asked() == "False True"
-
-
-def test_a_server_of_this_process_counts(prefect_server: None) -> None:
-    env_config.reload()
-    assert has_server()
-
-
 def test_a_run_takes_no_module_from_its_working_folder_and_makes_a_private_home_folder(
->>>>>>> h1
     models: MadeModels, contigs: Path, tmp_path: Path
 ) -> None:
     folder, home = tmp_path / "data", tmp_path / "home"
     folder.mkdir()
     for name in ("pickle", "random", "socket"):
         (folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n")
-<<<<<<< HEAD
-    devices = ("--devices", "cpu", "--workers", "2", "--shard-seconds", "0.001")
-    command = ("-P", "-m", "virnuc_cli", "predict", contigs, *models.flags, *devices, "--out", "run")
-=======
     command = ("-P", "-m", "virnuc_cli", "predict", contigs, *models.flags, "--out", "run")
->>>>>>> h1
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, *map(str, command)],

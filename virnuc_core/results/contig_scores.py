@@ -110,11 +110,12 @@ def score_contigs(
         if len(contig):
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits, embedding = found.context, found.logits, found.embedding
-        p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
-        if not np.isfinite(p_contig[counts > 0]).all():
+        contig_margin = head.contig_margin(contig_logits, torch.from_numpy(counts))
+        if not contig_margin[torch.from_numpy(counts > 0)].isfinite().all():
             raise CheckpointError(
                 "the head gives scores of contigs that are not finite: its weights are broken, fetch it again."
             )
+        p_contig = _probabilities(contig_margin)
         p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)
     return ContigScores(
