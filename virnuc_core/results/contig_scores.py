@@ -20,6 +20,7 @@ from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import fixed_threads
+from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.results.calls import OCCLUSIONS, ContigScores
 from virnuc_core.results.nearest import GenomeIndex, load_index
 from virnuc_core.specs import CODE_WIDTH
@@ -89,6 +90,9 @@ def score_contigs(
         row_chunk: (N,) chunk of each row, ascending from 0.
         chunk_contig: (C,) contig of each chunk, ascending from 0.
         num_contigs: R.
+
+    Raises:
+        CheckpointError: a score is not finite.
     """
     starts = np.flatnonzero(np.diff(row_chunk, prepend=-1))
     chunk_numbers = row_chunk[starts]
@@ -108,6 +112,9 @@ def score_contigs(
         if len(contig):
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits, embedding = found.context, found.logits, found.embedding
+        scored = torch.from_numpy(counts > 0)
+        if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
+            raise CheckpointError("the head gives scores that are not finite: its weights are broken, fetch it again.")
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
         p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)
