@@ -114,7 +114,9 @@ def score_contigs(
             context, contig_logits, embedding = found.context, found.logits, found.embedding
         scored = torch.from_numpy(counts > 0)
         if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
-            raise CheckpointError("the head gives scores that are not finite: its weights are broken, fetch it again.")
+            raise CheckpointError(
+                "the head gives scores that are not finite: its weights are broken, fetch it again."
+            )
         p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
         p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)

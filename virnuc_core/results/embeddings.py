@@ -269,7 +269,9 @@ class Embeddings:
 
     def _read_texts(self, texts: h5py.Dataset, begin: int, end: int) -> npt.NDArray[Any]:
         """Reads text of any length in steps: any number of rows may point to one text, which may be long."""
-        left = self.path.stat().st_size - sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
+        left = self.path.stat().st_size - sum(
+            dataset.id.get_storage_size() for dataset in self._datasets.values()
+        )
         step = max(1, _TEXT_BYTES // max(1, left))
         parts = [np.empty(0, object)]
         for first in range(begin, end, step):
