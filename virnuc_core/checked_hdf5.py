@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil, prod
@@ -32,7 +31,6 @@ HDF5_ERRORS: Final = (
 )
 _MAX_CHUNK_BYTES: Final = 1 << 22
 _MAX_ROW_BYTES: Final = 1 << 16
-_MAX_TEXT_BYTES: Final = 1 << 28
 CHECKSUM_SUFFIX: Final = "_sha256"
 _CHECKSUM: Final = f"attributes{CHECKSUM_SUFFIX}"
 
@@ -100,29 +98,6 @@ def stored_dataset(file: h5py.File, name: str, *, text: bool = False) -> h5py.Da
     if dataset.external or dataset.is_virtual or not is_stored or not is_bounded:
         raise ValueError(f"{name!r} is larger in memory than in the file")
     return dataset
-
-
-def read_texts(dataset: h5py.Dataset | npt.NDArray[Any], begin: int, end: int) -> list[str]:
-    """Rows begin..end-1 of a dataset of texts.
-
-    Texts of any length may all refer to the same bytes of the file, so few are read at once from a large file.
-
-    Raises:
-        ValueError: a text is longer than any name may be.
-    """
-    step = end - begin
-    if isinstance(dataset, h5py.Dataset) and dataset.dtype.kind == "O":
-        step = max(1, _MAX_TEXT_BYTES // (1 + os.path.getsize(dataset.file.filename)))
-    texts: list[str] = []
-    for first in range(begin, end, max(1, step)):
-        block = [
-            text.decode() if isinstance(text, bytes) else str(text)
-            for text in dataset[first : min(first + step, end)].tolist()
-        ]
-        if max(map(len, block)) > _MAX_ROW_BYTES:
-            raise ValueError(f"a name has more than {_MAX_ROW_BYTES} letters")
-        texts += block
-    return texts
 
 
 def recognise_hdf5(path: Path) -> Hdf5Kind:

@@ -62,8 +62,8 @@ ModelName = Annotated[str, Metavar("NAME|PATH")]
 PositiveTime = Annotated[FiniteFloat, Field(gt=0)]
 SettleTime = Annotated[FiniteFloat, Field(ge=0)]
 Project = Annotated[str, Field(pattern=r"^[\w.@-]{0,64}$"), Metavar("NAME")]
-# Scores are written with six decimals.
-Threshold = Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6), Metavar("P")]
+# Tables have six decimals.
+Probability = Annotated[FiniteFloat, Field(ge=1e-6, le=1 - 1e-6), Metavar("P")]
 Rate = Annotated[FiniteFloat, Field(gt=0, lt=1), Metavar("F")]
 
 _THRESHOLD: Final = 0.5
@@ -142,9 +142,9 @@ class ScoringSettings(TwoModelSettings):
         "[by the preset]",
     )
     min_length: CountFromZero = Field(default=0, description="Leave out records of fewer bases")
-    threshold: Threshold = Field(
+    threshold: Probability = Field(
         default=_THRESHOLD,
-        description="Call chunks and contigs virus from this probability on, 0.000001 to 0.999999",
+        description="Call chunks and contigs virus from this probability on, from 0.000001 to 0.999999",
     )
     fdr: Rate | None = Field(
         default=None,

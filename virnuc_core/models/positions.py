@@ -48,10 +48,16 @@ def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
 
 def apply_rotary(heads: Tensor, table: Tensor) -> Tensor:
     """Rotates the pairs (2i, 2i + 1) of `heads` (T, ..., H) by a `rotary_table` (T, H / 2, 2), in fp32."""
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
-    angles = torch.view_as_complex(table)
-    rotated = pairs * angles.view(len(heads), *(1,) * (heads.dim() - 2), -1)
-    return torch.view_as_real(rotated).flatten(-2).to(heads.dtype)
+    wide = heads.float()
+    per_token = (len(heads), *(1,) * (heads.dim() - 2), -1)
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    if heads.device.type != "cpu":
+        rotated = pairs * torch.view_as_complex(table).view(per_token)
+        return torch.view_as_real(rotated).flatten(-2).to(heads.dtype)
+    # On the CPU, torch rounds complex products differently where the share of a thread begins or ends within a row.
+    cosines, sines = (part.repeat_interleave(2, dim=-1).view(per_token) for part in table.unbind(-1))
+    turned = torch.view_as_real(pairs * 1j).flatten(-2)  # by 90 degrees, exactly
+    return (wide * cosines).add_(turned.mul_(sines)).to(heads.dtype)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -20,6 +20,7 @@ from virnuc_core.inference.runner import load_planned_head
 from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import fixed_threads
+from virnuc_core.models.tensor_files import is_finite
 from virnuc_core.results.calls import OCCLUSIONS, ContigScores
 from virnuc_core.results.nearest import GenomeIndex, load_index
 from virnuc_core.specs import CODE_WIDTH
@@ -90,7 +91,7 @@ def score_contigs(
         num_contigs: R.
 
     Raises:
-        CheckpointError: the head's weights are broken.
+        CheckpointError: a score is not finite.
     """
     starts = np.flatnonzero(np.diff(row_chunk, prepend=-1))
     chunk_numbers = row_chunk[starts]
@@ -110,12 +111,12 @@ def score_contigs(
         if len(contig):
             found = head.contigs(codes, torch.from_numpy(contig), num_contigs)
             context, contig_logits, embedding = found.context, found.logits, found.embedding
-        contig_margin = head.contig_margin(contig_logits, torch.from_numpy(counts))
-        if not contig_margin[torch.from_numpy(counts > 0)].isfinite().all():
+        scored = torch.from_numpy(counts > 0)
+        if not all(map(is_finite, (logits, context, contig_logits[scored], embedding[scored]))):
             raise CheckpointError(
-                "the head gives scores of contigs that are not finite: its weights are broken, fetch it again."
+                "the head gives scores that are not finite: its weights are broken, fetch it again."
             )
-        p_contig = _probabilities(contig_margin)
+        p_contig = _probabilities(head.contig_margin(contig_logits, torch.from_numpy(counts)))
         p_chunk, p_context = map(_probabilities, (head.chunk_margin(logits), head.context_margin(context)))
     size = len(chunk_contig)
     return ContigScores(

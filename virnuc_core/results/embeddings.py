@@ -25,7 +25,6 @@ from virnuc_core.checked_hdf5 import (
     has_checksums,
     plain_attributes,
     read_attributes,
-    read_texts,
     recognise_hdf5,
     stored_dataset,
 )
@@ -59,6 +58,7 @@ _FORMS: Final = {
     SIZES: ("i", 2),
 }
 _BLOCK_ROWS: Final = 4096
+_TEXT_BYTES: Final = 1 << 28  # of text of any length, held before it is counted
 _READ_BYTES: Final = 1 << 20
 # Limits on decompressed size, against zip bombs: this many bytes, or this many times the size in the file.
 _MAX_UNPACKED_BYTES: Final = 1 << 30
@@ -252,8 +252,9 @@ class Embeddings:
         Raises:
             DamagedFileError: they cannot be read.
         """
+        names = self.rows(self._ids, begin, end).tolist()
         with self._reading():
-            return [cell_text(name) for name in read_texts(self._datasets[self._ids], begin, end)]
+            return [cell_text(name.decode() if isinstance(name, bytes) else name) for name in names]
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows begin..end-1 of a dataset.
@@ -262,7 +263,23 @@ class Embeddings:
             DamagedFileError: they cannot be read, or there is no such dataset.
         """
         with self._reading():
-            return np.asarray(self._datasets[name][begin:end])
+            dataset = self._datasets[name]
+            is_text = isinstance(dataset, h5py.Dataset) and dataset.dtype.kind == "O"
+            return self._read_texts(dataset, begin, end) if is_text else np.asarray(dataset[begin:end])
+
+    def _read_texts(self, texts: h5py.Dataset, begin: int, end: int) -> npt.NDArray[Any]:
+        """Reads text of any length in steps: any number of rows may point to one text, which may be long."""
+        left = self.path.stat().st_size - sum(
+            dataset.id.get_storage_size() for dataset in self._datasets.values()
+        )
+        step = max(1, _TEXT_BYTES // max(1, left))
+        parts = [np.empty(0, object)]
+        for first in range(begin, end, step):
+            parts.append(texts[first : min(first + step, end)])
+            left -= sum(map(len, parts[-1]))
+            if left < 0:
+                raise ValueError("its names are larger in memory than in the file")
+        return np.concatenate(parts)
 
     def pick(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Rows of a dataset by number, in any order, repeats allowed.

@@ -213,10 +213,11 @@ def _fasta_letters(name: str, lines: bytes, path: str) -> bytes:
 def _second_record(name: str, lines: bytes, path: str) -> InputError:
     place = min(place for sign in (b">", b"@", b"+", _BOM) if (place := lines.find(sign)) >= 0)
     letters = len(lines[:place].translate(None, _BLANKS))
+    rest = lines[place : place + 40].partition(b"\n")[0].decode(errors="backslashreplace")
     return InputError(
-        f"{path}: the sequence of {visible(name[:60])!r} goes on after {letters:,} letters with {lines[place : place + 20]!r}, "
-        "where another record seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file "
-        "without a final newline to the next file), and give FASTA and FASTQ in separate files."
+        f"{path}: after {letters:,} letters of the sequence of {visible(name[:40])!r} comes {visible(rest)!r}, where another record "
+        "seems to begin. Begin each record on a line of its own (`cat` joins the last line of a file without a final newline to "
+        "the next file), and give FASTA and FASTQ in separate files."
     )
 
 
