@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.websockets import WebSocketClose
 
 from virnuc_core.env_config import value_of
 
@@ -41,8 +40,6 @@ class Gate:
     def _refusal(self, scope: "Scope") -> "ASGIApp | None":
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts or headers.get("origin") not in self._origins:
-            if scope["type"] == "websocket":
-                return WebSocketClose()
             return PlainTextResponse("This server answers no other host and no page of another site.", 403)
         given = headers.get("authorization", "").encode()
         if (
@@ -51,8 +48,6 @@ class Gate:
             or hmac.compare_digest(given, self._authorization)
         ):
             return None
-        if scope["type"] == "websocket":
-            return WebSocketClose()
         wanted = {"WWW-Authenticate": 'Basic realm="virnuc up"'}
         return PlainTextResponse("The password is in the output of `virnuc up`.", 401, wanted)
 

@@ -140,6 +140,8 @@ def test_links_are_skipped_and_never_read(inbox: Inbox, tmp_path: Path) -> None:
     secret, linked = tmp_path / "secret", tmp_path / "linked.fa"
     secret.write_text("root:secret:19000\n")
     linked.write_bytes(fasta(1))
+    for target in (secret, linked):
+        os.utime(target, (OLD, OLD))
     read = os.stat(secret).st_atime_ns
     for name, target in (("a.fa", secret), ("b.fa", linked), ("c.fa", tmp_path / "nothing.fa")):
         (inbox.folder / name).symlink_to(target)

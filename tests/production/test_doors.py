@@ -11,10 +11,13 @@ from threading import Thread
 
 import httpx
 import pytest
+from websockets import InvalidStatus, Origin
+from websockets.sync.client import connect
 
 from tests.production.conftest import Stack, access_of, hostile_folder
 from virnuc_core.errors import UsageError
 
+HTTP = httpx.Client(timeout=120)  # the machine may be busy
 EVIL = "http://evil.example"
 JSON = {"Content-Type": "application/json"}
 
@@ -34,7 +37,7 @@ def password(stack: Stack) -> tuple[str, str]:
 def csrf(stack: Stack) -> dict[str, str]:
     """The headers that Prefect's clients send with what changes something."""
     url = f"http://127.0.0.1:{stack.port}/api/csrf-token"
-    answer = httpx.get(url, params={"client": "test"}, auth=password(stack)).raise_for_status()
+    answer = HTTP.get(url, params={"client": "test"}, auth=password(stack)).raise_for_status()
     return {"Prefect-Csrf-Client": "test", "Prefect-Csrf-Token": answer.json()["token"]}
 
 
@@ -50,12 +53,12 @@ def test_a_foreign_page_is_refused(
     """With the password, too, which a browser that knows it may add by itself."""
     url, auth = searches(stack)[server], password(stack) if with_password else None
     preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    answers = [httpx.options(url, headers={**foreign, **preflight}, auth=auth)]
+    answers = [HTTP.options(url, headers={**foreign, **preflight}, auth=auth)]
     for kind in ("text/plain", "application/json"):
         headers = {**foreign, **csrf(stack), "Content-Type": kind}
-        answers.append(httpx.post(url, headers=headers, content='{"max_results": 1}', auth=auth))
+        answers.append(HTTP.post(url, headers=headers, content='{"max_results": 1}', auth=auth))
     health = "/api/health" if server == "prefect" else "/health"
-    answers.append(httpx.get(str(httpx.URL(url).join(health)), headers=foreign))
+    answers.append(HTTP.get(str(httpx.URL(url).join(health)), headers=foreign))
     assert [answer.status_code for answer in answers] == [403] * 4
     assert not any("access-control-allow-origin" in answer.headers for answer in answers)
 
@@ -64,19 +67,28 @@ def test_a_foreign_page_is_refused(
 def test_the_password_opens_and_nothing_else_does(stack: Stack, server: str) -> None:
     url = searches(stack)[server]
     own = {**JSON, **csrf(stack), "Origin": str(httpx.URL(url).join("/")).rstrip("/")}
-    ask = partial(httpx.post, url, content='{"max_results": 1}', headers=own)
+    ask = partial(HTTP.post, url, content='{"max_results": 1}', headers=own)
     assert ask().status_code == 401
     assert ask(auth=("virnuc", "")).status_code == 401
     assert ask(auth=("virnuc", "wrong")).status_code == 401
     ask(auth=password(stack)).raise_for_status()
     root = httpx.URL(url).join("/")
     closed = ["api/metrics", "api/admin/settings"] if server == "prefect" else ["", "metrics", "version"]
-    assert {httpx.get(root.join(path)).status_code for path in closed} == {401}
+    assert {HTTP.get(root.join(path)).status_code for path in closed} == {401}
+
+
+def test_a_foreign_page_opens_no_socket(stack: Stack) -> None:
+    """On which Prefect gives and takes events."""
+    for path in ("in", "out"):
+        url = f"ws://127.0.0.1:{stack.port}/api/events/{path}"
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, origin=Origin(EVIL), open_timeout=30)
+        assert refused.value.response.status_code == 403
 
 
 def test_prefect_wants_its_csrf_token(stack: Stack) -> None:
     url = searches(stack)["prefect"]
-    assert httpx.post(url, json={}, auth=password(stack)).status_code == 403
+    assert HTTP.post(url, json={}, auth=password(stack)).status_code == 403
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +133,7 @@ def test_in_a_browser(stack: Stack, foreign_page: str) -> None:
             assert page.evaluate(ASK, [url, "no-cors", "text/plain"]) == ""  # sent, and refused by the server
         assert "made-by-a-page" not in {flow.name for flow in stack.client.read_flows()}
         named = {"experiment_name": "made-by-a-page"}
-        found = httpx.get(
+        found = HTTP.get(
             f"{mlflow}/api/2.0/mlflow/experiments/get-by-name", params=named, auth=password(stack)
         )
         assert found.status_code == 404
