@@ -37,19 +37,20 @@ def test_dna_from_standard_input_in_half_precision(
     with sequences.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         result = virnuc.done("embed", "-", "--out", out, *flags)
-    assert result.document["inputs"][0]["name"] == "stdin"
+    assert result.document["inputs"][0]["name"] == "-"
     with h5py.File(out) as file:
         assert file["embeddings"].dtype == np.float16
         assert len(file["ids"]) == 2
 
 
 def test_force_removes_the_old_file_before_anything_else(
-    virnuc: CommandLine, models: MadeModels, tmp_path: Path
+    virnuc: CommandLine, models: MadeModels, proteins: Path, tmp_path: Path
 ) -> None:
     out, empty = tmp_path / "x.h5", tmp_path / "empty.faa"
     empty.touch()
-    for force, stays in (((), True), (("--force",), False)):
-        out.touch()
-        model = f"esm2:{models.esm2}"
-        virnuc.refused(3, "no sequence", "embed", empty, "--out", out, "--model", model, *force)
-        assert out.exists() == stays
+    flags = ("--out", out, "--model", f"esm2:{models.esm2}")
+    virnuc.done("embed", proteins, *flags)
+    virnuc.refused(4, "input_digest: was proteins.faa", "embed", empty, *flags)
+    assert out.exists()
+    virnuc.refused(3, "no sequence", "embed", empty, *flags, "--force")
+    assert not out.exists()

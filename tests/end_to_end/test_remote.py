@@ -52,7 +52,7 @@ def test_predict_reads_and_writes_object_storage_and_computes_once(
     assert changed <= {f"results/run/{name}" for name in ("run.json", "report.html", "virnuc_mqc.json")}
 
     storage.put("in/contigs.fa", b">other\n" + b"ACGT" * 200 + b"\n")
-    virnuc.refused(4, "input was contigs.fa", *command)
+    virnuc.refused(4, "input_digest: was contigs.fa", *command)
 
 
 def test_results_wait_for_storage_that_is_gone(

@@ -330,4 +330,4 @@ def test_a_head_for_open_frames_states_so(
     command = ("train", *classes, "--out", head, *chosen, *FAST)
     virnuc.done(*command, "--frames", "open")
     assert read_purpose(head) == HeadPurpose(chunk_length=60, frames="open")
-    virnuc.refused(4, "frames (--frames) were open reading frames, now longest", *command)
+    virnuc.refused(4, "frames: was open, now longest", *command)
