@@ -191,7 +191,7 @@ def _texts(values: Iterable[Any]) -> Iterator[str]:
 
 def _run(
     function: Callable[..., Answer | None],
-    model: str,
+    settings_model: str,
     debug: bool,
     quiet: bool = False,
     as_json: bool | None = None,
@@ -201,10 +201,10 @@ def _run(
     from virnuc_core.files import require_utf8
 
     require_utf8(*_texts(values.values()))
-    if model:
+    if settings_model:
         from virnuc_core.settings import read_settings
 
-        kind = resolve_name(model)
+        kind = resolve_name(settings_model)
         taken = {name: values.pop(name) for name in kind.model_fields}
         given = {name: value for name, value in taken.items() if value is not None}
         values["settings"] = read_settings(kind, given)

@@ -75,8 +75,8 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
 
     [tracked] = tracked_with("prefect.flow_run_id", run.id)
     assert tracked.info.status == "FINISHED"
-    assert tracked.data.params["mode"] == "pool"
-    assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == len(names)
+    assert tracked.data.tags["virnuc.mode"] == "pool"
+    assert tracked.data.metrics["lanes"] == len(names)
 
 
 def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
     assert "virnuc-head" in artifacts(stack, run.id)
     flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
     given = ("--viral", *files["viral"], "--other", *files["other"])
-    done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here, "--mode", "local")
+    done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here)
     assert done.returncode == 0, done.stderr
     assert head.read_bytes() == here.read_bytes()
 
