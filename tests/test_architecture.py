@@ -31,7 +31,7 @@ BROAD_EXCEPT = {
     "tasks/mlflow_store.py:_reading_registry": "as for run_record.py",
     "tasks/run_record.py:_attempt": "MLflow's clients of artifact stores raise the errors of their own libraries",
     "tasks/mlflow_store.py:_log_figure": "a figure is not worth a run, whatever is wrong with it",
-    "virnuc_core/remote.py:_call": "each kind of object storage raises the errors of its own libraries",
+    "virnuc_core/remote.py:_errors_of": "each kind of object storage raises the errors of its own libraries",
     "virnuc_core/inference/launcher.py:_lane_main": "the end of a process: its failure goes to the parent",
 }
 
