@@ -33,8 +33,14 @@ from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
 from virnuc_core.specs import FrameRule, InputFile
-from virnuc_core.training.contig_trainer import LabelledRuns, train_contig_head
-from virnuc_core.training.contigs import MOST_CHUNKS, LossWeights
+from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights
+from virnuc_core.training.fit import (
+    LabelledVectors,
+    TrainedHead,
+    TrainerSettings,
+    train_contig_head,
+    train_head,
+)
 from virnuc_core.training.genome_index import LabelledPieces, build_index, embed_pieces
 from virnuc_core.training.labels import (
     GenBankCounts,
@@ -56,7 +62,6 @@ from virnuc_core.training.split import (
     split_records,
     subsample,
 )
-from virnuc_core.training.trainer import LabelledVectors, TrainedHead, TrainerSettings, train_head
 
 Int64 = npt.NDArray[np.int64]
 

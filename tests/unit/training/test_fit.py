@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
-from virnuc_core.training.trainer import (
+from virnuc_core.training.fit import (
     LabelledVectors,
     TrainerSettings,
     apply_temperature,
