@@ -71,6 +71,7 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
         "",
         _command(run),
         "",
+        *_warnings(run),
         "## Models",
         "",
         *_models(run.plan),
@@ -98,7 +99,8 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
 def head_page(run: Training, levels: Mapping[str, Metrics]) -> str:
     """The card in short, for pages limited to a few thousand characters."""
     heading = f"# {cell(Path(run.out).name)}: {FRAMES_IN_WORDS[run.plan.frames]} of chunks of {run.plan.chunk_length} bp"
-    return "\n".join([heading, "", _command(run), "", "On the test records:", "", *_scalars(levels)]) + "\n"
+    lines = [heading, "", _command(run), "", *_warnings(run), "On the test records:", "", *_scalars(levels)]
+    return "\n".join(lines) + "\n"
 
 
 def evaluation_page(plan: RunPlan, levels: Mapping[str, Metrics], *, in_short: bool = False) -> str:
@@ -131,6 +133,10 @@ def _command(run: Training) -> str:
     models = " ".join(f"{flags[model.family]} {model.name}" for model in run.plan.models)
     chunks = f"--chunk-length {run.plan.chunk_length}"
     return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(run.out).name}"
+
+
+def _warnings(run: Training) -> list[str]:
+    return [line for warning in run.head.warnings for line in (f"> **Warning:** {warning}", "")]
 
 
 def _models(plan: RunPlan) -> list[str]:

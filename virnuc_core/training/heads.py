@@ -1,6 +1,7 @@
 """Trains a head from labelled records: splits them, fits it, measures it on the test records, and writes it."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,7 +71,10 @@ _NOTHING_TO_EMBED: Final[dict[FrameRule, str]] = {
     "longer records, a shorter --chunk-length, or --frames longest.",
     "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
 }
-_RECORD_COLUMNS: Final = ("record", "id", "class", "group", "part")
+# Validation records; with fewer, a head keeps its scores as they are.
+LEAST_TO_CALIBRATE: Final = 10
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,16 +163,32 @@ class RecordSplit:
     part: npt.NDArray[np.int8]
     counts: tuple[PartCounts, ...]
 
+    def records(self, part: int) -> int:
+        """Usable records of a part."""
+        return sum(one.records for one in self.counts if one.part == PARTS[part])
+
+    @property
+    def can_calibrate(self) -> bool:
+        """Whether there are enough validation records to fit temperatures to."""
+        return self.records(VALIDATION) >= LEAST_TO_CALIBRATE
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedHead:
-    """A head written to `path`; `fingerprint` is the file's SHA-256, `calls` are those of the test records, by level."""
+    """A head written to `path`.
+
+    Attributes:
+        fingerprint: SHA-256 of the file.
+        calls: those of the test records, by level.
+        warnings: sentences about what the figures and scores are not good for.
+    """
 
     path: Path
     fingerprint: str
     trained: TrainedHead
     calls: dict[str, KnownCalls]
     work: ShardCounters
+    warnings: tuple[str, ...]
 
     @property
     def levels(self) -> dict[str, Metrics]:
@@ -226,7 +246,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     written = dict(
         zip((store.record_number - 1).tolist(), store.record_names(0, store.num_records), strict=True)
     )
-    lines = ["\t".join(_RECORD_COLUMNS)]
+    lines = ["record\tid\tclass\tgroup\tpart"]
     for row, name in written.items():
         class_name = table.class_names[table.classes[row]]
         lines.append(f"{row + 1}\t{name}\t{class_name}\t{table.groups[row]}\t{PARTS[part[row]]}")
@@ -254,18 +274,49 @@ def fit_head(
         index = build_index(*pieces, classifier_fingerprint(out), settings.trainer.seed)
         save_index(index, index_path(out))
     calls = _test_calls(folder, plan, store, table, split, out)
+    warnings = _warnings(split, trained)
+    for warning in warnings:
+        _log.warning("%s", warning)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
         **_fitted(trained),
+        "warnings": warnings,
         "history": [asdict(one) for one in trained.history],
         "test": {level: asdict(measure(known)) for level, known in calls.items()},
         **({} if index is None else {"index": index.figures}),
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
     return FittedHead(
-        path=out, fingerprint=classifier_fingerprint(out), trained=trained, calls=calls, work=work
+        path=out,
+        fingerprint=classifier_fingerprint(out),
+        trained=trained,
+        calls=calls,
+        work=work,
+        warnings=warnings,
     )
+
+
+def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
+    validation, test, few, found = split.records(VALIDATION), split.records(TEST), 30, []
+    advice = "Give more records, or a larger --held-out."
+    if not split.can_calibrate:
+        found.append(
+            f"The head is not calibrated: there are {validation} validation records, and at least {LEAST_TO_CALIBRATE} are "
+            f"needed. Its scores rank sequences, but are not probabilities. {advice}"
+        )
+    elif validation < few:
+        found.append(
+            f"The calibration is uncertain: there are only {validation} validation records. {advice}"
+        )
+    if test < few:
+        found.append(f"The metrics are uncertain: there are only {test} test records. {advice}")
+    if trained.is_at_bounds:
+        found.append(
+            "The calibration reached its limits: the validation records are all told apart, or hardly any are. Scores of "
+            "other sequences are not probabilities. Give records that are more varied."
+        )
+    return tuple(found)
 
 
 def _fit_classifier(
@@ -284,7 +335,8 @@ def _fit_classifier(
     ]
     features, work = read_features(folder, plan, [one.rows for one in sampled])
     train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
-    return train_head(train, validation, settings.trainer), work, None
+    trained = train_head(train, validation, settings.trainer, calibrate=split.can_calibrate)
+    return trained, work, None
 
 
 def _fit_contig_head(
@@ -304,7 +356,7 @@ def _fit_contig_head(
     train, validation = (one.with_features(x, store) for one, x in zip(sampled, features, strict=True))
     dna_width, protein_width = (model.spec.embedding_dim for model in plan.models)
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=table.class_names, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer)
+    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=split.can_calibrate)
     runs = zip((train, validation), sampled, strict=True)
     own, held_out = (
         _pieces(trained.head, part, one.records, table, settings.trainer.seed) for part, one in runs

@@ -161,5 +161,7 @@ def test_the_fit_is_reproducible_with_any_number_of_threads() -> None:
             torch.set_num_threads(before)
         states.append(head.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    plain = train_contig_head(train, validation, SPEC, settings, calibrate=False)
+    assert (plain.temperature, plain.contig_temperature) == (1.0, (1.0, 0.0))
     other = train_contig_head(train, validation, SPEC, replace(settings, seed=1)).head.state_dict()
     assert not torch.equal(other["gate.weight"], states[0]["gate.weight"])
