@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -207,7 +208,7 @@ def _fit(
     `draw` gives the batches of an epoch with their weights in its mean loss.
     """
     history: list[Epoch] = []
-    best, best_loss, best_state = 0, math.inf, _state(head)
+    best, best_loss, best_state = 0, math.inf, deepcopy(head.state_dict())
     for epoch in range(1, settings.epochs + 1):
         head.train()
         batches, total = draw(), 0.0
@@ -227,16 +228,13 @@ def _fit(
         history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
         _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
         if held_out is None or held_out < best_loss - 1e-4:
-            best, best_loss, best_state = epoch, best_loss if held_out is None else held_out, _state(head)
+            best, best_loss = epoch, best_loss if held_out is None else held_out
+            best_state = deepcopy(head.state_dict())
         if epoch - best >= settings.patience:
             break
     head.load_state_dict(best_state)
     head.eval()
     return history, best
-
-
-def _state(head: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in head.state_dict().items()}
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.specs import FrameRule, InputFile
+from virnuc_core.specs import InputFile
 from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights
 from virnuc_core.training.fit import (
     LabelledVectors,
@@ -66,11 +66,6 @@ from virnuc_core.training.split import (
 
 Int64 = npt.NDArray[np.int64]
 
-_NOTHING_TO_EMBED: Final[dict[FrameRule, str]] = {
-    "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. Give "
-    "longer records, a shorter --chunk-length, or --frames longest.",
-    "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
-}
 # Validation records; with fewer, a head keeps its scores as they are.
 LEAST_TO_CALIBRATE: Final = 10
 
@@ -237,17 +232,20 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     """
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
-        raise InputError(f"no record has {_NOTHING_TO_EMBED[store.meta.frames]}")
+        nothing = {
+            "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "Give longer records, a shorter --chunk-length, or --frames longest.",
+            "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
+        }
+        raise InputError(f"no record has {nothing[store.meta.frames]}")
     records = record_of_frames(store)
     is_usable = np.zeros(len(table.names), np.bool_)
     is_usable[records] = True
     part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
     make_folder(folder.training)
-    written = dict(
-        zip((store.record_number - 1).tolist(), store.record_names(0, store.num_records), strict=True)
-    )
+    rows = (store.record_number - 1).tolist()
     lines = ["record\tid\tclass\tgroup\tpart"]
-    for row, name in written.items():
+    for row, name in zip(rows, store.record_names(0, store.num_records), strict=True):
         class_name = table.class_names[table.classes[row]]
         lines.append(f"{row + 1}\t{name}\t{class_name}\t{table.groups[row]}\t{PARTS[part[row]]}")
     write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
