@@ -37,9 +37,9 @@ from virnuc_core.results.run_opening import (
 )
 from virnuc_core.run_folder import EMBED_SUFFIX, RunFolder
 from virnuc_core.settings import LaneSettings, PredictSettings, TrainSettings, train_config
+from virnuc_core.training.fit import TrainerSettings
 from virnuc_core.training.heads import HeadSettings, label_records
 from virnuc_core.training.labels import LabelledFiles
-from virnuc_core.training.trainer import TrainerSettings
 
 read_labels = Resumable(label_records, "label")
 

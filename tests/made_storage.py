@@ -19,19 +19,18 @@ from moto.server import ThreadedMotoServer
 
 
 class WebServer:
-    """Serves files, in ranges unless told otherwise.
+    """Serves files.
 
     Attributes:
-        ranges: the Range headers of the requests so far.
+        gets: requests for content so far.
         left: requests that are still answered with content; the others are cut off in the middle.
-        pause: seconds before each answer.
+        pause: seconds before the content of each answer.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, str] = {}
-        self.ranges: list[str] = []
-        self.has_ranges = True
+        self.gets = 0
         self.left = 1_000_000
         self.pause = 0.0
         self.url = ""
@@ -47,18 +46,14 @@ class WebServer:
 
             def do_GET(self) -> None:
                 content = state.files.get(self.path.partition("?")[0])
-                asked = self.headers.get("Range") if state.has_ranges else None
-                if content is not None and asked:
-                    state.ranges.append(asked)
-                    first, last = asked.removeprefix("bytes=").split("-")
-                    content = content[int(first) : int(last) + 1]
-                self._begin(content, 206 if asked else 200)
+                self._begin(content)
+                state.gets += 1
                 state.left -= 1
                 time.sleep(state.pause)
                 self.wfile.write((content or b"")[: None if state.left >= 0 else len(content or b"") // 2])
 
-            def _begin(self, content: bytes | None, status: int = 200) -> None:
-                self.send_response(404 if content is None else status)
+            def _begin(self, content: bytes | None) -> None:
+                self.send_response(404 if content is None else 200)
                 self.send_header("Content-Length", str(len(content or b"")))
                 for name, value in state.headers.items():
                     self.send_header(name, value)

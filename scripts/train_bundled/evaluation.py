@@ -18,8 +18,7 @@ from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
 from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
 from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
-from virnuc_core.training.contigs import fit_contig_temperature
-from virnuc_core.training.trainer import fit_temperature
+from virnuc_core.training.fit import fit_contig_temperature, fit_temperature
 
 Float64 = npt.NDArray[np.float64]
 

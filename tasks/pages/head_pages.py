@@ -71,6 +71,7 @@ def head_card(run: Training, levels: Mapping[str, Metrics]) -> str:
         "",
         _command(run),
         "",
+        *_warnings(run),
         "## Models",
         "",
         *_models(run.plan),
@@ -125,6 +126,10 @@ def _command(run: Training) -> str:
     models = " ".join(f"{flags[model.family]} {model.name}" for model in run.plan.models)
     chunks = f"--chunk-length {run.plan.chunk_length}"
     return f"    virnuc predict contigs.fa --out run {models} {chunks} --head {Path(run.out).name}"
+
+
+def _warnings(run: Training) -> list[str]:
+    return [line for warning in run.head.warnings for line in (f"> **Warning:** {warning}", "")]
 
 
 def _models(plan: RunPlan) -> list[str]:

@@ -96,7 +96,10 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
         *(file["sha256"] for file in report["inputs"]),
         f"| viral | {' | '.join(f'{number} ({number})' for number in viral)} | ",
         "| epochs | 3 |",
-        "| temperature | ",
+        "| temperature | 1.0000 |",
+        "| temperature of contigs | 1.0000 + 0.0000 log(scored chunks) |",
+        "> **Warning:** The head is not calibrated: there are 3 validation records, and at least 10 are needed.",
+        "> **Warning:** The metrics are uncertain: there are only 3 test records.",
         "the longest stop-free stretches of chunks of 60 bp",
         auroc,
     ):

@@ -1,5 +1,6 @@
-"""Copies of remote files: continued, checked, noticed when they change, and never half a result."""
+"""Copies of remote files: noticed when they change, and never half of one; results that arrive complete."""
 
+import base64
 import hashlib
 import os
 import signal
@@ -9,23 +10,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from tests.made_storage import ObjectStorage, WebServer, storage, web
-from virnuc_core import remote
-from virnuc_core.errors import InputError, MismatchError, StorageError, StorageLostError, UsageError
+from virnuc_core.errors import (
+    InputError,
+    MismatchError,
+    StorageError,
+    StorageLostError,
+    UsageError,
+    VirnucError,
+)
 from virnuc_core.remote import is_url, output_path, require_place, require_shared_staging, stage_in, stage_out
 
 __all__ = ["storage", "web"]
 
-CONTENT = bytes(range(256)) * 40  # 10,240 bytes in ranges of 1,000
+CONTENT = bytes(range(256)) * 40
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, set_env: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, set_env: Callable[..., None]) -> Path:
     set_env(VIRNUC_HOME=tmp_path / "home")
-    monkeypatch.setattr(remote, "_RANGE_BYTES", 1000)
-    monkeypatch.setattr(remote, "_BATCH_BYTES", 2000)
     return tmp_path / "home"
 
 
@@ -42,76 +48,97 @@ def test_an_object_is_copied_once_and_again_when_it_changes(storage: ObjectStora
     assert path.read_bytes() == CONTENT[::-1]
 
 
-def test_a_copy_that_was_cut_off_is_continued(web: WebServer) -> None:
-    web.files["/contigs.fa"] = CONTENT
-    web.left = 6  # the probe, and five ranges
+def test_a_file_of_a_web_server_is_copied_as_it_is(web: WebServer) -> None:
+    web.files["/contigs.fa.gz"], url = CONTENT, f"{web.url}/contigs.fa.gz?download=1"
+    web.headers.update({"ETag": '"1"', "Content-Encoding": "gzip"})
+    path = stage_in(url)
+    assert (path.name, path.read_bytes()) == ("contigs.fa.gz", CONTENT)
+    web.files["/contigs.fa.gz"] = CONTENT[::-1]
+    assert stage_in(url).read_bytes() == CONTENT
+    web.headers["ETag"] = '"2"'
+    assert stage_in(url).read_bytes() == CONTENT[::-1]
+
+
+def test_half_a_copy_is_not_used(web: WebServer, home: Path) -> None:
+    web.files["/contigs.fa"], web.left = CONTENT, 0
     with pytest.raises(StorageLostError, match=r"contigs\.fa cannot be reached"):
         stage_in(f"{web.url}/contigs.fa")
-    web.left, web.ranges = 1_000_000, []
+    assert not list(home.rglob("contigs.fa"))
+    web.left = 1_000_000
     assert stage_in(f"{web.url}/contigs.fa").read_bytes() == CONTENT
-    begins = sorted(int(asked[6:].partition("-")[0]) for asked in web.ranges)
-    assert begins == [1, *range(4000, 10_240, 1000)]
 
 
-def test_a_killed_copy_is_continued(web: WebServer, home: Path) -> None:
-    web.files["/contigs.fa"], web.pause = CONTENT, 0.05
-    code = (
-        "import sys; from virnuc_core import remote; remote._RANGE_BYTES, remote._BATCH_BYTES = 1000, 2000; "
-        "remote.stage_in(sys.argv[1])"
-    )
+def test_a_killed_copy_is_made_again(web: WebServer) -> None:
+    web.files["/contigs.fa"], web.pause = CONTENT, 0.2
+    code = "import sys; from virnuc_core.remote import stage_in; stage_in(sys.argv[1])"
     with subprocess.Popen(
         [sys.executable, "-c", code, f"{web.url}/contigs.fa"], env={**os.environ}
     ) as process:
-        while len(web.ranges) < 6:  # the probe, two batches, and the third begins
+        while not web.gets:
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
     web.finish_requests()
-    web.ranges, web.pause = [], 0.0
     assert stage_in(f"{web.url}/contigs.fa").read_bytes() == CONTENT
-    begins = sorted(int(asked[6:].partition("-")[0]) for asked in web.ranges)
-    assert begins == [1, *range(4000, 10_240, 1000)]
 
 
-def test_a_server_without_ranges_is_read_whole(web: WebServer) -> None:
-    web.files["/contigs.fa"], web.has_ranges = CONTENT, False
-    assert stage_in(f"{web.url}/contigs.fa?download=1").read_bytes() == CONTENT
-
-
-def test_a_damaged_copy_is_thrown_away(web: WebServer) -> None:
-    web.files["/contigs.fa"] = CONTENT
-    web.headers["Content-MD5"] = "1B2M2Y8AsgTpgAmY7PhCfg=="  # of nothing
-    url = f"{web.url}/contigs.fa"
-    with pytest.raises(StorageLostError, match="has the MD5"):
-        stage_in(url)
+def test_a_damaged_copy_is_thrown_away(web: WebServer, home: Path) -> None:
     web.files["/contigs.fa"] = b"x" + CONTENT[1:]
-    with pytest.raises(StorageLostError, match="has the MD5"):
-        stage_in(url)
-    # Twice the same: then what the server says is no MD5.
-    assert stage_in(url).read_bytes() == b"x" + CONTENT[1:]
+    web.headers["Content-MD5"] = base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
+    with pytest.raises(StorageLostError, match="another size or MD5"):
+        stage_in(f"{web.url}/contigs.fa")
+    assert not list(home.rglob("contigs.fa"))
+    web.files["/contigs.fa"] = CONTENT
+    assert stage_in(f"{web.url}/contigs.fa").read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(
+    ("url", "kind", "message"),
+    [
+        ("WEB/nothing.fa", InputError, r"nothing\.fa does not exist"),
+        ("WEB/%2e%2e", InputError, "does not exist"),
+        ("STORAGE/nothing.fa", InputError, "does not exist"),
+        ("STORAGE/folder", InputError, "is a folder"),
+        ("s3://no-such-bucket/x.fa", InputError, "does not exist"),
+        ("foo://host/contigs.fa", UsageError, "unknown kind"),
+        ("reference://host/contigs.fa", UsageError, "unknown kind"),
+        ("github://contigs.fa", UsageError, "unknown kind"),
+        ("dir://contigs.fa", UsageError, "unknown kind"),
+        ("data://contigs.fa", StorageError, "is refused"),
+        ("gs://bucket/contigs.fa", UsageError, r"pip install 'virnuc\[gcs\]'"),
+    ],
+)
 def test_failures_say_what_to_do(
-    web: WebServer, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    web: WebServer,
+    storage: ObjectStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    kind: type[VirnucError],
+    message: str,
 ) -> None:
-    with pytest.raises(InputError, match=r"nothing\.fa does not exist"):
-        stage_in(f"{web.url}/nothing.fa")
-    with pytest.raises(InputError, match="does not exist"):
-        stage_in(f"{storage.url}/nothing.fa")
-    with pytest.raises(UsageError, match="unknown kind"):
-        stage_in("foo://host/contigs.fa")
-    with pytest.raises(UsageError, match="--out https://host/run cannot be written"):
-        output_path("https://host/run")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UsageError, match=r"pip install 'virnuc\[gcs\]'"):
-        stage_in("gs://bucket/contigs.fa")
+    storage.put("folder/contigs.fa", CONTENT)
+    with pytest.raises(kind, match=message) as raised:
+        stage_in(url.replace("WEB", web.url).replace("STORAGE", storage.url))
+    assert not raised.value.retryable
+
+
+def test_missing_credentials_are_no_reason_to_try_again(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    type(remote._Remote.open("s3://x/y").files).clear_instance_cache()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(StorageError, match="credentials") as raised:
         stage_in(f"{storage.url}/nothing.fa")
     assert not raised.value.retryable
+
+
+@pytest.mark.parametrize("out", ["https://host/run", "s3://", "s3://bucket/.."])
+def test_places_that_cannot_be_written(out: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        output_path(out)
 
 
 def test_messages_hold_no_secrets(web: WebServer) -> None:

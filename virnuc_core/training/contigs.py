@@ -1,25 +1,23 @@
-"""Contigs to fit a ContigHead on, and its losses and temperatures.
+"""Contigs to fit a ContigHead on, and its losses.
 
 Used by `virnuc train` and by the training of the bundled models, which fits the encoders along with the head.
 
 Shape legend: N rows, C chunks and R contigs of a batch, Z width of a code, K classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional
 
 from virnuc_core.columns import concatenated_ranges
-from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead
+from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.memory import to_device
-from virnuc_core.training.trainer import cross_entropy
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -29,8 +27,6 @@ Run = tuple[int, int]  # consecutive chunks of a record: first, end
 MOST_CHUNKS: Final = 24
 # Contigs of a batch of about 512 chunks: how many, and their least and greatest number of chunks.
 CONTIG_SIZES: Final = ((128, 1, 1), (32, 2, 3), (24, 4, 8), (10, 9, MOST_CHUNKS))
-# Of contigs with at least so many chunks, half are joined from a virus and another genome.
-_LEAST_JOINED: Final = 9
 _NO_CONTIG: Final = -1
 
 
@@ -80,6 +76,39 @@ def make_batch(first_row: Int64, contigs: list[list[Run]], classes: Int64, group
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledRuns:
+    """T runs of chunks, each of one record, with C chunks and N rows in all, in order.
+
+    Attributes:
+        features: fp32 (N, F), DNA before protein.
+        sizes: int64 (N, 2), see `FrameStore.sizes`.
+        first_row: int64 (C + 1,), first row of each chunk, and N.
+        first_chunk: int64 (T + 1,), first chunk of each run, and C.
+        classes: int64 (T,), index into the classes of the head.
+        groups: int64 (T,), related records share a group.
+        weights: float64 (T,), sampling probabilities; sum to 1.
+    """
+
+    features: npt.NDArray[np.float32]
+    sizes: Int64
+    first_row: Int64
+    first_chunk: Int64
+    classes: Int64
+    groups: Int64
+    weights: Float64
+
+    @property
+    def chunk_run(self) -> Int64:
+        """int64 (C,): run of each chunk."""
+        return np.repeat(np.arange(len(self.classes)), np.diff(self.first_chunk))
+
+    def batches(self, drawn: Iterable[list[list[Run]]]) -> Iterator[ContigBatch]:
+        """A batch of each list of contigs, see `make_batch`."""
+        classes, groups = self.classes[self.chunk_run], self.groups[self.chunk_run]
+        return (make_batch(self.first_row, contigs, classes, groups) for contigs in drawn)
+
+
 class ContigSampler:
     """Draws contigs from records whose chunks are first_chunk[i]..first_chunk[i + 1] - 1, in proportion to their weights."""
 
@@ -97,7 +126,8 @@ class ContigSampler:
         for count, least, most in CONTIG_SIZES:
             for _ in range(max(2, round(scale * count))):
                 record, run = self._draw_run(draw_size(least, most, rng), rng)
-                is_joined = self._has_both and least >= _LEAST_JOINED and rng.random() < 0.5
+                # Half of the longest are joined from a virus and another genome.
+                is_joined = self._has_both and least >= 9 and rng.random() < 0.5
                 contigs.append(self._join(record, run, rng) if is_joined else [run])
         return contigs
 
@@ -196,20 +226,3 @@ def _relatives_loss(embedding: Tensor, group: Tensor) -> Tensor:
     counts = is_relative.sum(1)
     each = -(log_share * is_relative).sum(1) / counts.clamp(min=1)
     return each.sum() / (counts > 0).sum().clamp(min=1)
-
-
-def fit_contig_temperature(
-    margins: Float64, is_viral: Bool, weights: Float64, num_chunks: Float64 | Int64
-) -> Float64:
-    """Intercept and slope, over the logarithm of the number of chunks (n,), of the temperature of contigs.
-
-    They have the smallest weighted cross-entropy of the log-odds `margins` (n,); see `ContigHead.contig_margin`.
-    """
-    log_chunks = np.log(np.maximum(1, num_chunks))
-
-    def loss(parameters: Float64) -> float:
-        temperature = np.clip(parameters[0] + parameters[1] * log_chunks, *TEMPERATURE_BOUNDS)
-        return cross_entropy(margins / temperature, is_viral, weights) / float(weights.sum())
-
-    found = np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)
-    return np.asarray(np.clip(found, -TEMPERATURE_BOUNDS[1], TEMPERATURE_BOUNDS[1]))

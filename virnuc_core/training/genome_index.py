@@ -23,8 +23,7 @@ from virnuc_core.results.nearest import (
     fit_cuts,
     fit_unsure_above,
 )
-from virnuc_core.training.contig_trainer import LabelledRuns
-from virnuc_core.training.contigs import cut_runs
+from virnuc_core.training.contigs import LabelledRuns, cut_runs
 
 _MOST_PIECES: Final = 20_000
 _MOST_OF_GROUP: Final = 500

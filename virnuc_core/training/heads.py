@@ -1,6 +1,7 @@
 """Trains a head from labelled records: splits them, fits it, measures it on the test records, and writes it."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,9 +33,15 @@ from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
 from virnuc_core.sequences.reader import input_digest
-from virnuc_core.specs import FrameRule, InputFile
-from virnuc_core.training.contig_trainer import LabelledRuns, train_contig_head
-from virnuc_core.training.contigs import MOST_CHUNKS, LossWeights
+from virnuc_core.specs import InputFile
+from virnuc_core.training.contigs import MOST_CHUNKS, LabelledRuns, LossWeights
+from virnuc_core.training.fit import (
+    LabelledVectors,
+    TrainedHead,
+    TrainerSettings,
+    train_contig_head,
+    train_head,
+)
 from virnuc_core.training.genome_index import LabelledPieces, build_index, embed_pieces
 from virnuc_core.training.labels import (
     GenBankCounts,
@@ -56,16 +63,13 @@ from virnuc_core.training.split import (
     split_records,
     subsample,
 )
-from virnuc_core.training.trainer import LabelledVectors, TrainedHead, TrainerSettings, train_head
 
 Int64 = npt.NDArray[np.int64]
 
-_NOTHING_TO_EMBED: Final[dict[FrameRule, str]] = {
-    "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. Give "
-    "longer records, a shorter --chunk-length, or --frames longest.",
-    "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
-}
-_RECORD_COLUMNS: Final = ("record", "id", "class", "group", "part")
+# Validation records; with fewer, a head keeps its scores as they are.
+LEAST_TO_CALIBRATE: Final = 10
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,16 +158,32 @@ class RecordSplit:
     part: npt.NDArray[np.int8]
     counts: tuple[PartCounts, ...]
 
+    def records(self, part: int) -> int:
+        """Usable records of a part."""
+        return sum(one.records for one in self.counts if one.part == PARTS[part])
+
+    @property
+    def can_calibrate(self) -> bool:
+        """Whether there are enough validation records to fit temperatures to."""
+        return self.records(VALIDATION) >= LEAST_TO_CALIBRATE
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedHead:
-    """A head written to `path`; `fingerprint` is the file's SHA-256, `calls` are those of the test records, by level."""
+    """A head written to `path`.
+
+    Attributes:
+        fingerprint: SHA-256 of the file.
+        calls: those of the test records, by level.
+        warnings: sentences about what the figures and scores are not good for.
+    """
 
     path: Path
     fingerprint: str
     trained: TrainedHead
     calls: dict[str, KnownCalls]
     work: ShardCounters
+    warnings: tuple[str, ...]
 
     @property
     def levels(self) -> dict[str, Metrics]:
@@ -212,17 +232,20 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
     """
     store = FrameStore.open(folder.frames)
     if store.num_frames == 0:
-        raise InputError(f"no record has {_NOTHING_TO_EMBED[store.meta.frames]}")
+        nothing = {
+            "open": "an open reading frame, so there is nothing to train on: every chunk has a stop codon in all six frames. "
+            "Give longer records, a shorter --chunk-length, or --frames longest.",
+            "longest": f"a stop-free stretch of {LEAST_RESIDUES} codons, so there is nothing to train on. Give longer records.",
+        }
+        raise InputError(f"no record has {nothing[store.meta.frames]}")
     records = record_of_frames(store)
     is_usable = np.zeros(len(table.names), np.bool_)
     is_usable[records] = True
     part = split_records(table.is_viral, table.groups, is_usable, settings.held_out, settings.trainer.seed)
     make_folder(folder.training)
-    written = dict(
-        zip((store.record_number - 1).tolist(), store.record_names(0, store.num_records), strict=True)
-    )
-    lines = ["\t".join(_RECORD_COLUMNS)]
-    for row, name in written.items():
+    rows = (store.record_number - 1).tolist()
+    lines = ["record\tid\tclass\tgroup\tpart"]
+    for row, name in zip(rows, store.record_names(0, store.num_records), strict=True):
         class_name = table.class_names[table.classes[row]]
         lines.append(f"{row + 1}\t{name}\t{class_name}\t{table.groups[row]}\t{PARTS[part[row]]}")
     write_text(folder.training / "records.tsv", "\n".join(lines) + "\n")
@@ -249,18 +272,49 @@ def fit_head(
         index = build_index(*pieces, classifier_fingerprint(out), settings.trainer.seed)
         save_index(index, index_path(out))
     calls = _test_calls(folder, plan, store, table, split, out)
+    warnings = _warnings(split, trained)
+    for warning in warnings:
+        _log.warning("%s", warning)
     document = {
         "settings": asdict(settings),
         "parts": [asdict(one) for one in split.counts],
         **_fitted(trained),
+        "warnings": warnings,
         "history": [asdict(one) for one in trained.history],
         "test": {level: asdict(measure(known)) for level, known in calls.items()},
         **({} if index is None else {"index": index.figures}),
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
     return FittedHead(
-        path=out, fingerprint=classifier_fingerprint(out), trained=trained, calls=calls, work=work
+        path=out,
+        fingerprint=classifier_fingerprint(out),
+        trained=trained,
+        calls=calls,
+        work=work,
+        warnings=warnings,
     )
+
+
+def _warnings(split: RecordSplit, trained: TrainedHead) -> tuple[str, ...]:
+    validation, test, few, found = split.records(VALIDATION), split.records(TEST), 30, []
+    advice = "Give more records, or a larger --held-out."
+    if not split.can_calibrate:
+        found.append(
+            f"The head is not calibrated: there are {validation} validation records, and at least {LEAST_TO_CALIBRATE} are "
+            f"needed. Its scores rank sequences, but are not probabilities. {advice}"
+        )
+    elif validation < few:
+        found.append(
+            f"The calibration is uncertain: there are only {validation} validation records. {advice}"
+        )
+    if test < few:
+        found.append(f"The metrics are uncertain: there are only {test} test records. {advice}")
+    if trained.is_at_bounds:
+        found.append(
+            "The calibration reached its limits: the validation records are all told apart, or hardly any are. Scores of "
+            "other sequences are not probabilities. Give records that are more varied."
+        )
+    return tuple(found)
 
 
 def _fit_classifier(
@@ -279,7 +333,8 @@ def _fit_classifier(
     ]
     features, work = read_features(folder, plan, [one.rows for one in sampled])
     train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
-    return train_head(train, validation, settings.trainer), work, None
+    trained = train_head(train, validation, settings.trainer, calibrate=split.can_calibrate)
+    return trained, work, None
 
 
 def _fit_contig_head(
@@ -299,7 +354,7 @@ def _fit_contig_head(
     train, validation = (one.with_features(x, store) for one, x in zip(sampled, features, strict=True))
     dna_width, protein_width = (model.spec.embedding_dim for model in plan.models)
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=table.class_names, num_virus=1)
-    trained = train_contig_head(train, validation, spec, settings.trainer)
+    trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=split.can_calibrate)
     runs = zip((train, validation), sampled, strict=True)
     own, held_out = (
         _pieces(trained.head, part, one.records, table, settings.trainer.seed) for part, one in runs

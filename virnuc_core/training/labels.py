@@ -10,6 +10,7 @@ import io
 import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,17 +30,8 @@ from virnuc_core.sequences.reader import STDIN, iter_records, reading_text
 from virnuc_core.training.split import KinshipSketches, join_groups
 
 VIRAL: Final = "viral"
-_BEGINNING: Final = b"LOCUS "
-_DOMAINS: Final = ("Bacteria", "Archaea", "Eukaryota")
-# Feature types that annotate regions of foreign origin, and qualifiers that describe them.
-_REGION_TYPES: Final = frozenset({"source", "mobile_element", "misc_feature", "region", "repeat_region"})
-_REGION_WORDS: Final = re.compile(r"\b(prophages?|provirus(es)?|proviral)\b", re.IGNORECASE)
-_REGION_QUALIFIERS: Final = ("mobile_element_type", "note", "label", "standard_name", "region_name")
-_WRONG_LENGTH: Final = "Expected sequence length"
-
 OTHER: Final = "other"
-_VIRAL_NAMES: Final = frozenset({"viral", "virus", "viruses"})
-_RECORD_COLUMNS: Final = ("record", "id")
+_BEGINNING: Final = b"LOCUS "
 
 Int64 = npt.NDArray[np.int64]
 
@@ -164,11 +156,10 @@ def read_records(
     Raises:
         InputError: a record has no label, or the same sequence is in both classes.
     """
-    by_path = {source.path: source for source in sources}
+    groups, by_path = groups or {}, {source.path: source for source in sources}
     names: list[str] = []
     classes: list[str] = []
     lengths: list[int] = []
-    own_groups: list[str] = []
     sketches = KinshipSketches()
     seen: dict[int, int] = {}
     for record in iter_records([source.path for source in sources], "dna"):
@@ -176,9 +167,6 @@ def read_records(
         names.append(record.name)
         classes.append(class_name)
         lengths.append(len(record.sequence))
-        own_groups.append(
-            f"g {groups[record.name]}" if groups and record.name in groups else f"r {len(names)}"
-        )
         if kinship:
             row = seen.setdefault(sketches.add(record.sequence), len(names) - 1)
             if record.sequence and (classes[row] == VIRAL) != (class_name == VIRAL):
@@ -190,19 +178,17 @@ def read_records(
         raise InputError(
             "none of the records is in the table of --groups: its first column is the first word of a header."
         )
-    others = sorted(set(classes) - {VIRAL})
-    class_names = (VIRAL, *others)
-    number = {name: i for i, name in enumerate(class_names)}
-    grouped = (
-        np.unique(own_groups, return_inverse=True)[1].astype(np.int64) if names else np.zeros(0, np.int64)
-    )
+    class_names = (VIRAL, *sorted(set(classes) - {VIRAL}))
+    own_groups = [groups.get(name, "") for name in names]
+    distinct = [f"g {group}" if group else f"r {row}" for row, group in enumerate(own_groups, 1)]
+    grouped = np.unique(distinct, return_inverse=True)[1].astype(np.int64)
     return RecordTable(
         names=tuple(names),
-        classes=np.array([number[name] for name in classes], np.int64),
+        classes=np.array(list(map(class_names.index, classes)), np.int64),
         class_names=class_names,
         lengths=np.array(lengths, np.int64),
         groups=join_groups(grouped, sketches.groups()) if kinship else grouped,
-        group_names=tuple((groups or {}).get(name, "") for name in names),
+        group_names=tuple(own_groups),
     )
 
 
@@ -217,7 +203,7 @@ def read_table(path: str, column: str) -> dict[str, str]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t")
             header = rows.fieldnames or ()
-            key = next((name for name in _RECORD_COLUMNS if name in header), None)
+            key = next((name for name in ("record", "id") if name in header), None)
             if key is None or column not in header:
                 raise InputError(
                     f"{path} has no columns record and {column}: give a tab-separated table whose first line names them."
@@ -243,7 +229,7 @@ def _class_of(source: LabelledSource, name: str) -> str:
             f"record {name} of {source.path} has no label: add it to the table, or take it out of the file."
         )
     class_name = source.classes[name]
-    return VIRAL if class_name.casefold() in _VIRAL_NAMES else class_name
+    return VIRAL if class_name.casefold() in ("viral", "virus", "viruses") else class_name
 
 
 def _require_labels(files: LabelledFiles) -> None:
@@ -258,18 +244,9 @@ def _require_labels(files: LabelledFiles) -> None:
         )
     if files.labels is not None and not files.labelled:
         raise UsageError("--labels is for files that are named without a flag, and there is none.")
-    twice = next(_repeated(sequences), None)
-    if twice is not None:
-        raise UsageError(f"{twice} is given twice: a file has one class only.")
-
-
-def _repeated(paths: tuple[str, ...]) -> Iterator[str]:
-    seen: set[Path] = set()
-    for path in paths:
-        place = Path(path).absolute()
-        if place in seen:
-            yield path
-        seen.add(place)
+    [(place, times)] = Counter(Path(path).absolute() for path in sequences).most_common(1)
+    if times > 1:
+        raise UsageError(f"{place} is given twice: a file has one class only.")
 
 
 def is_genbank(path: str) -> bool:
@@ -325,20 +302,16 @@ def _iter_records(path: str) -> Iterator[SeqRecord]:
         with io.TextIOWrapper(text, encoding="utf-8") as lines:
             for record in SeqIO.parse(lines, "genbank"):
                 number += 1
-                _require_sequence(path, record)
+                try:
+                    str(record.seq)
+                except UndefinedSequenceError as error:
+                    raise InputError(
+                        f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
+                        '("GenBank (full)").'
+                    ) from error
                 yield record
     if number == 0:
         raise InputError(f"{path} holds no whole GenBank record. Download it again.")
-
-
-def _require_sequence(path: str, record: SeqRecord) -> None:
-    try:
-        str(record.seq)
-    except UndefinedSequenceError as error:
-        raise InputError(
-            f"record {record.id} of {path} has no sequence, only a length. Download it with its sequence "
-            '("GenBank (full)").'
-        ) from error
 
 
 @contextmanager
@@ -346,7 +319,7 @@ def _damage_of(path: str) -> Iterator[None]:
     """Raises InputError for what Biopython raises or warns of when records are incomplete."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BiopythonParserWarning)
-        warnings.filterwarnings("error", _WRONG_LENGTH, BiopythonParserWarning)
+        warnings.filterwarnings("error", "Expected sequence length", BiopythonParserWarning)
         try:
             yield
         except (ValueError, AssertionError, LookupError, BiopythonParserWarning) as error:
@@ -357,19 +330,22 @@ def _class_in_lineage(record: SeqRecord) -> str | None:
     lineage = cast("list[str]", record.annotations.get("taxonomy", []))
     if "Viruses" in lineage:
         return VIRAL
-    return next((domain.lower() for domain in _DOMAINS if domain in lineage), None)
+    return next((name.lower() for name in ("Bacteria", "Archaea", "Eukaryota") if name in lineage), None)
 
 
 def _prophages(record: SeqRecord) -> tuple[tuple[int, int], ...]:
     """Regions annotated as prophage (0-based, half-open), in order and merged where they overlap or touch."""
+    types = ("source", "mobile_element", "misc_feature", "region", "repeat_region")
+    qualifiers = ("mobile_element_type", "note", "label", "standard_name", "region_name")
+    words = re.compile(r"\b(prophages?|provirus(es)?|proviral)\b", re.IGNORECASE)
     regions: list[tuple[int, int]] = []
     for feature in record.features:
-        if feature.location is None or feature.type not in _REGION_TYPES:
+        if feature.location is None or feature.type not in types:
             continue
-        described = " ".join(text for name in _REGION_QUALIFIERS for text in feature.qualifiers.get(name, ()))
+        described = " ".join(text for name in qualifiers for text in feature.qualifiers.get(name, ()))
         # A source feature spanning the whole record describes the organism ("has two prophages"), not a region.
         is_organism = feature.type == "source" and len(feature.location) == len(record)
-        if "proviral" in feature.qualifiers or (not is_organism and _REGION_WORDS.search(described)):
+        if "proviral" in feature.qualifiers or (not is_organism and words.search(described)):
             regions += [(int(part.start), int(part.end)) for part in feature.location.parts]
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(regions):

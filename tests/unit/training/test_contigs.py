@@ -11,17 +11,16 @@ from tests.made_models import make_contig_head
 from virnuc_core.models.contig_head import ContigHead, HeadSpec
 from virnuc_core.models.heads import load_head, save_head
 from virnuc_core.results.contig_scores import score_contigs
-from virnuc_core.training.contig_trainer import LabelledRuns, train_contig_head
 from virnuc_core.training.contigs import (
     MOST_CHUNKS,
     ContigSampler,
+    LabelledRuns,
     LossWeights,
     cut_runs,
-    fit_contig_temperature,
     head_losses,
     make_batch,
 )
-from virnuc_core.training.trainer import TrainerSettings
+from virnuc_core.training.fit import TrainerSettings, fit_contig_temperature, train_contig_head
 
 SPEC = HeadSpec(dna_width=8, protein_width=6, classes=("viral", "bacteria", "plasmid"), num_virus=1)
 SETTINGS = TrainerSettings(epochs=3, members=1, weight_decay=0.1)
@@ -162,5 +161,7 @@ def test_the_fit_is_reproducible_with_any_number_of_threads() -> None:
             torch.set_num_threads(before)
         states.append(head.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    plain = train_contig_head(train, validation, SPEC, settings, calibrate=False)
+    assert (plain.temperature, plain.contig_temperature) == (1.0, (1.0, 0.0))
     other = train_contig_head(train, validation, SPEC, replace(settings, seed=1)).head.state_dict()
     assert not torch.equal(other["gate.weight"], states[0]["gate.weight"])

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,14 @@ from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.heads import load_head
 from virnuc_core.results.integrity import check_run
 from virnuc_core.training import heads
+from virnuc_core.training.fit import TrainerSettings
 from virnuc_core.training.heads import (
+    LEAST_TO_CALIBRATE,
+    HeadSettings,
+    PartCounts,
+    RecordSplit,
     count_parts,
+    fit_head,
     read_features,
     record_of_frames,
     sample_frames,
@@ -29,6 +36,19 @@ def run(tmp_path_factory: pytest.TempPathFactory, made_models: MadeModels) -> Ma
     made = plan_run(folder / "head.safetensors.run", fasta, made_models.config(head=None), kind="train")
     made.compute()
     return made
+
+
+def table_of(run: MadeRun, *, classes: int) -> RecordTable:
+    """A class for each record in turn, and groups of two records."""
+    numbers = np.arange(int(run.store.record_number.max()))
+    return RecordTable(
+        names=tuple(map(str, numbers)),
+        classes=numbers % classes,
+        class_names=("viral", "bacteria", "plasmid")[:classes],
+        lengths=np.full(len(numbers), 60),
+        groups=numbers // 2,
+        group_names=("",) * len(numbers),
+    )
 
 
 def test_a_run_to_train_has_vectors_and_no_head(
@@ -58,20 +78,44 @@ def test_features_and_scores_are_those_of_the_shards(run: MadeRun, made_models: 
     np.testing.assert_array_equal(scores, scorer.score(dna[some], protein[some])["scores"])
 
 
+@pytest.mark.parametrize(
+    ("validation", "test", "warnings"),
+    [
+        (6, 6, ["The head is not calibrated: there are 6 validation", "The metrics are uncertain: there are only 6"]),
+        (10, 30, ["The calibration is uncertain: there are only 10 validation records"]),
+        (30, 29, ["The metrics are uncertain: there are only 29 test records"]),
+        (30, 30, []),
+    ],
+)  # fmt: skip
+def test_few_records_are_warned_of_and_fewer_calibrate_nothing(
+    run: MadeRun, tmp_path: Path, validation: int, test: int, warnings: list[str]
+) -> None:
+    table = table_of(run, classes=2)
+    counts = tuple(
+        PartCounts(part=part, class_name="viral", is_viral=True, records=records, groups=1, frames=1)
+        for part, records in (("train", 100), ("validation", validation), ("test", test))
+    )
+    split = RecordSplit(part=(np.arange(len(table.names)) % 3).astype(np.int8), counts=counts)
+    settings = HeadSettings(
+        trainer=TrainerSettings(epochs=2, members=1), held_out=0.1, group_power=0.6, most_frames=1000
+    )
+    run.folder.training.mkdir(exist_ok=True)
+    fitted = fit_head(run.folder, table, split, settings, tmp_path / "head.safetensors")
+    of_numbers = [warning for warning in fitted.warnings if "reached its limits" not in warning]
+    assert len(of_numbers) == len(warnings)
+    assert all(map(str.startswith, of_numbers, warnings))
+    assert (fitted.trained.temperature == 1.0) == (validation < LEAST_TO_CALIBRATE)
+    figures = json.loads((run.folder.training / "figures.json").read_text())
+    assert figures["warnings"] == list(fitted.warnings)
+
+
 def test_runs_are_sampled_from_their_part_with_whole_chunks(
     run: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "MOST_CHUNKS", 3)
     store = run.store
-    numbers = np.arange(int(store.record_number.max()))
-    table = RecordTable(
-        names=tuple(map(str, numbers)),
-        classes=numbers % 3,
-        class_names=("viral", "bacteria", "plasmid"),
-        lengths=np.full(len(numbers), 60),
-        groups=numbers // 2,
-        group_names=("",) * len(numbers),
-    )
+    table = table_of(run, classes=3)
+    numbers = np.arange(len(table.names))
     in_part, records = numbers % 5 != 0, record_of_frames(store)
     rng = np.random.default_rng(0)
     everything = sample_runs(table, store, in_part, 0.6, 10_000, rng)
@@ -101,15 +145,8 @@ def test_runs_are_sampled_from_their_part_with_whole_chunks(
 
 
 def test_frames_are_sampled_from_their_part_and_counted(run: MadeRun) -> None:
-    numbers = np.arange(int(run.store.record_number.max()))
-    table = RecordTable(
-        names=tuple(map(str, numbers)),
-        classes=numbers % 2,
-        class_names=("viral", "other"),
-        lengths=np.full(len(numbers), 60),
-        groups=numbers // 3,
-        group_names=("",) * len(numbers),
-    )
+    table = table_of(run, classes=2)
+    numbers = np.arange(len(table.names))
     records = record_of_frames(run.store)
     is_usable = np.isin(numbers, records)
     part = (table.groups % 3).astype(np.int8)

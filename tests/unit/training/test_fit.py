@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from virnuc_core.models.classifier import MLPClassifier, load_classifier, save_classifier
-from virnuc_core.training.trainer import (
+from virnuc_core.training.fit import (
     LabelledVectors,
     TrainerSettings,
     apply_temperature,
@@ -83,6 +83,36 @@ def test_members_side_by_side_give_the_mean_of_their_logits() -> None:
     assert {epoch.member for epoch in two.history} == {0, 1}
     other_seed = train_head(train, validation, replace(SETTINGS, seed=1))
     assert other_seed.history[0] != two.history[len(one.history)], "the samples of a member are its own"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "of_contigs", "is_at_bounds"),
+    [
+        (1.3, None, False),
+        (0.25001, None, True),
+        (19.999, None, True),
+        (1.3, (1.2, -0.3), False),
+        (1.3, (20.0, -20.0), True),
+        (1.3, (0.1, 0.5), True),
+        (1.3, (1.0, 20.0), True),
+    ],
+)
+def test_a_calibration_at_its_bounds(
+    temperature: float, of_contigs: tuple[float, float] | None, is_at_bounds: bool
+) -> None:
+    trained = train_head(made_vectors(40, 0), None, replace(SETTINGS, epochs=1))
+    assert not trained.is_at_bounds
+    calibrated = replace(trained, temperature=temperature, contig_temperature=of_contigs)
+    assert calibrated.is_at_bounds == is_at_bounds
+
+
+def test_without_calibration_the_temperature_is_1() -> None:
+    data = made_vectors(200, 0), made_vectors(100, 1)
+    plain, calibrated = (train_head(*data, SETTINGS, calibrate=wanted) for wanted in (False, True))
+    assert (plain.temperature, plain.history) == (1.0, calibrated.history)
+    features = torch.from_numpy(data[1].features)
+    expected = margins_of(calibrated.head, features) * calibrated.temperature
+    np.testing.assert_allclose(margins_of(plain.head, features), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("sharpness", [4.0, 1.0, 0.5])

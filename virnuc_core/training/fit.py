@@ -1,0 +1,416 @@
+"""Fits heads of both kinds to labelled vectors and calibrates them; reproducible on the same kind of machine."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from torch import Tensor, nn
+from torch.nn import functional
+
+from virnuc_core.models.classifier import MLPClassifier
+from virnuc_core.models.contig_head import TEMPERATURE_BOUNDS, ContigHead, HeadSpec
+from virnuc_core.models.heads import Head, fixed_threads
+from virnuc_core.training.contigs import (
+    ContigBatch,
+    ContigSampler,
+    LabelledRuns,
+    LossWeights,
+    cut_runs,
+    head_losses,
+)
+
+_ROWS_AT_ONCE: Final = 4096
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+Batch = TypeVar("Batch")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """Everything that decides the fit, apart from the vectors.
+
+    Attributes:
+        seed: of weights, dropout and sampling.
+        members: ensemble size of an MLPClassifier: heads of 512 hidden units, fitted from different seeds and merged into one that
+            gives the mean of their logits.
+        epochs: at most; an epoch samples as many frames as there are.
+        patience: epochs without a smaller validation loss after which a fit ends.
+        batch_frames: batch size.
+        learning_rate: peak; linear warm-up over a tenth of the epochs, then cosine decay.
+        weight_decay: of AdamW.
+    """
+
+    seed: int = 0
+    members: int = 2
+    epochs: int = 20
+    patience: int = 5
+    batch_frames: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledVectors:
+    """n frames whose class is known: features (n, D), DNA before protein, and sampling probabilities (n,)."""
+
+    features: npt.NDArray[np.float32]
+    is_viral: Bool
+    weights: Float64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """One epoch of one ensemble member; members are numbered from 0, epochs from 1.
+
+    The losses are means over the training batches, with dropout, and over the validation records (None without any).
+    """
+
+    member: int
+    epoch: int
+    train_loss: float
+    validation_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedHead:
+    """A head in evaluation mode, that takes features as the models give them.
+
+    Attributes:
+        temperature: of frames and chunks; part of the head, 1 if it is not calibrated.
+        best_epochs: the epoch that each member's weights come from.
+        contig_temperature: intercept and slope over the logarithm of the number of chunks; None for an MLPClassifier.
+    """
+
+    head: Head
+    temperature: float
+    history: tuple[Epoch, ...]
+    best_epochs: tuple[int, ...]
+    contig_temperature: tuple[float, float] | None = None
+
+    @property
+    def is_at_bounds(self) -> bool:
+        """Whether the calibration ended at a limit of the temperature, and not at the best one."""
+        least, most = TEMPERATURE_BOUNDS
+        intercept, slope = self.contig_temperature or (1.0, 0.0)
+        return any(not 1.001 * least < t < 0.999 * most for t in (self.temperature, intercept)) or (
+            abs(slope) > 0.999 * most
+        )
+
+
+def train_head(
+    train: LabelledVectors,
+    validation: LabelledVectors | None,
+    settings: TrainerSettings,
+    *,
+    calibrate: bool = True,
+) -> TrainedHead:
+    """Fits an MLPClassifier with early stopping, and calibrates it, both on the validation frames.
+
+    Without validation, for models trained on everything, which would be overconfident on any part of it, all epochs are run, the
+    last weights are used, and the temperature stays 1.
+    """
+    mean, scale = train.features.mean(0), train.features.std(0) + np.float32(1e-6)
+    inputs = replace(train, features=(train.features - mean) / scale)
+    held_out = validation and replace(validation, features=(validation.features - mean) / scale)
+    with _reproducible():
+        fitted = [_fit_member(inputs, held_out, settings, member) for member in range(settings.members)]
+        head = _merge([member for member, _, _ in fitted])
+        _fold_in(head, torch.from_numpy(mean), torch.from_numpy(scale))
+        head.eval().requires_grad_(False)
+        temperature = 1.0
+        if validation is not None and calibrate:
+            margins = margins_of(head, torch.from_numpy(validation.features))
+            temperature = fit_temperature(margins, validation.is_viral, validation.weights)
+            apply_temperature(head, temperature)
+    return TrainedHead(
+        head=head,
+        temperature=temperature,
+        history=tuple(epoch for _, history, _ in fitted for epoch in history),
+        best_epochs=tuple(best for _, _, best in fitted),
+    )
+
+
+def train_contig_head(
+    train: LabelledRuns,
+    validation: LabelledRuns,
+    spec: HeadSpec,
+    settings: TrainerSettings,
+    *,
+    calibrate: bool = True,
+) -> TrainedHead:
+    """Fits a ContigHead with early stopping, and calibrates it, both on the validation runs; `settings.members` has no meaning."""
+    # An epoch of few frames is longer, or there would be too few steps in all.
+    steps = max(40, math.ceil(len(train.features) / settings.batch_frames))
+    scale = settings.batch_frames / 1024  # at scale 1, a batch has about 512 chunks of two rows
+    sampler = ContigSampler(train.first_chunk, train.weights, train.classes < spec.num_virus)
+    features, sizes = torch.from_numpy(train.features), torch.from_numpy(train.sizes)
+
+    def draw() -> list[tuple[ContigBatch, int]]:
+        return [(batch, 1) for batch in itertools.islice(batches, steps)]
+
+    def loss(batch: ContigBatch) -> Tensor:
+        codes = _codes(head, features[batch.rows], sizes[batch.rows])
+        return torch.stack(list(head_losses(head, codes, batch, LossWeights()).values())).sum()
+
+    with _reproducible():
+        torch.manual_seed(settings.seed)
+        rng = np.random.default_rng((settings.seed, 0))
+        held_out = _HeldOut.cut(validation, spec.num_virus, rng)
+        batches = train.batches(sampler.draw(scale, rng) for _ in itertools.count())
+        head = ContigHead(spec, dropout=0.3)
+        _standardise(head, train)
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in head.parameters() if p.ndim > 1]},
+            {"params": [p for p in head.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
+        history, best = _fit(
+            head, optimizer, settings, 0, draw, loss, lambda: held_out.loss(head), max_norm=1.0
+        )
+        if calibrate:
+            held_out.calibrate(head)
+    head.requires_grad_(False)
+    intercept, slope = head.contig_temperature.tolist()
+    return TrainedHead(
+        head=head,
+        temperature=float(head.chunk_temperature),
+        contig_temperature=(intercept, slope),
+        history=tuple(history),
+        best_epochs=(best,),
+    )
+
+
+def _fit(
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: TrainerSettings,
+    member: int,
+    draw: Callable[[], list[tuple[Batch, int]]],
+    loss_of: Callable[[Batch], Tensor],
+    held_out_loss: Callable[[], float | None],
+    max_norm: float = math.inf,
+) -> tuple[list[Epoch], int]:
+    """Fits a head until `held_out_loss` stops falling; gives the epochs, and the one that the weights come from.
+
+    `draw` gives the batches of an epoch with their weights in its mean loss.
+    """
+    history: list[Epoch] = []
+    best, best_loss, best_state = 0, math.inf, deepcopy(head.state_dict())
+    for epoch in range(1, settings.epochs + 1):
+        head.train()
+        batches, total = draw(), 0.0
+        for step, (batch, weight) in enumerate(batches):
+            done = (epoch - 1 + step / len(batches)) / settings.epochs
+            warm_up, decay = min(1.0, 10 * done + 0.05), 0.5 * (1 + math.cos(math.pi * done))
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * (warm_up * decay)
+            loss = loss_of(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), max_norm)
+            optimizer.step()
+            total += loss.item() * weight
+        head.eval()
+        mean, held_out = total / max(1, sum(weight for _, weight in batches)), held_out_loss()
+        history.append(Epoch(member=member, epoch=epoch, train_loss=mean, validation_loss=held_out))
+        _log.info("epoch %d: loss %.4f, validation loss %s", epoch, mean, held_out)
+        if held_out is None or held_out < best_loss - 1e-4:
+            best, best_loss = epoch, best_loss if held_out is None else held_out
+            best_state = deepcopy(head.state_dict())
+        if epoch - best >= settings.patience:
+            break
+    head.load_state_dict(best_state)
+    head.eval()
+    return history, best
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """Fixes the number of threads; restores it and the random state afterwards."""
+    state = torch.get_rng_state()
+    with fixed_threads(4):
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
+
+
+def _fit_member(
+    train: LabelledVectors, held_out: LabelledVectors | None, settings: TrainerSettings, member: int
+) -> tuple[MLPClassifier, list[Epoch], int]:
+    features, targets = torch.from_numpy(train.features), torch.from_numpy(train.is_viral.astype(np.int64))
+
+    def draw() -> list[tuple[Tensor, int]]:
+        sampled = torch.from_numpy(rng.choice(len(targets), len(targets), p=train.weights))
+        # Batch norm needs more than one frame.
+        return [(rows, len(rows)) for rows in sampled.split(settings.batch_frames) if len(rows) > 1]
+
+    def loss(rows: Tensor) -> Tensor:
+        return functional.cross_entropy(head(features[rows]), targets[rows])
+
+    def held_out_loss() -> float | None:
+        if held_out is None:
+            return None
+        margins = margins_of(head, torch.from_numpy(held_out.features))
+        return cross_entropy(margins, held_out.is_viral, held_out.weights)
+
+    torch.manual_seed(settings.seed + member)
+    rng = np.random.default_rng((settings.seed, member))
+    head = MLPClassifier(features.shape[1])
+    optimizer = torch.optim.AdamW(head.parameters(), weight_decay=settings.weight_decay)
+    history, best = _fit(head, optimizer, settings, member, draw, loss, held_out_loss)
+    return head, history, best
+
+
+@torch.no_grad()
+def _merge(members: list[MLPClassifier]) -> MLPClassifier:
+    """Concatenates the members' hidden units into one head, which gives the mean of their logits."""
+    merged = MLPClassifier(members[0].in_features, sum(m.hidden_layer.out_features for m in members))
+    states = [member.state_dict() for member in members]
+    state = {name: torch.cat([s[name] for s in states]) for name in states[0] if states[0][name].ndim}
+    state["output_layer.weight"] = torch.cat([s["output_layer.weight"] for s in states], 1) / len(members)
+    state["output_layer.bias"] = torch.stack([s["output_layer.bias"] for s in states]).mean(0)
+    merged.load_state_dict(state, strict=False)
+    return merged
+
+
+@torch.no_grad()
+def _fold_in(head: MLPClassifier, mean: Tensor, scale: Tensor) -> None:
+    """Folds the standardisation of the features into the first layer."""
+    layer = head.hidden_layer
+    layer.weight.div_(scale)
+    layer.bias.sub_(layer.weight @ mean)
+
+
+@torch.no_grad()
+def margins_of(head: MLPClassifier, features: Tensor) -> Float64:
+    """Logit of virus minus logit of other, float64 (n,), of features (n, D)."""
+    logits = torch.cat([head(rows) for rows in features.split(_ROWS_AT_ONCE)])
+    return np.asarray((logits[:, 1] - logits[:, 0]).double().numpy())
+
+
+def cross_entropy(margins: Float64, is_viral: Bool, weights: Float64) -> float:
+    """Sum of the weighted cross-entropies of the log-odds of a virus; all (n,)."""
+    return float(weights @ np.logaddexp(0.0, -np.where(is_viral, margins, -margins)))
+
+
+def fit_temperature(margins: Float64, is_viral: Bool, weights: Float64) -> float:
+    """The temperature with the smallest weighted cross-entropy; for margins see `margins_of`, weights (n,) sum to 1."""
+
+    def loss(log_temperature: float) -> float:
+        return cross_entropy(margins / np.exp(log_temperature), is_viral, weights)
+
+    bounds = np.log(TEMPERATURE_BOUNDS)
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(found.x))
+
+
+def fit_contig_temperature(
+    margins: Float64, is_viral: Bool, weights: Float64, num_chunks: Float64 | Int64
+) -> Float64:
+    """Intercept and slope, over the logarithm of the number of chunks (n,), of the temperature of contigs.
+
+    They have the smallest weighted cross-entropy of the log-odds `margins` (n,); see `ContigHead.contig_margin`.
+    """
+    log_chunks = np.log(np.maximum(1, num_chunks))
+
+    def loss(parameters: Float64) -> float:
+        temperature = np.clip(parameters[0] + parameters[1] * log_chunks, *TEMPERATURE_BOUNDS)
+        return cross_entropy(margins / temperature, is_viral, weights) / float(weights.sum())
+
+    found = np.asarray(minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x)
+    return np.asarray(np.clip(found, -TEMPERATURE_BOUNDS[1], TEMPERATURE_BOUNDS[1]))
+
+
+@torch.no_grad()
+def apply_temperature(head: MLPClassifier, temperature: float) -> None:
+    """Divides the logits of a head by a temperature, inside its output layer; it stays a plain head and no call changes."""
+    head.output_layer.weight.div_(temperature)
+    head.output_layer.bias.div_(temperature)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HeldOut:
+    """All chunks of the validation runs, cut into contigs; weights of chunks (C,) and contigs (R,) sum to 1."""
+
+    data: LabelledRuns
+    batch: ContigBatch
+    chunk_weights: Float64
+    contig_weights: Float64
+    num_virus: int
+
+    @classmethod
+    def cut(cls, data: LabelledRuns, num_virus: int, rng: np.random.Generator) -> "_HeldOut":
+        pieces = list(cut_runs(data.first_chunk, rng))
+        run_of_piece = np.array([run for run, _ in pieces])
+        contig_weights = (data.weights / np.bincount(run_of_piece))[run_of_piece]
+        chunk_weights = (data.weights / np.diff(data.first_chunk))[data.chunk_run]
+        [batch] = data.batches([[[piece] for _, piece in pieces]])
+        return cls(
+            data=data,
+            batch=batch,
+            chunk_weights=chunk_weights / chunk_weights.sum(),
+            contig_weights=contig_weights / contig_weights.sum(),
+            num_virus=num_virus,
+        )
+
+    @torch.no_grad()
+    def margins(self, head: ContigHead) -> tuple[Float64, Float64, Float64]:
+        """Log-odds of a virus before calibration: of all chunks alone and in context (C,), and of the contigs (R,)."""
+        features, sizes = torch.from_numpy(self.data.features), torch.from_numpy(self.data.sizes)
+        parts = zip(features.split(_ROWS_AT_ONCE), sizes.split(_ROWS_AT_ONCE), strict=True)
+        codes = torch.cat([_codes(head, *part) for part in parts])
+        chunks = head.chunk_codes(codes, torch.from_numpy(self.batch.chunk), len(self.batch.contig))
+        contigs = head.contigs(chunks, torch.from_numpy(self.batch.contig), len(self.batch.contig_class))
+        alone, context, whole = (
+            head.virus_margin(logits).double().numpy()
+            for logits in (head.chunk(chunks), contigs.context, contigs.logits)
+        )
+        return alone, context, whole
+
+    def loss(self, head: ContigHead) -> float:
+        """Mean of the weighted cross-entropies of chunks and of contigs, virus or not."""
+        alone, _, whole = self.margins(head)
+        chunks = cross_entropy(alone, self.batch.chunk_class < self.num_virus, self.chunk_weights)
+        contigs = cross_entropy(whole, self.batch.contig_class < self.num_virus, self.contig_weights)
+        return (chunks + contigs) / 2
+
+    def calibrate(self, head: ContigHead) -> None:
+        """Sets the temperatures of a head."""
+        alone, context, whole = self.margins(head)
+        is_viral = self.batch.chunk_class < self.num_virus
+        head.chunk_temperature.fill_(fit_temperature(alone, is_viral, self.chunk_weights))
+        head.context_temperature.fill_(fit_temperature(context, is_viral, self.chunk_weights))
+        is_viral, num_chunks = self.batch.contig_class < self.num_virus, np.bincount(self.batch.contig)
+        found = fit_contig_temperature(whole, is_viral, self.contig_weights, num_chunks)
+        head.contig_temperature.copy_(torch.from_numpy(found))
+
+
+def _codes(head: ContigHead, features: Tensor, sizes: Tensor) -> Tensor:
+    dna, protein = features.tensor_split([head.spec.dna_width], dim=1)
+    return head.row_codes(dna, protein, sizes)
+
+
+@torch.no_grad()
+def _standardise(head: ContigHead, data: LabelledRuns) -> None:
+    """Sets the scales of the head's layer norms so that each of their outputs has mean 0 and SD 1 on the data."""
+    parts = np.split(data.features, [head.spec.dna_width], axis=1)
+    for norm, vectors in zip((head.dna_norm, head.protein_norm), parts, strict=True):
+        blocks = torch.from_numpy(vectors).split(_ROWS_AT_ONCE)
+        normed = torch.cat([functional.layer_norm(block, norm.normalized_shape) for block in blocks])
+        mean, sd = normed.mean(0), normed.std(0, correction=0) + 1e-6
+        norm.weight.copy_(1 / sd)
+        norm.bias.copy_(-mean / sd)
