@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from benchmarks.reliability.hostile import hostile_json, hostile_tokenizers
+from tests.made_hostile import hostile_json, hostile_tokenizers
 from virnuc_core.batching import tokenizers
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn
 from virnuc_core.columns import ByteColumn

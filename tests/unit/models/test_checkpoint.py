@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.reliability.hostile import hostile_json, safetensors_headers
-from benchmarks.reliability.samples import make_tokenizer
+from tests.made_hostile import hostile_json, safetensors_headers
+from tests.made_tokenizers import make_tokenizer
 from tests.made_models import ESM2, GOLDEN, make_spec, published_config, write_model
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries

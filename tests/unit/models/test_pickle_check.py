@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reliability.hostile import module_of_modules, torch_files
-from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
+from tests.made_hostile import module_of_modules, torch_files
+from tests.made_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
 from tests.made_models import ESM2
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier

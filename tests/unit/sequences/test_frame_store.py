@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability.hostile import hostile_json
+from tests.made_hostile import hostile_json
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
 from virnuc_core.sequences import frame_store_build
 from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv
