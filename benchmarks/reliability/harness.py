@@ -130,6 +130,33 @@ def run_forked(case: Callable[[], object], seconds: float = _MOST_SECONDS) -> Ou
     return outcome
 
 
+def write_contigs(path: Path, number: int) -> None:
+    """Random contigs in FASTA, some of which have the name of another one."""
+    draw = Random(0)
+    with path.open("w") as file:
+        for place in range(number):
+            file.write(
+                f">contig{place % 37}\n{''.join(draw.choices('ACGT', k=draw.choice((150, 400, 900))))}\n"
+            )
+
+
+def work(contigs: Path, root: Path) -> None:
+    """Starts or resumes a small run in this process."""
+    predict(contigs, out=root, chunk_length=200, devices=("cpu",), shard_seconds=0.02)
+
+
+def final_files(root: Path) -> dict[str, str]:
+    """Digest of every file of a run except those with times, including files that should not be there."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+        and path.name not in _UNLIKE
+        and path.parent.name != "lanes"
+        and ".damaged-" not in path.name
+    }
+
+
 class SmallRun:
     """A run with the bundled models and a dozen shards that is disturbed and resumed.
 
@@ -140,19 +167,15 @@ class SmallRun:
     def __init__(self, scratch: Path, num_contigs: int = 20) -> None:
         self.root: Final = scratch / "run"
         self.contigs: Final = scratch / "contigs.fa"
-        draw = Random(0)
-        with self.contigs.open("w") as file:
-            for number in range(num_contigs):
-                sequence = "".join(draw.choices("ACGT", k=draw.choice((150, 400, 900))))
-                file.write(f">contig{number % 37}\n{sequence}\n")
+        write_contigs(self.contigs, num_contigs)
         torch.set_num_threads(1)
         self.work()  # in this process, so that its forks inherit the imports
-        self.expected: Final = self.final_files()
+        self.expected: Final = final_files(self.root)
         self.num_files: Final = self.count_files()
 
     def work(self) -> None:
         """Starts or resumes it in this process."""
-        predict(self.contigs, out=self.root, chunk_length=200, devices=("cpu",), shard_seconds=0.02)
+        work(self.contigs, self.root)
 
     def work_as_command(self) -> NoReturn:
         """The same by `virnuc predict`, which takes the place of this process."""
@@ -168,20 +191,9 @@ class SmallRun:
         """Files of the run, including incomplete ones."""
         return sum(len(files) for _, _, files in os.walk(self.root))
 
-    def final_files(self) -> dict[str, str]:
-        """Digest of every file of the run except those with times, including files that should not be there."""
-        return {
-            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(self.root.rglob("*"))
-            if path.is_file()
-            and path.name not in _UNLIKE
-            and path.parent.name != "lanes"
-            and ".damaged-" not in path.name
-        }
-
     def difference(self) -> str:
         """Names of the files that differ from those of an undisturbed run; "" if none does."""
-        found = self.final_files()
+        found = final_files(self.root)
         names = sorted({*found, *self.expected})
         return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
 
@@ -219,7 +231,9 @@ def main(
     if _SCRATCH not in os.environ:
         with tempfile.TemporaryDirectory(prefix=f"virnuc-{name}-") as folder:
             homes = {"PREFECT_HOME": f"{folder}/prefect", "VIRNUC_HOME": f"{folder}/home", _SCRATCH: folder}
-            environment = os.environ | {"OMP_NUM_THREADS": "1"} | CPU_LIBRARIES | homes | prepare(Path(folder))
+            environment = (
+                os.environ | {"OMP_NUM_THREADS": "1"} | CPU_LIBRARIES | homes | prepare(Path(folder))
+            )
             command = [sys.executable, "-m", f"benchmarks.reliability.{name}", *sys.argv[1:]]
             sys.exit(subprocess.run(command, env=environment).returncode)
     logging.disable()

@@ -25,7 +25,9 @@ def stage_of(root: Path) -> str:
     """The stage of an incomplete run."""
     folder = RunFolder(root)
     files = (folder.frames, folder.plan, folder.embeddings, folder.report)
-    return [name for name, file in zip(_STAGES, (root, *files), strict=True) if file.exists() or file == root][-1]
+    return [
+        name for name, file in zip(_STAGES, (root, *files), strict=True) if file.exists() or file == root
+    ][-1]
 
 
 def killed(run: SmallRun, way: str, files: int, seconds: float) -> str | None:
