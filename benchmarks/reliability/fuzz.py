@@ -275,6 +275,11 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
         if ending not in _ALLOWED:
             raise RuntimeError(message)
 
+    @st.composite
+    def edited(draw: DrawFn) -> tuple[str, bytes]:
+        target = draw(st.sampled_from(reader.samples))
+        return target, reader.edit(draw, (samples / target).read_bytes())
+
     @seeded(f"{seed} {name}")
     @settings(
         max_examples=number,
@@ -283,10 +288,9 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.data())
-    def draw(data: st.DataObject) -> None:
-        target = data.draw(st.sampled_from(reader.samples))
-        read(target, reader.edit(data.draw, (samples / target).read_bytes()))
+    @given(edited())
+    def draw(example: tuple[str, bytes]) -> None:
+        read(*example)
 
     draw()
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -220,7 +220,7 @@ def program(doc: str | None, name: str) -> argparse.ArgumentParser:
 def main(
     parser: argparse.ArgumentParser,
     measure: Callable[..., dict[str, Any]],
-    prepare: Callable[[Path], Mapping[str, str]] = lambda folder: {},
+    prepare: Callable[[Path], dict[str, str]] = lambda folder: {},
 ) -> NoReturn:
     """Writes the report of `measure(scratch, **options)`; ends with 1 if it has failures.
 
