@@ -19,12 +19,13 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntFlag
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from benchmarks.reliability.harness import Outcome, SmallRun, main, program, run_forked, say
+from benchmarks.reliability.harness import Outcome, SmallRun, main, run_forked, say
+from benchmarks.reports import options_of
 
 _SOURCE: Final = Path(__file__).with_name("fault_shim.c")
 _VARIABLE: Final = "VIRNUC_FAULTS"
@@ -103,45 +104,27 @@ class FaultyRun:
             ]
 
 
-def compiler() -> str | None:
-    """The C compiler of this machine."""
-    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-
-
 def shim_environment(folder: Path) -> dict[str, str]:
-    """Builds the library in a folder; returns the environment that preloads it.
-
-    Raises:
-        FileNotFoundError: there is no C compiler.
-    """
-    program = compiler()
-    if program is None:
-        raise FileNotFoundError("there is no C compiler (cc, gcc, clang), which faults are injected with")
+    """Builds the library in a folder with the C compiler `cc`; returns the environment that preloads it."""
     shim, control = folder / "fault_shim.so", folder / "control"
-    subprocess.run([program, "-O2", "-shared", "-fPIC", "-o", str(shim), str(_SOURCE)], check=True)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", shim, _SOURCE], check=True)  # noqa: S607
     control.write_bytes(bytes(_CONTROL.size))
     return {"LD_PRELOAD": str(shim), _VARIABLE: str(control)}
 
 
-@dataclass(kw_only=True)
 class Disk:
-    """What a power failure may take from the disk.
+    """What a power failure after some calls may take from the disk.
 
     Attributes:
         unsynced_content: files written since they were last synced.
         pending: name changes, in order, in folders not synced since.
     """
 
-    unsynced_content: set[Path] = field(default_factory=set)
-    pending: list[TracedCall] = field(default_factory=list)
-
-    @classmethod
-    def after(cls, calls: Iterable[TracedCall]) -> Self:
-        """The state after these calls."""
-        disk = cls()
+    def __init__(self, calls: Iterable[TracedCall]) -> None:
+        self.unsynced_content: set[Path] = set()
+        self.pending: list[TracedCall] = []
         for call in calls:
-            disk._add(call)
-        return disk
+            self._add(call)
 
     @property
     def unsynced(self) -> set[Path]:
@@ -241,7 +224,7 @@ def measure_kills(run: SmallRun, faulty: FaultyRun, scratch: Path, number: int |
         if ending != "killed":
             failures.append({"call": call, "problem": f"was not killed but {ending}"})
             continue
-        disk = Disk.after(faulty.calls[:before])
+        disk = Disk(faulty.calls[:before])
         shutil.rmtree(left, ignore_errors=True)
         if run.root.exists():
             shutil.copytree(run.root, left, symlinks=True)
@@ -256,7 +239,7 @@ def measure_kills(run: SmallRun, faulty: FaultyRun, scratch: Path, number: int |
             else:
                 resumed[loss] += 1
     # The folder's own name is in a parent that does not count.
-    names = {str(path.relative_to(run.root)) for path in Disk.after(calls).unsynced - {run.root}}
+    names = {str(path.relative_to(run.root)) for path in Disk(calls).unsynced - {run.root}}
     unsynced = sorted(name for name in names if not _NOT_SYNCED.fullmatch(name))
     failures += [{"call": "the end", "problem": f"{name} is not synced"} for name in unsynced]
     return {"kills": len(kills), "continued_identical": dict(resumed), "failures": failures}
@@ -299,6 +282,6 @@ def measure(scratch: Path, number: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program(__doc__, "faults")
+    parser = options_of("reliability.faults", __doc__)
     parser.add_argument("--number", type=int, help="cases of each kind; all by default")
     main(parser, measure, shim_environment)

@@ -38,17 +38,16 @@ from hypothesis.strategies import DrawFn
 from safetensors.torch import load_file
 
 from benchmarks.reliability.harness import (
-    RESULTS,
     SmallRun,
     final_files,
     is_harmless,
     main,
     outcome_of,
-    program,
     run_forked,
     say,
     work,
 )
+from benchmarks.reports import RESULTS, options_of
 from virnuc_cli.main import main as virnuc
 from virnuc_core.models import catalogue
 from virnuc_core.models.hub import open_checkpoint
@@ -61,16 +60,7 @@ _FORBIDDEN: Final = (
     *("socket.connect", "socket.bind", "pickle.find_class"),
 )
 _PIECES: Final = st.binary(max_size=64) | st.sampled_from(
-    (
-        b"\x00" * 8,
-        b"\xff" * 8,
-        b"\xff\xff\xff\x7f",
-        b"\x1b[2J\x1b]0;owned\x07",
-        b"\r",
-        b"\n\n",
-        b"\xff\xfe",
-        b"=1+1",
-    )
+    (*(b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x1b[2J\x1b]0;owned\x07"), *(b"\r", b"\n\n", b"=1+1"))
 )
 _VALUES: Final = st.one_of(
     st.sampled_from(
@@ -80,6 +70,11 @@ _VALUES: Final = st.one_of(
         ("\x1b[31m", "../../etc/passwd", "a" * 10_000, [], {}, [[]], {"": None}, [0] * 10_000)
     ).map(deepcopy),
     *(st.integers(), st.floats(), st.text()),
+)
+
+
+_SETTINGS: Final = settings(
+    phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -155,10 +150,6 @@ class Reader:
     edit: Callable[[DrawFn, bytes], bytes] = edit_bytes
 
 
-def _frames(path: Path) -> int:
-    return call("frames", path, "--chunk-length", "60", "--out", "frames.tsv", "--force")
-
-
 def _model(path: Path) -> int:
     code = call("inspect", path.parent)
     state = open_checkpoint(str(path.parent), None).state_dict()
@@ -167,17 +158,13 @@ def _model(path: Path) -> int:
     return code
 
 
-def _score(out: str, embeddings: Path, *head: str | Path) -> int:
-    return call("score", embeddings, *head, "--out", out)
-
-
-def _head(path: Path) -> int:
-    return _score("scores.tsv", Path("run/embeddings.h5"), "--head", path)
+def _score(embeddings: Path, head: Path, out: str) -> int:
+    return call("score", embeddings, "--head", head, "--out", out)
 
 
 def _embeddings(path: Path) -> int:
     """What is found complete must have the scores of the undamaged file."""
-    code = call("inspect", path) or _score("again.tsv", path, "--head", Path("head.safetensors"))
+    code = call("inspect", path) or _score(path, Path("head.safetensors"), "again.tsv")
     if code == 0 and Path("again.tsv").read_bytes() != Path("expected.tsv").read_bytes():
         raise AssertionError("a changed value without an error")
     return code
@@ -193,11 +180,15 @@ def _run(path: Path) -> int:
 
 
 READERS: Final[dict[str, Reader]] = {
-    "sequences": Reader(("in.fa", "in.fq"), _frames),
-    "compressed sequences": Reader(("in.fa.gz", "in.fa.zst", "in.fa.xz", "in.fa.bz2"), _frames),
+    "sequences": Reader(
+        ("in.fa", "in.fq", "in.fa.gz", "in.fa.zst", "in.fa.xz", "in.fa.bz2"),
+        lambda path: call("frames", path, "--chunk-length", "60", "--out", "frames.tsv"),
+    ),
     "weights": Reader(("dnabert/model.safetensors", "torch/pytorch_model.bin"), _model),
     "model configuration": Reader(("dnabert/config.json", "esm2/config.json"), _model, edit_json),
-    "heads": Reader(("head.safetensors", "head.pth"), _head),
+    "heads": Reader(
+        ("head.safetensors",), lambda path: _score(Path("run/embeddings.h5"), path, "scores.tsv")
+    ),
     "embeddings.h5": Reader(("run/embeddings.h5",), _embeddings),
     "shards": Reader(("run/shards/shard_00000.h5", "run/shards/shard_00001.h5"), _run),
     "plan.json": Reader(("run/plan.json",), _run, edit_json),
@@ -209,38 +200,32 @@ def make_samples(folder: Path) -> None:
     """All valid files, and a finished run."""
     fasta = "".join(f">contig{n % 5} of a sample\n{'ACGTTGCAAC' * (7 * n)}\n" for n in range(8)).encode()
     fastq = "".join(f"@read{n}/1 x\n{'ACGTN' * 30}\n+\n{'I' * 150}\n" for n in range(8)).encode()
-    compressed = {
-        "gz": gzip.compress(fasta),
-        "zst": zstd.compress(fasta),
-        "xz": lzma.compress(fasta),
-        "bz2": bz2.compress(fasta),
+    compress: dict[str, Callable[[bytes], bytes]] = {
+        "gz": gzip.compress,
+        "zst": zstd.compress,
+        "xz": lzma.compress,
+        "bz2": bz2.compress,
     }
-    for name, content in {
-        "fa": fasta,
-        "fq": fastq,
-        **{f"fa.{end}": c for end, c in compressed.items()},
-    }.items():
-        (folder / f"in.{name}").write_bytes(content)
+    files = {
+        "in.fa": fasta,
+        "in.fq": fastq,
+        **{f"in.fa.{end}": pack(fasta) for end, pack in compress.items()},
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     bundled = Path(catalogue.__file__).with_name("bundled")
     for name in ("dnabert", "esm2"):
         shutil.copytree(bundled / f"{name}_tiny", folder / name, ignore=shutil.ignore_patterns("SHA256SUMS"))
     shutil.copytree(folder / "esm2", folder / "torch", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(folder / "esm2" / "model.safetensors"), folder / "torch" / "pytorch_model.bin")
     shutil.copy(bundled / "heads" / "tiny.safetensors", folder / "head.safetensors")
-    torch.save(load_file(folder / "head.safetensors"), folder / "head.pth")
     (folder / "expected.json").write_text(json.dumps(SmallRun(folder, 8).expected))
     with contextlib.chdir(folder):
-        _score("expected.tsv", Path("run/embeddings.h5"), "--head", Path("head.safetensors"))
-
-
-def limit_memory() -> None:
-    """Limits the memory that this process may take from now on."""
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        _score(Path("run/embeddings.h5"), Path("head.safetensors"), "expected.tsv")
 
 
 def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: float) -> None:
-    """Reads `number` edited files in a fresh copy of the samples each, and adds a line for each to `told`."""
+    """Reads `number` edited files in a fresh copy of the samples each, and adds a line for each to `told`; the samples come first, as they are."""
     reader, folder, heard = READERS[name], samples.with_name("work"), list[str]()
     is_watched = False
 
@@ -249,9 +234,10 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
             heard.append(f"{event} {arguments!r:.100}")
 
     sys.addaudithook(hear)
-    limit_memory()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
-    def read(target: str, content: bytes) -> None:
+    def read(target: str, content: bytes, is_valid: bool = False) -> None:
         nonlocal is_watched
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(samples, folder)
@@ -266,14 +252,19 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
             signal.setitimer(signal.ITIMER_PROF, 0)
         ending = outcome.ending if outcome.ending != "completed" else "refused" if any(codes) else "accepted"
         ending, message = ("executed", "; ".join(heard)) if heard else (ending, outcome.message)
-        figures = {
+        line = {
+            "outcome": ending,
+            "message": message,
+            "file": target,
             "seconds": time.process_time() - started,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         }
         with told.open("a") as file:
-            file.write(json.dumps({"outcome": ending, "message": message, "file": target, **figures}) + "\n")
-        if ending not in _ALLOWED:
+            file.write(json.dumps(line) + "\n")
+        if ending not in _ALLOWED or (is_valid and ending != "accepted"):
             raise RuntimeError(message)
+
+    for target in reader.samples:
+        read(target, (samples / target).read_bytes(), is_valid=True)
 
     @st.composite
     def edited(draw: DrawFn) -> tuple[str, bytes]:
@@ -281,13 +272,7 @@ def feed(name: str, samples: Path, told: Path, number: int, seed: int, seconds: 
         return target, reader.edit(draw, (samples / target).read_bytes())
 
     @seeded(f"{seed} {name}")
-    @settings(
-        max_examples=number,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(_SETTINGS, max_examples=number)
     @given(edited())
     def draw(example: tuple[str, bytes]) -> None:
         read(*example)
@@ -302,12 +287,12 @@ def fuzz_reader(name: str, scratch: Path, number: int, seed: int, seconds: float
     results = list(map(json.loads, told.read_text().splitlines())) if told.exists() else []
     wrong = [result for result in results if result["outcome"] not in _ALLOWED]
     if ended.ending != "completed" and not wrong:
-        is_slow = "SIGPROF" in ended.message
-        wrong = [{"outcome": "hang" if is_slow else ended.ending, "message": ended.message}]
+        ending = "hang" if "SIGPROF" in ended.message else ended.ending
+        wrong = [{"outcome": ending, "message": ended.message}]
         results += wrong
     for failure in wrong:
-        kept = RESULTS / "failed" / name
-        kept.parent.mkdir(exist_ok=True)
+        kept = RESULTS / "reliability" / "failed" / name
+        kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(told.with_suffix(".input"), kept)
         say(f"{name}: {failure} is kept as {kept}")
     outcomes = Counter(result["outcome"] for result in results)
@@ -315,7 +300,6 @@ def fuzz_reader(name: str, scratch: Path, number: int, seed: int, seconds: float
         "inputs": len(results),
         **{outcome.replace(" ", "_"): outcomes[outcome] for outcome in (*_ALLOWED, *_WRONG, "hang")},
         "slowest_seconds": max((result.get("seconds", 0.0) for result in results), default=0.0),
-        "peak_mb": max((result.get("peak_mb", 0) for result in results), default=0),
         "failures": wrong,
     }
 
@@ -332,16 +316,14 @@ def measure(
         readers[name] = fuzz_reader(name, scratch, number, seed, seconds)
         say(f"{name}: {readers[name]}")
     return {
-        "edited_each": number,
-        "seed": seed,
-        "limits": {"seconds": seconds, "memory_mb": MEMORY_BYTES >> 20},
+        **{"edited_each": number, "seed": seed, "seconds": seconds},
         "readers": readers,
         "failures": [failure for figures in readers.values() for failure in figures["failures"]],
     }
 
 
 if __name__ == "__main__":
-    parser = program(__doc__, "fuzz")
+    parser = options_of("reliability.fuzz", __doc__)
     parser.add_argument("--number", type=int, default=1000, help="edited inputs for each reader")
     parser.add_argument("--reader", action="append", choices=READERS, metavar="NAME", help="; ".join(READERS))
     parser.add_argument("--seed", type=int, default=0)

@@ -27,7 +27,6 @@ from virnuc_core.api import predict
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference import CPU_LIBRARIES
 
-RESULTS: Final = Path(__file__).parents[1] / "results" / "reliability"
 _SCRATCH: Final = "RELIABILITY_SCRATCH"
 _MOST_SECONDS: Final = 300.0
 # Files with the time and place of a run.
@@ -206,17 +205,6 @@ class SmallRun:
         return f"is resumed to other outputs: {difference}" if difference else ""
 
 
-def program(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """The parser of a program, with the option --out."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.reliability.{name}",
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="the report, in JSON")
-    return parser
-
-
 def main(
     parser: argparse.ArgumentParser,
     measure: Callable[..., dict[str, Any]],
@@ -227,7 +215,7 @@ def main(
     The program first executes itself again in the environment of a lane, to which `prepare(folder)` may add.
     """
     arguments = vars(parser.parse_args())
-    out, name = arguments.pop("out"), str(parser.prog).rpartition(".")[2]
+    out, name = arguments.pop("out"), parser.prog.rpartition(".")[2]
     if _SCRATCH not in os.environ:
         with tempfile.TemporaryDirectory(prefix=f"virnuc-{name}-") as folder:
             homes = {"PREFECT_HOME": f"{folder}/prefect", "VIRNUC_HOME": f"{folder}/home", _SCRATCH: folder}

@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from benchmarks.reliability.harness import Forked, SmallRun, main, program, say
+from benchmarks.reliability.harness import Forked, SmallRun, main, say
+from benchmarks.reports import options_of
 from virnuc_core.run_folder import RunFolder
 
 _MOST_SECONDS: Final = 300.0
@@ -80,6 +81,6 @@ def measure(scratch: Path, number: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program(__doc__, "kills")
+    parser = options_of("reliability.kills", __doc__)
     parser.add_argument("--number", type=int, default=300, help="kills")
     main(parser, measure)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmarks.reliability.faults import compiler
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -32,7 +31,9 @@ def test_kills_at_random(tmp_path: Path) -> None:
     assert report_of(tmp_path / "report.json", "kills", "--number", "2")["kills"] >= 2
 
 
-@pytest.mark.skipif(compiler() is None, reason="needs a C compiler: a library made from C injects faults")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="needs a C compiler: a library made from C injects faults"
+)
 def test_kills_at_changes_of_the_disk_power_failures_and_calls_that_fail(tmp_path: Path) -> None:
     report = report_of(tmp_path / "report.json", "faults", "--number", "6")
     assert report["kills"]["continued_identical"] == {"as it is": 6, "content lost": 6, "names lost": 6}
@@ -42,8 +43,10 @@ def test_kills_at_changes_of_the_disk_power_failures_and_calls_that_fail(tmp_pat
 @pytest.mark.timeout(900)
 def test_hostile_input_gives_a_result_or_an_error_of_virnuc(tmp_path: Path) -> None:
     readers = report_of(tmp_path / "report.json", "fuzz", "--number", "40")["readers"]
-    assert {found["accepted"] + found["refused"] for found in readers.values()} == {40}
-    assert {name for name, found in readers.items() if not found["refused"]} <= {"shards"}
+    for name, found in readers.items():
+        assert found["accepted"] + found["refused"] == found["inputs"] > 40
+        assert found["accepted"]
+        assert found["refused"] or name == "shards"
 
 
 CASES: dict[str, tuple[Callable[[], object], str]] = {
