@@ -4,7 +4,7 @@
 # make test-all    both
 # make faults  whether the tests find the faults of tests/seeded_faults
 # make check   formatting, lint, security lint, types, layers and the architecture test
-# make soak    kills, power failures, full disks, flipped bytes, hostile input, 5 million chunks: hours (docs/reliability.md)
+# make soak    kills, power failures, failing disks, hostile input: hours (docs/reliability.md)
 # make docs    the documentation as a site, in site/, to be read without a network
 # make dist    the sdist and the wheel, in dist/
 # make release VERSION=x.y.z   checks, dist/ and the tag of a release (docs/development.md); pushes nothing
@@ -18,7 +18,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
-RELIABILITY := flips batch_mates kills commit_points os_errors fuzz soak
+RELIABILITY := kills faults fuzz
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
 .PHONY: demo test test-slow test-all faults check docs dist release soak audit clean
@@ -50,7 +50,6 @@ check: .venv/installed-dev
 
 soak: .venv/installed-dev
 	set -e; for program in $(RELIABILITY); do $(BIN)/python -m benchmarks.reliability.$$program; done
-	$(BIN)/python -m scripts.render reliability
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

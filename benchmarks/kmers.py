@@ -12,7 +12,7 @@ regression of the greatest length that is not above its own, else by that of the
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -38,20 +38,8 @@ INVERSE_PENALTY: Final = 0.03  # C of the regression, over standardized frequenc
 GROUP_POWER: Final = 0.6
 SEED: Final = 0
 _BLOCK_BASES: Final = 1 << 21
-_TABLE_BITS: Final = 27
-_HASH: Final = np.uint64(
-    0x9E3779B97F4A7C15
-)  # Fibonacci hashing: its highest bits depend on all bits of a code
-
-
-def _digits() -> npt.NDArray[np.uint8]:
-    digits = np.full(256, 4, np.uint8)
-    for number, letter in enumerate(b"ACGT"):
-        digits[letter] = digits[letter + 32] = number
-    return digits
-
-
-_DIGITS: Final = _digits()
+_DIGITS: Final = np.full(256, 4, np.uint8)
+_DIGITS[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
 
 
 def canonical_kmers(sequences: ByteColumn, k: int) -> tuple[UInt64, Int64]:
@@ -136,16 +124,6 @@ class KmerModel:
             lengths=np.array(lengths), weights=np.array(weights, np.float32), bias=np.array(bias, np.float32)
         )
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads what `save` wrote."""
-        with np.load(path) as arrays:
-            return cls(**arrays)
-
-    def save(self, path: Path) -> None:
-        """Writes an .npz file."""
-        np.savez(path, lengths=self.lengths, weights=self.weights, bias=self.bias)
-
     def p_virus(self, sequences: ByteColumn) -> Float64:
         """float64 (n,); NaN without any 6-mer."""
         scores = []
@@ -181,22 +159,11 @@ def shares_found(sequences: ByteColumn, known: ByteColumn) -> Float64:
     """Share of the 21-mers of each sequence that are found in the known ones, on either strand: float64 (n,)."""
     codes, row = canonical_kmers(sequences, OVERLAP_K)
     distinct, place = np.unique(codes, return_inverse=True)
-    # Most k-mers of the known sequences are ruled out by one look into a table.
-    is_possible = np.zeros(1 << _TABLE_BITS, np.bool_)
-    is_possible[_hashes(distinct)] = True
-    is_found = np.zeros(len(distinct) + 1, np.bool_)
+    is_found = np.zeros(len(distinct), np.bool_)
     for block in blocks(known):
-        others = canonical_kmers(block, OVERLAP_K)[0]
-        others = others[is_possible[_hashes(others)]]
-        where = np.searchsorted(distinct, others)
-        is_same = np.append(distinct, np.uint64(0))[where] == others
-        is_found[where[is_same & (where < len(distinct))]] = True
+        is_found |= np.isin(distinct, canonical_kmers(block, OVERLAP_K)[0])
     count = np.bincount(row, minlength=len(sequences))
     return np.bincount(row, is_found[place], minlength=len(sequences)) / np.maximum(1, count)
-
-
-def _hashes(codes: UInt64) -> Int64:
-    return (codes * _HASH >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
 
 
 def load_training_genomes(data: Path) -> Genomes:
@@ -232,11 +199,11 @@ def main() -> None:
     train.add_argument("--pieces", type=int, default=NUM_PIECES, help="of each length")
     arguments = parser.parse_args()
     if arguments.action == "train":
-        KmerModel.train(load_training_genomes(arguments.data), LENGTHS, arguments.pieces).save(
-            arguments.model
-        )
+        trained = KmerModel.train(load_training_genomes(arguments.data), LENGTHS, arguments.pieces)
+        np.savez(arguments.model, **asdict(trained))
     else:
-        predict(KmerModel.load(arguments.model), arguments.fasta, arguments.out)
+        with np.load(arguments.model) as arrays:
+            predict(KmerModel(**arrays), arguments.fasta, arguments.out)
 
 
 if __name__ == "__main__":

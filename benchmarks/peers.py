@@ -13,18 +13,20 @@ import argparse
 import gc
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from benchmarks import flash_attn_stand_in
 from benchmarks.reports import Json, command_of, options_of, write_report
 from virnuc_core.benchmark.run import machine, run_benchmark
 from virnuc_core.benchmark.settings import BenchSettings, Lengths
@@ -32,6 +34,7 @@ from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec
+from virnuc_core.versions import installed_version
 
 NUM_SEQUENCES = 4096
 FIRST_RESIDUE, RESIDUES = 4, "LAGVSERTIDPKQNFYMHWC"
@@ -125,9 +128,45 @@ def hugging_face(spec: ModelSpec, device: str, dtype: torch.dtype) -> Embed:
     return embed
 
 
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: object,
+) -> Tensor:
+    """Attention of packed sequences, (T, N, H) in and out; supports only causal=False."""
+    if options.get("causal"):
+        raise NotImplementedError("the stand-in for flash_attn has bidirectional attention only")
+    lengths = (int(max_seqlen_q), int(max_seqlen_k))
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, *lengths, 0.0, False, False, scale=q.shape[-1] ** -0.5
+    )[0]
+    return output
+
+
+def needs_stand_in() -> bool:
+    """Whether flash-attn 2 is missing."""
+    return not installed_version("flash-attn")
+
+
+def provide_flash_attn() -> None:
+    """Makes `import flash_attn` work where only torch is installed: over its kernel, with what esm-efficient calls."""
+    if needs_stand_in():
+        package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+        package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)
+        vars(padding).update(pad_input=None, unpad_input=None)  # imported, never called on packed input
+        vars(package).update(__version__="2.8.3", __path__=[])
+        vars(package).update(flash_attn_varlen_func=varlen_attention, bert_padding=padding)
+        sys.modules |= {"flash_attn": package, "flash_attn.bert_padding": padding}
+
+
 def esm_efficient(spec: ModelSpec, device: str) -> Embed:
     """esm-efficient on packed tokens, in the bf16 that it is made for."""
-    flash_attn_stand_in.provide()
+    provide_flash_attn()
     from esme.alphabet import tokenize_unpad
     from esme.esm import ESM2
 
@@ -249,7 +288,7 @@ def main() -> None:
         "kind": "peers",
         "command": command_of("peers"),
         "machine": machine(device),
-        "stand_in_for_flash_attn": flash_attn_stand_in.is_needed(),
+        "stand_in_for_flash_attn": needs_stand_in(),
         "peers": [],
         "cases": [],
     }

@@ -1,13 +1,8 @@
 """How well viral regions are found: real bacterial windows with viral segments pasted in, through `virnuc predict`.
 
     python -m benchmarks.regions --fasta val.fa.gz --table genomes.tsv
-    python -m benchmarks.regions --fasta train.fa.gz extra.fa.gz --table genomes.tsv --held-out --compare \
-        --out benchmarks/results/regions_methods.json
 
 The table has columns id and class. Segments are drawn at random, however they score. Precision, recall and F1 count bases.
-With --compare, every method of `benchmarks.region_methods` is measured with every setting on the same scores, those of
-chunks in the context of their contig; that is for the training sequences that the training of the bundled models has held
-out (--held-out), so that nothing is chosen by the metrics that are reported, or on sequences that were trained on.
 """
 
 import csv
@@ -19,27 +14,16 @@ from pathlib import Path
 from typing import Final
 
 import dnaio
-import numpy as np
 
-from benchmarks.region_methods import methods
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from scripts.train_bundled.genomes import Genomes
-from scripts.train_bundled.train import Settings
 from virnuc_cli.main import main as virnuc
-from virnuc_core.inference.plan import read_plan
-from virnuc_core.results.contig_scores import contig_head_of
-from virnuc_core.results.embeddings import Embeddings
-from virnuc_core.results.regions import DEFAULT_MODEL, ChunkScores, Region, find_regions
-from virnuc_core.results.tables import scoring_contigs
-from virnuc_core.run_folder import RunFolder
-from virnuc_core.sequences.frame_store import FrameStore
+from virnuc_core.results.regions import DEFAULT_MODEL
 
 SEED: Final = 6
 NUM_SEGMENTS: Final = {5_000: 24, 10_000: 20, 20_000: 16}  # by their length in bp
 NUM_WITHOUT: Final = 12
 WINDOWS: Final = (30_000, 40_000)  # bp of bacterial sequence in a contig: minimum, maximum
 LEAST_FLANK: Final = 5_000  # minimum bp of it on either side of a segment
-_P_BOUNDS: Final = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 # A called region: index of its contig, begin and end (0-based, half-open).
 Called = tuple[int, int, int]
@@ -72,7 +56,7 @@ def read_classes(path: Path) -> dict[str, str]:
 
 
 def predict(inputs: Path | Mapping[str, str], folder: Path, chunk_length: str, *options: str) -> Path:
-    """Runs `virnuc predict` with the bundled models on the CPU; an existing run in `folder` is reused.
+    """Runs `virnuc predict` with the bundled models on the CPU.
 
     Raises:
         SystemExit: it failed.
@@ -138,17 +122,6 @@ def read_genomes(fasta: Path, classes: Mapping[str, str]) -> dict[str, dict[str,
             name = record.name.split()[0]
             if classes[name] in genomes:
                 genomes[classes[name]][name] = record.sequence.upper()
-    return genomes
-
-
-def held_out_genomes(fastas: Sequence[Path], table: Path) -> dict[str, dict[str, str]]:
-    """The same of those genomes that the training of the bundled models holds out, by class and number."""
-    settings = Settings()
-    _, held = Genomes.load(fastas, table).split(settings.held_out, settings.seed)
-    genomes: dict[str, dict[str, str]] = {"viral": {}, "bacteria": {}}
-    for number, (source, sequence) in enumerate(zip(held.sources, held.bases.to_strings(), strict=True)):
-        if source in genomes:
-            genomes[source][str(number)] = sequence
     return genomes
 
 
@@ -218,110 +191,24 @@ def measure(contigs: Sequence[SyntheticContig], run: Path) -> Json:
     }
 
 
-def chunk_scores(run: Path) -> ChunkScores:
-    """All chunks of a run with what its regions are found from: the scores of chunks in the context of their contig."""
-    folder = RunFolder(run)
-    head, store = contig_head_of(read_plan(folder.plan)), FrameStore.open(folder.frames)
-    assert head is not None
-    with Embeddings(folder.embeddings, own=True) as file, scoring_contigs(head, store, file) as blocks:
-        p_context = np.concatenate([block.p_context for block in blocks])
-    return ChunkScores(
-        contig=np.array(store.chunk_record),
-        start=np.array(store.chunk_start),
-        end=np.array(store.chunk_end),
-        p_virus=p_context,
-    )
-
-
-def compare(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> Json:
-    """Evaluates every method with every setting on the scores of chunks, and the scores themselves."""
-
-    def shares(regions: Iterable[Region]) -> dict[str, float]:
-        return _shares(overlap(contigs, [(region.contig, region.start, region.end) for region in regions]))
-
-    found: Json = {}
-    for name, settings in methods().items():
-        metrics = {setting: shares(method(chunks)) for setting, method in settings.items()}
-        best = sorted(metrics, key=lambda setting: -metrics[setting]["f1"])
-        found[name] = {
-            "settings": len(metrics),
-            "best": {setting: metrics[setting] for setting in best[:3]},
-            "median_f1": metrics[best[len(best) // 2]]["f1"],
-        }
-    found["levels"]["chosen"] = shares(find_regions(chunks))
-    return {"methods": found, "evidence": evidence(contigs, chunks)}
-
-
-def evidence(contigs: Sequence[SyntheticContig], chunks: ChunkScores) -> list[dict[str, float]]:
-    """Frequency of viral and other chunks in each p_virus range, and the log ratio of the shares."""
-    middle = (chunks.start + chunks.end) / 2
-    begins, ends = (np.array([getattr(contig, name) for contig in contigs]) for name in ("begin", "end"))
-    is_viral = (begins[chunks.contig] <= middle) & (middle < ends[chunks.contig])
-    is_scored = ~np.isnan(chunks.p_virus)
-    viral, other = (
-        np.histogram(chunks.p_virus[is_scored & (is_viral == wanted)], _P_BOUNDS)[0]
-        for wanted in (True, False)
-    )
-    ratio = np.log((viral + 0.5) / viral.sum()) - np.log((other + 0.5) / other.sum())
-    rows = zip(_P_BOUNDS[:-1], _P_BOUNDS[1:], viral.tolist(), other.tolist(), ratio.tolist(), strict=True)
-    return [
-        {"from": low, "to": high, "viral": v, "other": o, "log_ratio": round(r, 2)}
-        for low, high, v, o, r in rows
-    ]
-
-
-def tracks(contigs: Sequence[SyntheticContig], run: Path) -> list[Json]:
-    """The first contig with a segment of each length and the first without: truth, scores and regions."""
-    shown = []
-    regions, chunks = read_rows(run / "regions.tsv"), read_rows(run / "predictions.tsv")
-    for length in (*NUM_SEGMENTS, 0):
-        contig = next(contig for contig in contigs if contig.segment_length == length)
-        scored = [row for row in chunks if row["contig"] == contig.name and row["p_virus"] != "NA"]
-        own = [row for row in regions if row["contig"] == contig.name]
-        shown.append(
-            {
-                "contig": contig.name,
-                "length": len(contig.sequence),
-                "segment": [contig.begin, contig.end],
-                "middle": [(int(row["start"]) + int(row["end"])) // 2 for row in scored],
-                "p_virus": [round(float(row["p_virus"]), 3) for row in scored],
-                "regions": [[int(row["start"]) - 1, int(row["end"]), row["tier"]] for row in own],
-            }
-        )
-    return shown
-
-
 def main() -> None:
     """Command line."""
     parser = options_of("regions", __doc__)
-    parser.add_argument("--fasta", type=Path, nargs="+", required=True)
+    parser.add_argument("--fasta", type=Path, required=True)
     parser.add_argument("--table", type=Path, required=True)
-    parser.add_argument("--held-out", action="store_true", help="only what the training holds out")
     parser.add_argument("--windows", type=int, nargs=2, default=WINDOWS, help="bp of bacterial sequence")
     parser.add_argument("--chunk-length", default="auto")
-    parser.add_argument("--scratch", type=Path, help="keeps the runs, so that they are not computed again")
-    parser.add_argument("--compare", action="store_true", help="measure other methods and settings, too")
     arguments = parser.parse_args()
-    chunk_length = arguments.chunk_length
-    with tempfile.TemporaryDirectory() as temporary:
-        scratch = arguments.scratch or Path(temporary)
-        if arguments.held_out:
-            genomes = held_out_genomes(arguments.fasta, arguments.table)
-        else:
-            [fasta] = arguments.fasta
-            genomes = read_genomes(fasta, read_classes(arguments.table))
-        contigs = make_contigs(genomes, tuple(arguments.windows))
-        sequences = {contig.name: contig.sequence for contig in contigs}
-        run = predict(sequences, scratch / "pasted", chunk_length)
-        found = measure(contigs, run)
-        found |= (
-            compare(contigs, chunk_scores(run)) if arguments.compare else {"tracks": tracks(contigs, run)}
-        )
+    genomes = read_genomes(arguments.fasta, read_classes(arguments.table))
+    contigs = make_contigs(genomes, tuple(arguments.windows))
+    sequences = {contig.name: contig.sequence for contig in contigs}
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure(contigs, predict(sequences, Path(scratch), arguments.chunk_length))
     report = {
         "command": command_of("regions"),
-        "data": [fasta.name for fasta in arguments.fasta],
+        "data": [arguments.fasta.name],
         "windows": list(arguments.windows),
-        "chunk_length": chunk_length,
+        "chunk_length": arguments.chunk_length,
         "contigs": len(contigs),
         "bases": sum(map(len, sequences.values())),
         "model": asdict(DEFAULT_MODEL),

@@ -15,13 +15,13 @@ EXAMPLE: Final = Path(__file__).parents[1] / "examples" / "contigs.fa.gz"
 
 
 def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with --out, by default NAME.json among the results."""
+    """A parser with --out, by default NAME.json among the results, with dots as folders."""
     parser = argparse.ArgumentParser(
         f"python -m benchmarks.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name.replace('.', '/')}.json")
     return parser
 
 

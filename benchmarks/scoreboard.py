@@ -4,8 +4,8 @@
 
 FOLDER has val.fa.gz, train.fa.gz, extra.fa.gz (labelled by class= in the headers) and genomes.tsv. The genomes of
 val.fa.gz are cut into consecutive pieces of each length; a shorter rest is left out, and of more than --pieces pieces that
-many are taken, evenly spaced. With --compare, the FASTA files of that folder (class=viral or another one) are scored as
-they are, and figures are given with and without those of which more than 5 % of the 21-mers are in the training files. Every program runs by its own command and with its defaults;
+many are taken, evenly spaced. With --compare, the FASTA files of that folder (class=viral or another one) are scored as they
+are, and figures are given with and without those of which more than 5 % of the 21-mers are in the training files. Every program runs by its own command and with its defaults;
 options after `--` are passed to `virnuc predict`. VENV is a virtual environment with `jaeger-bio[cpu]`; without it there
 is no row of Jaeger. A sequence without a score counts as not called, and ranks below every score.
 
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,13 @@ import dnaio
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.metrics import average_precision_score, matthews_corrcoef, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    matthews_corrcoef,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from benchmarks.kmers import LENGTHS, NUM_PIECES, TRAINING_FILES, load_training_genomes, shares_found
 from benchmarks.regions import read_rows
@@ -43,7 +49,7 @@ from benchmarks.reports import Json, command_of, options_of, write_report
 from scripts.train_bundled.evaluation import pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.columns import ByteColumn
-from virnuc_core.training.metrics import Confusion, KnownCalls, measure
+from virnuc_core.training.metrics import KnownCalls, measure
 
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -64,10 +70,10 @@ class SequenceSet:
     """n labelled sequences.
 
     Attributes:
-        name: of the file.
         length: bp of every sequence; None where they differ.
         kinds: the class of each.
         subsets: bool (n,) by name; figures are given for each.
+        overlap: with the training sequences, if that was asked for.
     """
 
     name: str
@@ -76,11 +82,7 @@ class SequenceSet:
     is_viral: Bool
     kinds: tuple[str, ...]
     subsets: Mapping[str, Bool]
-
-    @property
-    def title(self) -> str:
-        """Name and length."""
-        return self.name if self.length is None else f"{self.name}, {self.length:,} bp"
+    overlap: Json | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +105,9 @@ class Program:
     """A program that scores a FASTA file.
 
     Attributes:
-        rows: names of its rows: one for each way of reading its calls.
+        rows: one for each way of reading its calls.
         command: of FASTA and output (a folder or a file).
-        read: from the output the answers for n sequences, named s0, s1, ...; one for each of `rows`.
+        read: from the output the answers for n sequences, named s0, s1, ..., by row.
         refusal: what it prints when it ends with an error since no sequence is one for it.
     """
 
@@ -113,15 +115,12 @@ class Program:
     rows: tuple[str, ...]
     version: str
     command: Callable[[Path, Path], list[str]]
-    read: Callable[[Path, int], tuple[Answers, ...]]
+    read: Callable[[Path, int], dict[str, Answers]]
     refusal: str | None = None
 
 
 def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[SequenceSet]:
-    """Pieces of the validation genomes, at most so many of each length, evenly spaced.
-
-    Their kinds are those of the table, viruses by their hosts.
-    """
+    """Pieces of the validation genomes, at most so many of each length, evenly spaced; viruses are named by their hosts."""
     genomes = Genomes.load([data / "val.fa.gz"], data / "genomes.tsv")
     for length in lengths:
         cut = pieces(genomes, length)
@@ -129,9 +128,7 @@ def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[Sequence
             cut = cut.take(np.linspace(0, len(cut.bases) - 1, most).astype(np.int64))
         kinds = tuple(
             _VIRUSES[number] if is_viral else source
-            for number, source, is_viral in zip(
-                cut.classes.tolist(), cut.sources, cut.is_viral.tolist(), strict=True
-            )
+            for number, source, is_viral in zip(cut.classes.tolist(), cut.sources, cut.is_viral, strict=True)
         )
         others = np.array([kind != "eukaryotic virus" for kind in kinds], np.bool_)
         yield SequenceSet(
@@ -144,41 +141,29 @@ def val_sets(data: Path, lengths: Sequence[int], most: int) -> Iterator[Sequence
         )
 
 
-def read_compared(path: Path) -> tuple[ByteColumn, tuple[str, ...]]:
-    """Sequences and their classes.
+def compared_sets(folder: Path, training: ByteColumn) -> Iterator[SequenceSet]:
+    """The sets of a folder, each with what it shares with the training sequences.
 
     Raises:
         SystemExit: a header has no class.
     """
-    sequences, kinds = [], []
-    with dnaio.open(path) as records:
-        for record in records:
-            found = re.search(r"\bclass=(\S+)", record.name)
-            if found is None:
-                raise SystemExit(f"{path}: no class= in the header of {record.name}")
-            sequences.append(record.sequence)
-            kinds.append(found[1])
-    return ByteColumn.from_strings(sequences), tuple(kinds)
-
-
-def compared_sets(folder: Path, training: ByteColumn) -> Iterator[tuple[SequenceSet, Json]]:
-    """The sets of a folder, each with what it shares with the training sequences."""
     for path in sorted(folder.glob("*.fa.gz")):
-        bases, kinds = read_compared(path)
-        is_viral = np.array([kind == "viral" for kind in kinds])
-        shares = shares_found(bases, training)
+        with dnaio.open(path) as records:
+            labelled = [(re.search(r"\bclass=(\S+)", one.name), one) for one in records]
+        if unlabelled := [record.name for found, record in labelled if found is None]:
+            raise SystemExit(f"{path}: no class= in the header of {unlabelled[0]}")
+        kinds = tuple(found[1] for found, _ in labelled if found)
+        bases = ByteColumn.from_strings(record.sequence for _, record in labelled)
+        is_viral, shares = np.array([kind == "viral" for kind in kinds]), shares_found(bases, training)
         is_new = shares <= MOST_OVERLAP
-        own = SequenceSet(
+        yield SequenceSet(
             name=path.name.removesuffix(".fa.gz"),
             length=None,
             bases=bases,
             is_viral=is_viral,
             kinds=kinds,
             subsets={EVERYTHING: np.ones(len(kinds), np.bool_), WITHOUT_OVERLAP: is_new},
-        )
-        yield (
-            own,
-            {
+            overlap={
                 "overlapping": int((~is_new).sum()),
                 "overlapping_viral": int((~is_new & is_viral).sum()),
                 "mean_share_viral": _mean(shares[is_viral]),
@@ -187,43 +172,37 @@ def compared_sets(folder: Path, training: ByteColumn) -> Iterator[tuple[Sequence
         )
 
 
-def virnuc(options: Sequence[str]) -> Program:
-    """`virnuc predict` of this checkout on the CPU, without stored vectors."""
-    base = [sys.executable, "-m", "virnuc_cli", "predict"]
-    fixed = ["--devices", "cpu", "--embeddings", "none", "--quiet"]
-    return Program(
+def programs_of(arguments: argparse.Namespace, kmer_model: Path) -> Iterator[Program]:
+    """`virnuc predict` of this checkout on the CPU without stored vectors, Jaeger if it is there, and the 6-mers."""
+    python = sys.executable
+    fixed = ["--devices", "cpu", "--embeddings", "none", "--quiet", *arguments.option]
+    predict = [python, "-m", "virnuc_cli", "predict"]
+    yield Program(
         name="virnuc",
         rows=("virnuc",),
         version=importlib.metadata.version("virnuc"),
-        command=lambda fasta, out: [*base, str(fasta), "--out", str(out), *fixed, *options],
-        read=lambda out, count: (read_contigs(out / "contigs.tsv", count),),
+        command=lambda fasta, out: [*predict, str(fasta), "--out", str(out), *fixed],
+        read=lambda out, count: {"virnuc": read_contigs(out / "contigs.tsv", count)},
     )
-
-
-def jaeger(environment: Path, threads: int) -> Program:
-    """`jaeger predict` of a virtual environment on the CPU."""
-    executable = environment.absolute() / "bin" / "jaeger"
-    said = subprocess.run([executable, "--version"], capture_output=True, text=True, check=True).stdout
-    fixed = ["--workers", str(threads), "--cpu"]
-    return Program(
-        name="Jaeger",
-        rows=("Jaeger", "Jaeger, filtered"),
-        version=said.split()[-1],
-        command=lambda fasta, out: [str(executable), "predict", "-i", str(fasta), "-o", str(out), *fixed],
-        read=read_jaeger,
-        refusal=r"all records in .* are < \d+bp",
-    )
-
-
-def kmers(model: Path) -> Program:
-    """A trained model of benchmarks.kmers."""
-    base = [sys.executable, "-m", "benchmarks.kmers", "predict", "--model", str(model)]
-    return Program(
+    if arguments.jaeger:
+        program = str(arguments.jaeger.absolute() / "bin" / "jaeger")
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+        threads = ["--workers", str(arguments.threads), "--cpu"]
+        yield Program(
+            name="Jaeger",
+            rows=("Jaeger", "Jaeger, filtered"),
+            version=said.split()[-1],
+            command=lambda fasta, out: [program, "predict", "-i", str(fasta), "-o", str(out), *threads],
+            read=read_jaeger,
+            refusal=r"all records in .* are < \d+bp",
+        )
+    kmers = [python, "-m", "benchmarks.kmers", "predict", "--model", str(kmer_model)]
+    yield Program(
         name="6-mers",
         rows=("6-mers",),
         version=f"scikit-learn {importlib.metadata.version('scikit-learn')}",
-        command=lambda fasta, out: [*base, "--fasta", str(fasta), "--out", str(out)],
-        read=lambda out, count: (read_kmers(out, count),),
+        command=lambda fasta, out: [*kmers, "--fasta", str(fasta), "--out", str(out)],
+        read=lambda out, count: {"6-mers": read_kmers(out, count)},
     )
 
 
@@ -239,27 +218,26 @@ def read_contigs(path: Path, count: int) -> Answers:
     p_virus, is_called, tiers = np.full(count, np.nan), np.zeros(count, np.bool_), ["NA"] * count
     for row in rows:
         number = _number(row["contig"])
-        p_virus[number] = _score(row["p_virus"])
+        p_virus[number], tiers[number] = _score(row["p_virus"]), row["tier"]
         is_called[number] = row["call"] == "virus"
-        tiers[number] = row["tier"]
     return Answers(p_virus=p_virus, is_called=is_called, tiers=tuple(tiers))
 
 
-def read_jaeger(out: Path, count: int) -> tuple[Answers, Answers]:
+def read_jaeger(out: Path, count: int) -> dict[str, Answers]:
     """What Jaeger's two tables say: by `prediction`, and by being among the phages; short sequences have no row there."""
-    tables = out / "default"
     p_virus, is_phage, is_listed = (
         np.full(count, np.nan),
         np.zeros(count, np.bool_),
         np.zeros(count, np.bool_),
     )
-    for row in read_rows(tables / "input_jaeger.tsv"):
+    for row in read_rows(out / "default" / "input_jaeger.tsv"):
         scores, number = np.array([float(row[name]) for name in _JAEGER_CLASSES]), _number(row["contig_id"])
         p_virus[number] = 1 / np.exp(scores - scores[0]).sum()
         is_phage[number] = row["prediction"] == "phage"
-    for row in read_rows(tables / "input_phages_jaeger.tsv"):
+    for row in read_rows(out / "default" / "input_phages_jaeger.tsv"):
         is_listed[_number(row["contig_id"])] = True
-    return Answers(p_virus=p_virus, is_called=is_phage), Answers(p_virus=p_virus, is_called=is_listed)
+    ways = {"Jaeger": is_phage, "Jaeger, filtered": is_listed}
+    return {name: Answers(p_virus=p_virus, is_called=called) for name, called in ways.items()}
 
 
 def read_kmers(path: Path, count: int) -> Answers:
@@ -279,7 +257,7 @@ def _score(cell: str) -> float:
 
 
 def run(program: Program, bases: ByteColumn, scratch: Path) -> tuple[Json, dict[str, Answers]]:
-    """Seconds and peak memory of a program on some sequences, and its answers.
+    """Seconds and peak memory of a program on some sequences, and its answers; none if it refused them.
 
     Raises:
         SystemExit: it failed.
@@ -289,11 +267,11 @@ def run(program: Program, bases: ByteColumn, scratch: Path) -> tuple[Json, dict[
         records = enumerate(bases.to_strings())
         fasta.write_text("".join(f">s{number}\n{sequence}\n" for number, sequence in records))
         used = run_measured(program.command(fasta, out), scratch, program.refusal)
-        count = len(bases)
         if used["refused"]:
+            count = len(bases)
             nothing = Answers(p_virus=np.full(count, np.nan), is_called=np.zeros(count, np.bool_))
             return used, dict.fromkeys(program.rows, nothing)
-        return used, dict(zip(program.rows, program.read(out, count), strict=True))
+        return used, program.read(out, len(bases))
 
 
 def run_measured(command: Sequence[str], scratch: Path, refusal: str | None = None) -> Json:
@@ -316,58 +294,52 @@ def run_measured(command: Sequence[str], scratch: Path, refusal: str | None = No
     said = " ".join(ended.stdout.split())
     has_refused = bool(ended.returncode and refusal and re.search(refusal, said))
     if ended.returncode and not has_refused:
-        raise SystemExit(
-            f"{' '.join(command)} ended with exit code {ended.returncode}:\n{ended.stdout[-3000:]}"
-        )
-    used: Json = json.loads(usage.read_text())
-    return {**used, "refused": has_refused}
+        raise SystemExit(f"{command} ended with exit code {ended.returncode}:\n{ended.stdout[-3000:]}")
+    return {**json.loads(usage.read_text()), "refused": has_refused}
 
 
 def speeds(used: Json, bases: int, start_up: float) -> Json:
     """Mbp a minute, with and without the seconds that a tiny input takes; None where nothing was scored."""
-    seconds = used["seconds"] - start_up
-    is_measured = not used["refused"]
-    return {
-        **used,
-        "mbp_per_minute": round(bases / 1e6 / used["seconds"] * 60, 2) if is_measured else None,
-        "mbp_per_minute_without_start_up": (
-            round(bases / 1e6 / seconds * 60, 2) if is_measured and seconds > 0 else None
-        ),
-    }
+
+    def rate(seconds: float) -> float | None:
+        return None if used["refused"] or seconds <= 0 else round(bases / 1e6 / seconds * 60, 2)
+
+    rates = {"mbp_per_minute": rate(used["seconds"])}
+    return {**used, **rates, "mbp_per_minute_without_start_up": rate(used["seconds"] - start_up)}
 
 
-def figures(answers: Answers, is_viral: Bool, kinds: Sequence[str], rows: Bool) -> Json:
+def figures(answers: Answers, own: SequenceSet, rows: Bool) -> Json:
     """Figures of the chosen rows, bool (n,), with the refused sequences as not called and below every score."""
-    class_names, classes = np.unique(np.array(kinds), return_inverse=True)
+    class_names, classes = np.unique(np.array(own.kinds), return_inverse=True)
     calls = KnownCalls(
-        is_viral=is_viral,
+        is_viral=own.is_viral,
         is_called=answers.is_called,
         p_virus=answers.p_virus,
         classes=classes,
         class_names=tuple(class_names.tolist()),
-        lengths=np.zeros(len(is_viral), np.int64),
+        lengths=np.zeros(len(own.is_viral), np.int64),
     ).take(rows)
-    ranks = np.where(calls.is_scored, calls.p_virus, -1.0)
-    confusion, of_scored = Confusion.of(replace(calls, p_virus=ranks)), measure(calls)
-    has_both = bool(calls.is_viral.any() and not calls.is_viral.all())
+    ranks, of_scored = np.where(calls.is_scored, calls.p_virus, -1.0), measure(calls)
+    viral, called, has_called = calls.is_viral, calls.is_called, bool(calls.is_called.any())
+    has_both = bool(viral.any() and not viral.all())
     return {
         "sequences": len(ranks),
-        "viral": int(calls.is_viral.sum()),
+        "viral": int(viral.sum()),
         "scored": _mean(calls.is_scored),
-        "auroc": _rounded(roc_auc_score(calls.is_viral, ranks)) if has_both else None,
-        "auprc": _rounded(average_precision_score(calls.is_viral, ranks)) if has_both else None,
-        "mcc": _rounded(matthews_corrcoef(calls.is_viral, calls.is_called)) if has_both else None,
-        "precision": confusion.precision,
-        "recall": confusion.recall,
+        "auroc": _rounded(roc_auc_score(viral, ranks)) if has_both else None,
+        "auprc": _rounded(average_precision_score(viral, ranks)) if has_both else None,
+        "mcc": _rounded(matthews_corrcoef(viral, called)) if has_both else None,
+        "precision": _rounded(precision_score(viral, called)) if has_called else None,
+        "recall": _rounded(recall_score(viral, called)) if viral.any() else None,
         "ece_balanced": of_scored.ece_balanced,
-        "called_virus": {own.name: _rounded(own.called_virus / own.count) for own in of_scored.by_class},
+        "called_virus": {one.name: _rounded(one.called_virus / one.count) for one in of_scored.by_class},
     }
 
 
 def tiers(answers: Answers, is_viral: Bool) -> Json:
     """For each tier the number of sequences, how many are called right, and of those called viruses the share that are."""
     found: Json = {}
-    for tier in TIERS if answers.tiers else ():
+    for tier in TIERS:
         own = np.array([each == tier for each in answers.tiers or ()], np.bool_)
         called = own & answers.is_called
         found[tier] = {
@@ -387,26 +359,18 @@ def _rounded(value: float) -> float:
     return round(float(value), 4)
 
 
-def measure_start_up(program: Program, tiny: ByteColumn, scratch: Path) -> Json:
-    """What a program takes for next to nothing; the faster of two runs, since the first one reads its files from disk."""
-    runs = [run(program, tiny, scratch)[0] for _ in range(2)]
-    return min(runs, key=lambda used: float(used["seconds"]))
-
-
 def score_set(
-    own: SequenceSet, programs: Sequence[Program], start_up: Mapping[str, float], scratch: Path
+    own: SequenceSet, programs: Sequence[Program], start_up: Mapping[str, Json], scratch: Path
 ) -> Json:
     """Runs all programs on a set."""
     bases = int(own.bases.lengths.sum())
     runs, results, of_tiers = {}, {}, {}
     for program in programs:
         used, answers = run(program, own.bases, scratch)
-        runs[program.name] = speeds(used, bases, start_up[program.name])
-        print(own.title, program.name, json.dumps(runs[program.name]), flush=True)
+        runs[program.name] = speeds(used, bases, start_up[program.name]["seconds"])
+        print(own.name, own.length, program.name, json.dumps(runs[program.name]), flush=True)
         for name, each in answers.items():
-            results[name] = {
-                subset: figures(each, own.is_viral, own.kinds, rows) for subset, rows in own.subsets.items()
-            }
+            results[name] = {subset: figures(each, own, rows) for subset, rows in own.subsets.items()}
             if each.tiers:
                 of_tiers[name] = tiers(each, own.is_viral)
     names, counts = np.unique(np.array(own.kinds), return_counts=True)
@@ -420,16 +384,7 @@ def score_set(
         "runs": runs,
         "results": results,
         "tiers": of_tiers,
-    }
-
-
-def machine(threads: int) -> Json:
-    """Processor and versions."""
-    return {
-        "cpu": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **({"overlap": own.overlap} if own.overlap else {}),
     }
 
 
@@ -438,32 +393,35 @@ def measure_all(arguments: argparse.Namespace, scratch: Path) -> None:
     trained = scratch / "kmers.npz"
     train = ["benchmarks.kmers", "train", "--data", str(arguments.data.absolute()), "--model", str(trained)]
     training = run_measured([sys.executable, "-m", *train, "--pieces", str(arguments.kmer_pieces)], scratch)
-    programs = [virnuc(arguments.option), kmers(trained)]
-    if arguments.jaeger:
-        programs.insert(1, jaeger(arguments.jaeger, arguments.threads))
-    own_sets: list[tuple[SequenceSet, Json | None]] = [
-        (own, None) for own in val_sets(arguments.data, LENGTHS, arguments.pieces)
-    ]
-    tiny = next(own for own, _ in own_sets if own.length == 3000).bases.rows(0, 1)
-    started = {program.name: measure_start_up(program, tiny, scratch) for program in programs}
-    print("training of the 6-mers, start-up:", json.dumps([training, started]), flush=True)
+    programs = list(programs_of(arguments, trained))
+    own_sets = list(val_sets(arguments.data, LENGTHS, arguments.pieces))
+    tiny = next(own for own in own_sets if own.length == 3000).bases.rows(0, 1)
+    # The faster of two runs, since the first one reads its files from disk.
+    started = {
+        program.name: min(
+            (run(program, tiny, scratch)[0] for _ in range(2)), key=lambda used: used["seconds"]
+        )
+        for program in programs
+    }
     if arguments.compare:
-        training_bases = load_training_genomes(arguments.data).bases
-        own_sets += compared_sets(arguments.compare, training_bases)
+        own_sets += compared_sets(arguments.compare, load_training_genomes(arguments.data).bases)
     report: Json = {
         "kind": "scoreboard",
         "command": command_of("scoreboard"),
-        "machine": machine(arguments.threads),
+        "machine": {
+            "cpu": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+            "threads": arguments.threads,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
         "data": ["val.fa.gz", *TRAINING_FILES],
         "programs": {program.name: program.version for program in programs},
         "start_up": started,
         "kmer_training": training,
         "sets": [],
     }
-    for own, overlap in own_sets:
-        start_up = {name: used["seconds"] for name, used in started.items()}
-        found = score_set(own, programs, start_up, scratch)
-        report["sets"].append(found if overlap is None else {**found, "overlap": overlap})
+    for own in own_sets:
+        report["sets"].append(score_set(own, programs, started, scratch))
         write_report(report, arguments.out)
 
 

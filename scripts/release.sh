@@ -18,7 +18,7 @@ stated="$($python -c 'from virnuc_core import __version__; print(__version__)')"
 newest="$(grep --max-count=1 '^## ' CHANGELOG.md)"
 [[ "$newest" == "## $version" ]] || refuse "CHANGELOG.md begins with '$newest', not with '## $version'"
 
-$python -m pytest --quiet tests/unit/test_stated_versions.py
+$python -m pytest --quiet tests/unit/test_tools.py
 make check
 make dist
 [[ -z "$(git status --porcelain)" ]] || refuse "the checks have changed the working tree"

@@ -11,14 +11,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.reliability.samples import make_tokenizer, random_weights
+from tests.made_tokenizers import make_tokenizer
 from virnuc_core.inference.plan import Kind, RunPlan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.sharding import SHARD_SECONDS
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.catalogue import BUNDLED_HEADS, chunk_rule_of, frames_of
-from virnuc_core.models.checkpoint import DNABERT, TRANSFORMERS_ESM, config_sizes
+from virnuc_core.models.checkpoint import (
+    DNABERT,
+    TOKEN_TYPE,
+    TRANSFORMERS_ESM,
+    KeyLayout,
+    config_sizes,
+    parameter_shapes,
+)
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
 from virnuc_core.results.aggregate import aggregate
@@ -149,6 +156,20 @@ def published_config(spec: ModelSpec) -> dict[str, object]:
     if spec.family == "dnabert_s":
         return config | {"model_type": "bert"}
     return config | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
+
+
+def random_weights(
+    spec: ModelSpec, layout: KeyLayout, std: float = 0.1, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Random weights under published names."""
+    generator = torch.Generator().manual_seed(seed)
+    state: dict[str, torch.Tensor] = {}
+    for name, shape in parameter_shapes(spec).items():
+        sources = layout.sources(name)
+        rows = (2, *shape) if name == TOKEN_TYPE else (shape[0] // len(sources), *shape[1:])
+        for source in sources:
+            state[source] = torch.randn(rows, generator=generator) * std
+    return state
 
 
 def write_model(folder: Path, spec: ModelSpec, seed: int = 0) -> Path:

@@ -23,7 +23,6 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { READ_OPEN = 1, OPEN = 2, WRITE = 4, FSYNC = 8, RENAME = 16, UNLINK = 32, MKDIR = 64 };
@@ -34,8 +33,6 @@ struct faults {
     int32_t kinds;          /* which calls count, a sum of the above */
     int32_t action;         /* an errno, or PASS, KILL, KILL_HALFWAY */
     int32_t lasting;        /* 1: every later call fails as well */
-    int32_t clock_jumps;    /* 1: the time of day jumps at every look */
-    int32_t reserved;
     int64_t at;             /* the call to hit, from 1 */
     _Atomic int64_t count;  /* calls so far */
     _Atomic int64_t hits;   /* calls that were hit */
@@ -171,58 +168,33 @@ static void die(void) {
     pause();
 }
 
+/* Does a call that writes to `file`, with `size` halved when the process is to die in the middle of it. */
+#define WRITING(type, file, size, call) \
+    int outcome = write_struck(file); \
+    if (outcome < 0) return -1; \
+    if (outcome) size /= 2; \
+    type done = call; \
+    if (outcome) die(); \
+    return done;
+
 ssize_t write(int file, const void *data, size_t size) {
-    int outcome = write_struck(file);
-    if (outcome < 0) return -1;
-    ssize_t done = syscall(SYS_write, file, data, outcome ? size / 2 : size);
-    if (outcome) die();
-    return done;
+    WRITING(ssize_t, file, size, syscall(SYS_write, file, data, size))
 }
-
 ssize_t pwrite64(int file, const void *data, size_t size, off64_t offset) {
-    int outcome = write_struck(file);
-    if (outcome < 0) return -1;
-    ssize_t done = syscall(SYS_pwrite64, file, data, outcome ? size / 2 : size, offset);
-    if (outcome) die();
-    return done;
+    WRITING(ssize_t, file, size, syscall(SYS_pwrite64, file, data, size, offset))
 }
-
 ssize_t pwrite(int file, const void *data, size_t size, off_t offset) { return pwrite64(file, data, size, offset); }
-
 ssize_t writev(int file, const struct iovec *parts, int count) {
-    int outcome = write_struck(file);
-    if (outcome < 0) return -1;
-    ssize_t done = syscall(SYS_writev, file, parts, outcome ? count / 2 : count);
-    if (outcome) die();
-    return done;
+    WRITING(ssize_t, file, count, syscall(SYS_writev, file, parts, count))
 }
-
 ssize_t sendfile64(int to, int from, off64_t *offset, size_t size) {
-    int outcome = write_struck(to);
-    if (outcome < 0) return -1;
-    ssize_t done = syscall(SYS_sendfile, to, from, offset, outcome ? size / 2 : size);
-    if (outcome) die();
-    return done;
+    WRITING(ssize_t, to, size, syscall(SYS_sendfile, to, from, offset, size))
 }
-
 ssize_t sendfile(int to, int from, off_t *offset, size_t size) { return sendfile64(to, from, offset, size); }
-
-ssize_t copy_file_range(int from, off64_t *from_offset, int to, off64_t *to_offset, size_t size, unsigned flags) {
-    int outcome = write_struck(to);
-    if (outcome < 0) return -1;
-    ssize_t done = syscall(SYS_copy_file_range, from, from_offset, to, to_offset, outcome ? size / 2 : size, flags);
-    if (outcome) die();
-    return done;
+ssize_t copy_file_range(int from, off64_t *from_at, int to, off64_t *to_at, size_t size, unsigned flags) {
+    WRITING(ssize_t, to, size, syscall(SYS_copy_file_range, from, from_at, to, to_at, size, flags))
 }
-
-int ftruncate64(int file, off64_t size) {
-    int outcome = write_struck(file);
-    if (outcome < 0) return -1;
-    int done = syscall(SYS_ftruncate, file, size);
-    if (outcome) die();
-    return done;
-}
-
+int ftruncate64(int file, off64_t size) { WRITING(int, file, size, syscall(SYS_ftruncate, file, size)) }
 int ftruncate(int file, off_t size) { return ftruncate64(file, size); }
 
 static int sync_of(int file, long call) {
@@ -269,14 +241,3 @@ int mkdirat(int folder, const char *path, mode_t mode) {
 }
 
 int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
-
-/* Up to twelve days away from the truth, another time at every look. */
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    static _Atomic uint32_t looks;
-    int outcome = syscall(SYS_clock_gettime, clock, now);
-    if (clock == CLOCK_REALTIME && faults != NULL && faults->clock_jumps) {
-        uint32_t jump = (++looks * 2654435761u) >> 12;
-        now->tv_sec += (int64_t)jump - (1 << 19);
-    }
-    return outcome;
-}

@@ -1,11 +1,11 @@
-"""What all programs share: cases in forked processes, their outcomes, and the command line that writes the report."""
+"""What the programs share: a small run in forks of this process, how it ends, and the command line that writes the report."""
 
 import argparse
-import ctypes
+import hashlib
 import json
 import logging
 import os
-import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,28 +16,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self
+from random import Random
+from typing import Any, Final, NoReturn
 from unicodedata import category
 
 import torch
 
-from benchmarks.reliability.faults import shim_environment
 from benchmarks.reports import print_and_write
+from virnuc_core.api import predict
 from virnuc_core.errors import VirnucError
 from virnuc_core.inference import CPU_LIBRARIES
 
-Ending = Literal[
-    "completed", "refused", "killed", "traceback", "crash", "hang", "harmful message", "executed"
-]
-
-RESULTS: Final = Path(__file__).parents[1] / "results" / "reliability"
-# Makes a run in this process byte-identical to one with lane processes.
-_LANE_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", **CPU_LIBRARIES}
-MEMORY_BYTES: Final = 2 << 30
 _SCRATCH: Final = "RELIABILITY_SCRATCH"
-_NUM_THREADS: Final = 13  # place in /proc/PID/stat after the session
-_TIMERS: Final = (signal.SIGPROF, signal.SIGALRM)
+_MOST_SECONDS: Final = 300.0
+# Files with the time and place of a run.
+_UNLIKE: Final = ("run.json", "report.html", "virnuc_mqc.json", ".virnuc.lock")
 
 
 def is_harmless(text: str) -> bool:
@@ -45,37 +38,39 @@ def is_harmless(text: str) -> bool:
     return not any(category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in text.replace("\n", ""))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a case: "refused" by an error of virnuc's own with a printable message, or what else happened."""
+    """How a case ended.
 
-    ending: Ending = "completed"
+    Attributes:
+        ending: "completed"; "refused" by an error of virnuc's own with a printable message; "killed"; or "harmful message",
+            "traceback", "crash" and "hang", which must not happen.
+    """
+
+    ending: str
     exit_code: int = 0
     message: str = ""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Takes in how the block ended, whatever it raised: a panic of a Rust library is no Exception."""
-        if isinstance(error, VirnucError):
-            self.ending = "refused" if is_harmless(str(error)) else "harmful message"
-            self.exit_code, self.message = error.exit_code, str(error)
-        elif error is not None:
-            frames = reversed(traceback.extract_tb(trace)[-6:])
-            where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-            self.ending, self.exit_code = "traceback", 1
-            self.message = f"{type(error).__name__}: {str(error)[:300]} at {where}"
-        return True
+def outcome_of(case: Callable[[], object]) -> Outcome:
+    """Calls it."""
+    try:
+        case()
+    except VirnucError as error:
+        ending = "refused" if is_harmless(str(error)) else "harmful message"
+        return Outcome(ending, error.exit_code, str(error))
+    except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
+        frames = reversed(traceback.extract_tb(error.__traceback__)[-6:])
+        where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+        return Outcome("traceback", 1, f"{type(error).__name__}: {str(error)[:300]} at {where}")
+    return Outcome("completed")
 
 
 class Forked:
     """A fork of this process that leads a process group, and runs a function or the program that this executes."""
 
     def __init__(self, case: Callable[[], object]) -> None:
-        self._told, self._printed = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115
         self.pid: Final = os.fork()
         if not self.pid:
             self._work(case)
@@ -84,17 +79,12 @@ class Forked:
 
     def _work(self, case: Callable[[], object]) -> NoReturn:
         os.setpgid(0, 0)
-        for descriptor in (1, 2):
-            os.dup2(self._printed.fileno(), descriptor)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        # Torch's threads do not exist in the fork, which would wait for them.
-        torch.set_num_threads(1)
-        with Outcome() as outcome:
-            case()
-        self._told.write(json.dumps(asdict(outcome)).encode())
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        self._told.write(json.dumps(asdict(outcome_of(case))).encode())
         self._told.flush()
-        ctypes.CDLL(None).exit(0)  # like a program, with the cleanup of C libraries
-        os.abort()  # not reached
+        os._exit(0)
 
     def wait(self, seconds: float) -> Outcome | None:
         """The outcome; None if it has not ended by then."""
@@ -103,108 +93,135 @@ class Forked:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.001)
-        return self._outcome(ended[1])
+        self._end_group()
+        self._told.seek(0)
+        told = self._told.read()
+        if os.WIFSIGNALED(ended[1]):
+            number = os.WTERMSIG(ended[1])
+            name = signal.Signals(number).name
+            return Outcome("killed" if number == signal.SIGKILL else "crash", 1, f"ended by {name}")
+        if told:
+            return Outcome(**json.loads(told))
+        code = os.waitstatus_to_exitcode(ended[1])  # of the program that was executed
+        return Outcome({0: "completed", 1: "traceback"}.get(code, "refused"), code)
 
     def kill(self) -> None:
         """Kills the process group, and waits until the last process of it has ended."""
         os.killpg(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self._read()
-        self._await_group()
+        self._end_group()
 
-    def _outcome(self, status: int) -> Outcome:
-        told, printed = self._read()
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            if number == signal.SIGKILL:
-                self._await_group()
-                return Outcome(ending="killed")
-            ending: Ending = "hang" if number in _TIMERS else "crash"
-            return Outcome(ending=ending, message=f"ended by {signal.Signals(number).name}: {printed[-400:]}")
-        if told:
-            return Outcome(**json.loads(told))
-        code = os.WEXITSTATUS(status)  # of the program that was executed
-        if code == 1 or "Traceback" in printed:
-            return Outcome(ending="traceback", exit_code=code, message=printed[-600:])
-        error = next((line for line in printed.splitlines() if "virnuc: error" in line), printed[-300:])
-        return Outcome(ending="refused" if code else "completed", exit_code=code, message=error)
-
-    def _read(self) -> list[str]:
-        """What was told and printed; closes the files."""
-        texts = []
-        for file in (self._told, self._printed):
-            with file:
-                file.seek(0)
-                texts.append(file.read().decode(errors="replace"))
-        return texts
-
-    def _await_group(self) -> None:
-        while any(_group_of(entry) == self.pid for entry in Path("/proc").iterdir()):
-            time.sleep(0.005)
+    def _end_group(self) -> None:
+        deadline = time.monotonic() + 10  # processes that nobody waits for stay in the group for good
+        with suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self.pid, signal.SIGKILL)
+                time.sleep(0.005)
 
 
-def _group_of(entry: Path) -> int | None:
-    """The group of a live process: its files stay open until its last thread has ended."""
-    try:
-        state, _, group, _, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    is_dead = state == "Z" and int(fields[_NUM_THREADS]) <= 1
-    return None if is_dead else int(group)
-
-
-def run_forked(case: Callable[[], object], seconds: float) -> Outcome:
+def run_forked(case: Callable[[], object], seconds: float = _MOST_SECONDS) -> Outcome:
     """Runs a case to its end, or kills it."""
     forked = Forked(case)
     outcome = forked.wait(seconds)
     if outcome is None:
         forked.kill()
-        return Outcome(ending="hang", message=f"not ended after {seconds:.0f} s")
+        return Outcome("hang", 1, f"not ended after {seconds:.0f} s")
     return outcome
 
 
-def limit_memory() -> None:
-    """Limits the process to MEMORY_BYTES; a soft limit, which it may raise again."""
-    pages, resident = (int(word) for word in Path("/proc/self/statm").read_text().split()[:2])
-    page = os.sysconf("SC_PAGE_SIZE")
-    limit = pages * page + MEMORY_BYTES - resident * page
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+def write_contigs(path: Path, number: int) -> None:
+    """Random contigs in FASTA, some of which have the name of another one."""
+    draw = Random(0)
+    with path.open("w") as file:
+        for place in range(number):
+            file.write(
+                f">contig{place % 37}\n{''.join(draw.choices('ACGT', k=draw.choice((150, 400, 900))))}\n"
+            )
 
 
-def program(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """The parser of a program, with the option --out."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.reliability.{name}",
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="the report, in JSON")
-    return parser
+def work(contigs: Path, root: Path) -> None:
+    """Starts or resumes a small run in this process."""
+    predict(contigs, out=root, chunk_length=200, devices=("cpu",), shard_seconds=0.02)
+
+
+def final_files(root: Path) -> dict[str, str]:
+    """Digest of every file of a run except those with times, including files that should not be there."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+        and path.name not in _UNLIKE
+        and path.parent.name != "lanes"
+        and ".damaged-" not in path.name
+    }
+
+
+class SmallRun:
+    """A run with the bundled models and a dozen shards that is disturbed and resumed.
+
+    Attributes:
+        expected: digests of what an undisturbed run leaves.
+    """
+
+    def __init__(self, scratch: Path, num_contigs: int = 20) -> None:
+        self.root: Final = scratch / "run"
+        self.contigs: Final = scratch / "contigs.fa"
+        write_contigs(self.contigs, num_contigs)
+        torch.set_num_threads(1)
+        self.work()  # in this process, so that its forks inherit the imports
+        self.expected: Final = final_files(self.root)
+        self.num_files: Final = self.count_files()
+
+    def work(self) -> None:
+        """Starts or resumes it in this process."""
+        work(self.contigs, self.root)
+
+    def work_as_command(self) -> NoReturn:
+        """The same by `virnuc predict`, which takes the place of this process."""
+        command = [sys.executable, "-m", "virnuc_cli", "predict", str(self.contigs), "--out", str(self.root)]
+        flags = ["--chunk-length", "200", "--devices", "cpu", "--shard-seconds", "0.02"]
+        os.execv(command[0], [*command, *flags])  # noqa: S606 - a program of our own, and no shell
+
+    def clear(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def count_files(self) -> int:
+        """Files of the run, including incomplete ones."""
+        return sum(len(files) for _, _, files in os.walk(self.root))
+
+    def difference(self) -> str:
+        """Names of the files that differ from those of an undisturbed run; "" if none does."""
+        found = final_files(self.root)
+        names = sorted({*found, *self.expected})
+        return ", ".join(name for name in names if found.get(name) != self.expected.get(name))
+
+    def problem_with_resuming(self) -> str:
+        """Resumes it; returns what is wrong with the result, or ""."""
+        outcome = run_forked(self.work)
+        if outcome.ending != "completed":
+            return f"is not resumed: {outcome}"
+        difference = self.difference()
+        return f"is resumed to other outputs: {difference}" if difference else ""
 
 
 def main(
-    parser: argparse.ArgumentParser, measure: Callable[..., dict[str, Any]], *, preload: bool = False
+    parser: argparse.ArgumentParser,
+    measure: Callable[..., dict[str, Any]],
+    prepare: Callable[[Path], dict[str, str]] = lambda folder: {},
 ) -> NoReturn:
     """Writes the report of `measure(scratch, **options)`; ends with 1 if it has failures.
 
-    The program first executes itself again in the environment of a lane, with folders of its own and, with `preload`,
-    the library that injects faults.
+    The program first executes itself again in the environment of a lane, to which `prepare(folder)` may add.
     """
     arguments = vars(parser.parse_args())
-    out, name = arguments.pop("out"), str(parser.prog).rpartition(".")[2]
+    out, name = arguments.pop("out"), parser.prog.rpartition(".")[2]
     if _SCRATCH not in os.environ:
         with tempfile.TemporaryDirectory(prefix=f"virnuc-{name}-") as folder:
-            (Path(folder) / "tmp").mkdir()
-            homes = {"PREFECT_HOME": f"{folder}/prefect", "VIRNUC_HOME": f"{folder}/home"}
-            environment = {
-                **os.environ,
-                **_LANE_ENVIRONMENT,
-                **homes,
-                "TMPDIR": str(Path(folder, "tmp")),
-                _SCRATCH: folder,
-            }
-            if preload:
-                environment |= shim_environment(Path(folder))
+            homes = {"PREFECT_HOME": f"{folder}/prefect", "VIRNUC_HOME": f"{folder}/home", _SCRATCH: folder}
+            environment = (
+                os.environ | {"OMP_NUM_THREADS": "1"} | CPU_LIBRARIES | homes | prepare(Path(folder))
+            )
             command = [sys.executable, "-m", f"benchmarks.reliability.{name}", *sys.argv[1:]]
             sys.exit(subprocess.run(command, env=environment).returncode)
     logging.disable()

@@ -2,10 +2,9 @@
 
     python -m benchmarks.reliability.kills [--number 300]
 
-A run is a process with two lanes, each of which has a process of its own: most are forks, which start at once, every fifth
-run has the processes that virnuc starts, and every thirtieth is `virnuc predict` with Prefect and all. A run is killed one to
-three times, each time after so many files have appeared in its folder and so much time has passed after that, as was drawn;
-then it is left to end. What it leaves must be byte for byte what an undisturbed run leaves, no more and no less.
+Most runs are forks, which start at once; every tenth is `virnuc predict`. A run is killed one to three times, each time after
+so many files have appeared in its folder and so much time has passed after that, as was drawn; then it is left to end. What it
+leaves must be byte for byte what an undisturbed run leaves, no more and no less.
 """
 
 import time
@@ -14,45 +13,41 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from benchmarks.reliability.harness import main, program, say
-from benchmarks.reliability.small_run import SmallRun, Way
+from benchmarks.reliability.harness import Forked, SmallRun, main, say
+from benchmarks.reports import options_of
 from virnuc_core.run_folder import RunFolder
 
-_RECORDS: Final = 400
 _MOST_SECONDS: Final = 300.0
 # Stage of a run by its files; the last match holds.
-_STAGES: Final = ("started", "indexing", "planning", "embedding", "aggregating", "writing tables", "ended")
+_STAGES: Final = ("started", "planning", "embedding", "writing tables", "ended")
 
 
-def stage_of(run: SmallRun) -> str:
+def stage_of(root: Path) -> str:
     """The stage of an incomplete run."""
-    folder = RunFolder(run.root)
-    shards = len(list(folder.shards.glob("shard_*.h5"))) if folder.shards.exists() else 0
-    has = (
-        *(True, any(run.root.glob(".frames*")), folder.frames.exists(), folder.plan.exists()),
-        *(shards == sum(name.startswith("shards/") for name in run.expected), folder.embeddings.exists()),
-        folder.report.exists(),
-    )
-    return [name for name, is_so in zip(_STAGES, has, strict=True) if is_so][-1]
+    folder = RunFolder(root)
+    files = (folder.frames, folder.plan, folder.embeddings, folder.report)
+    return [
+        name for name, file in zip(_STAGES, (root, *files), strict=True) if file.exists() or file == root
+    ][-1]
 
 
-def killed(run: SmallRun, way: Way, files: int, seconds: float) -> str | None:
+def killed(run: SmallRun, way: str, files: int, seconds: float) -> str | None:
     """Starts the run and kills it some seconds after it has so many files; its stage then, None if it had ended."""
-    process = run.start(way)
+    process = Forked(run.work_as_command if way == "command" else run.work)
     deadline = time.monotonic() + _MOST_SECONDS
     while run.count_files() < files and time.monotonic() < deadline:
         if process.wait(0.001):
             return None
     if process.wait(seconds):
         return None
-    stage = stage_of(run)
+    stage = stage_of(run.root)
     process.kill()
     return stage
 
 
 def measure(scratch: Path, number: int) -> dict[str, Any]:
     """Kills by stage, runs resumed to identical outputs, and problems."""
-    run = SmallRun(scratch, _RECORDS)
+    run = SmallRun(scratch, 60)
     draw = Random(0)
     stages: Counter[str] = Counter()
     ways: Counter[str] = Counter()
@@ -60,7 +55,7 @@ def measure(scratch: Path, number: int) -> dict[str, Any]:
     while stages.total() < number:
         run.clear()
         done = ways.total()
-        way: Way = "cli" if done % 30 == 29 else "lanes" if done % 5 == 4 else "forks"
+        way = "command" if done % 10 == 9 else "fork"
         ways[way] += 1
         kills: list[str] = []
         for _ in range(draw.randint(1, 3)):
@@ -71,7 +66,7 @@ def measure(scratch: Path, number: int) -> dict[str, Any]:
                 break
             kills.append(stage)
         stages.update(kills)
-        if problem := run.problem_with_resuming(way):
+        if problem := run.problem_with_resuming():
             failures.append({"run": done, "way": way, "killed_while": kills, "problem": problem})
             say(failures[-1])
         say(f"{stages.total()} kills, {dict(ways)}: {dict(stages)}")
@@ -86,6 +81,6 @@ def measure(scratch: Path, number: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program(__doc__, "kills")
+    parser = options_of("reliability.kills", __doc__)
     parser.add_argument("--number", type=int, default=300, help="kills")
     main(parser, measure)

@@ -9,39 +9,22 @@ exit code says whether the pages are what they are made from.
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from scripts.render import (
-    accuracy,
-    performance,
-    regions,
-    reliability,
-    scaling,
-    scoreboard,
-    settings,
-    speeds,
-    tutorial,
-)
+from scripts.render import results, settings, tutorial
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
 
 
-def _page(name: str, tables: Mapping[str, MakeTable]) -> tuple[Path, Callable[[str], str]]:
-    return ROOT / name, lambda page: fill(page, tables, load_results())
+def _filled(tables: Mapping[str, MakeTable], page: str) -> str:
+    return fill(page, tables, load_results())
 
 
 # Functions from the current text of a file to the expected one.
 PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
-    "performance": _page("docs/performance.md", performance.TABLES),
-    "scaling": _page("docs/scaling.md", scaling.TABLES),
-    "reliability": _page("docs/reliability.md", reliability.TABLES),
-    "regions": _page("docs/regions.md", {**regions.TABLES, **accuracy.TIERS}),
-    "readme": _page("README.md", accuracy.SUMMARY),
-    "science": _page("docs/science.md", accuracy.SUMMARY),
-    "model-card": _page("docs/model-card.md", accuracy.MODEL_CARD),
-    "accuracy": _page("docs/accuracy.md", scoreboard.TABLES),
-    "settings": _page("docs/configuration.md", settings.TABLES),
-    "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
+    **{Path(name).stem: (ROOT / name, partial(_filled, own)) for name, own in results.PAGES.items()},
+    "settings": (ROOT / "docs/configuration.md", partial(_filled, settings.TABLES)),
     "tutorial": (tutorial.PAGE, tutorial.render),
 }
 
@@ -68,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{path.name} is not what it is made from: run python -m scripts.render {name}")
                 continue
             path.write_text(rendered, encoding="utf-8")
-        if name == "regions" and not arguments.check:
-            regions.draw(load_results()["regions"], path.parent / "images" / "regions.png")
     return int(arguments.check and bool(stale))
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "benchmarks" / "results"
-NOT_MEASURED: Final = "Not measured yet: `scripts/gpu_check.sh` measures it."
 
 Json = dict[str, Any]
 Results = Mapping[str, Json]
@@ -26,9 +25,7 @@ MakeTable = Callable[[Results], str]
 FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "plain": lambda model: model.rpartition(":")[2],  # without family and `random:`
     "count": lambda value: f"{round(value, -max(0, len(str(int(value))) - 4)):,.0f}",  # to four digits
-    "amount": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.2f}",
     "GB": lambda size: f"{size / 1e9:.1f}",
-    "TB": lambda size: f"{size / 1e12:.2g}" if size < 1e12 else f"{size / 1e12:.1f}",
     "percent": lambda share: f"{100 * share:.1f} %",
     "share": lambda share: f"{100 * share:.3f} %",
     # Rounded down: a cosine that is not 1 must not read as 1.
@@ -50,22 +47,16 @@ _CELLS: Final = _Cells()
 
 @cache
 def load_results() -> Results:
-    """Every result file by its stem, those of `reliability` as "reliability/NAME"."""
-    paths = sorted(RESULTS.glob("*.json")) + sorted(RESULTS.glob("reliability/*.json"))
-    return {str(path.relative_to(RESULTS).with_suffix("")): json.loads(path.read_text()) for path in paths}
+    """Every result file by its stem."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def of_kind(results: Results, kind: str) -> Iterable[tuple[str, Json]]:
-    """Results of a kind, by name."""
-    return ((name, result) for name, result in results.items() if result.get("kind") == kind)
-
-
-def table(header: str, cells: str, rows: Callable[[Results], Rows], missing: str = NOT_MEASURED) -> MakeTable:
-    """A table of rows made from the results; columns are separated by `|`. Without rows it says what is missing."""
+def table(header: str, cells: str, rows: Callable[[Results], Rows]) -> MakeTable:
+    """A table of rows made from the results; columns are separated by `|`."""
 
     def make(results: Results) -> str:
         made = [[_CELLS.vformat(cell, (), row) for cell in cells.split("|")] for row in rows(results)]
-        return markdown(header, made) if made else missing
+        return markdown(header, made)
 
     return make
 

@@ -1,9 +1,6 @@
 """Measures a network on genomes, cut into chunks and contigs as in a prediction run."""
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +13,6 @@ from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
-from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
 from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
 from virnuc_core.training.fit import fit_contig_temperature, fit_temperature
 
@@ -37,19 +33,6 @@ _CONTIGS: Final = (
     (20000, 4000),
 )
 _BATCH_CHUNKS: Final = 1024
-# Of these chunks and contigs, mixed anew, the observed false discovery rate is measured.
-_MIXED_CHUNKS: Final = 500
-_MIXED_CONTIGS: Final = (5000, 500)
-_PROMISES: Final = (0.05, 0.1)
-_SHARES: Final = (0.005, 0.02, 0.1, 0.5)
-# Candidates for the default: what it is, about twice that, and nothing.
-GUARDS: Final = (
-    DEFAULT_GUARD,
-    Guard(temperature=1.2, outliers=1e-4, margin=0.1, caution=0.5),
-    Guard(temperature=1.0, outliers=0.0, margin=0.0, caution=0.0),
-)
-# How many samples of each size.
-_SAMPLES: Final = {50: 400, 500: 200, 5000: 50}
 
 
 @torch.inference_mode()
@@ -87,22 +70,14 @@ def evaluate(
     genomes: Genomes,
     tokenizer: DnabertTokenizer,
     index: GenomeIndex,
-    guards: Sequence[Guard] = (),
 ) -> dict[str, object]:
-    """Figures over all chunks and contigs; those without a row count as the least viral.
-
-    Observed false discovery rates are among them for each of the guards.
-    """
+    """Figures over all chunks and contigs; those without a row count as the least viral."""
     figures: dict[str, object] = {}
     for length in _CHUNK_LENGTHS:
         chunks = cut(genomes, View(chunk_length=length), tokenizer)
         logits = network.head.chunk(chunk_codes(network, chunks))
         margins = network.head.virus_margin(logits).double().cpu().numpy()
-        own = _figures(genomes, chunks.record, margins, logits)
-        if guards and length == _MIXED_CHUNKS:
-            p_virus = network.head.chunk_margin(logits).double().sigmoid().cpu().numpy()
-            own["false discovery rates"] = fdr_rates(p_virus, genomes.is_viral[chunks.record], guards)
-        figures[f"chunks of {length} bp"] = own
+        figures[f"chunks of {length} bp"] = _figures(genomes, chunks.record, margins, logits)
     for length, chunk_length in _CONTIGS:
         contigs = pieces(genomes, length)
         chunks = cut(contigs, View(chunk_length=chunk_length), tokenizer)
@@ -121,11 +96,6 @@ def evaluate(
         own |= _nearest_figures(
             contigs.take(embedded), found.embedding.cpu().numpy()[embedded], is_wrong, index
         )
-        if guards and (length, chunk_length) == _MIXED_CONTIGS:
-            counts = torch.bincount(record, minlength=len(margins))
-            p_virus = network.head.contig_margin(found.logits, counts).double().sigmoid().cpu().numpy()
-            p_virus[counts.cpu().numpy() == 0] = np.nan
-            own["false discovery rates"] = fdr_rates(p_virus, contigs.is_viral, guards)
         figures[f"contigs of {length} bp, chunks of {chunk_length}"] = own
     return figures
 
@@ -156,22 +126,6 @@ def _nearest_figures(
             "right": round(float(right.mean()), 3) if len(right) else None,
         }
     return figures
-
-
-def fdr_rates(
-    p_virus: Float64, is_viral: npt.NDArray[np.bool_], guards: Sequence[Guard]
-) -> list[dict[str, Any]]:
-    """Observed false discovery rates, one row a guard, promise, share of viruses and size of the sample.
-
-    `p_virus` (n,) is calibrated, NaN without a row.
-    """
-    rows = []
-    for guard, promised, share, size in itertools.product(guards, _PROMISES, _SHARES, _SAMPLES):
-        design = MixtureDesign(share=share, size=size, repeats=_SAMPLES[size])
-        observed = observe_rates(p_virus, is_viral, design, promised, guard=guard)
-        rates = {name: round(rate, 4) for name, rate in asdict(observed).items() if rate is not None}
-        rows.append({"guard": asdict(guard), "promised": promised, "share": share, "size": size, **rates})
-    return rows
 
 
 def _figures(

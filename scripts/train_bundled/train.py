@@ -39,7 +39,7 @@ from scripts.train_bundled.data import (
     save_chunks,
     train_vocabulary,
 )
-from scripts.train_bundled.evaluation import GUARDS, calibrate, evaluate
+from scripts.train_bundled.evaluation import calibrate, evaluate
 from scripts.train_bundled.export import TOKENIZER, export, load_exported
 from scripts.train_bundled.genomes import Genomes
 from scripts.train_bundled.index import index_genomes
@@ -289,7 +289,7 @@ def write_models(
         "index": index.figures,
         "figures": {
             "held out": evaluate(network, held, encode, index),
-            "val": evaluate(network, val, encode, index, GUARDS),
+            "val": evaluate(network, val, encode, index),
         },
     }
     print(json.dumps(report["figures"], indent=1))

@@ -3,7 +3,6 @@
 tests/end_to_end/test_lanes.py shows the same for any number of lanes.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -12,7 +11,8 @@ from typing import Any
 import h5py
 import pytest
 
-from benchmarks.reliability.small_run import CONTIGS, make_inputs, run
+from tests.made_models import MadeModels, make_models
+from virnuc_core.api import predict
 from virnuc_core.run_folder import RunFolder
 
 Records = list[tuple[str, str]]
@@ -34,23 +34,23 @@ WAYS: dict[str, Callable[[Records], Records]] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    make_inputs(folder, 1)
-    return folder
+def made(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    return make_models(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(scope="module")
-def expected(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
+def expected(made: MadeModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
     return computed(made, RECORDS, tmp_path_factory.mktemp("expected"))
 
 
-def computed(made: Path, records: Records, scratch: Path, **options: Any) -> dict[str, list[bytes]]:
+def computed(
+    made: MadeModels, records: Records, scratch: Path, shard_seconds: float = 0.05
+) -> dict[str, list[bytes]]:
     """Per contig: its lines of the tables, and the vectors and scores of its frames."""
-    material = shutil.copytree(made, scratch / "made")
-    (material / CONTIGS).write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     folder = RunFolder(scratch / "run")
-    run(folder.root, material, **options)
+    models = {"esm_model": str(made.esm2), "dnabert_model": str(made.dnabert), "head": str(made.head)}
+    settings: dict[str, Any] = {"chunk_length": 60, "devices": ("cpu",), "shard_seconds": shard_seconds}
+    predict(records, out=folder.root, **models, **settings)
     found: dict[str, list[bytes]] = {name: [] for name, _ in records}
     for line in folder.predictions.read_text().splitlines()[1:]:
         found[line.split("\t")[0]].append(line.encode())
@@ -67,7 +67,7 @@ def computed(made: Path, records: Records, scratch: Path, **options: Any) -> dic
 
 @pytest.mark.parametrize("way", WAYS)
 def test_of_other_records_and_their_order(
-    way: str, made: Path, expected: dict[str, list[bytes]], tmp_path: Path
+    way: str, made: MadeModels, expected: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
     found = computed(made, WAYS[way](RECORDS), tmp_path)
     of_both = found.keys() & expected.keys()
@@ -77,6 +77,6 @@ def test_of_other_records_and_their_order(
 
 @pytest.mark.parametrize("shard_seconds", [0.0005, 10.0])
 def test_of_shards(
-    shard_seconds: float, made: Path, expected: dict[str, list[bytes]], tmp_path: Path
+    shard_seconds: float, made: MadeModels, expected: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
     assert computed(made, RECORDS, tmp_path, shard_seconds=shard_seconds) == expected

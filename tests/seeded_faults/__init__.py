@@ -21,6 +21,25 @@ class Fault:
     new: str
     tests: tuple[str, ...]
 
+    @property
+    def missing(self) -> str:
+        """What of it is not there: its file, its text in that file, a file or a function of its tests; "" if it is whole."""
+        path = ROOT / self.file
+        if not path.is_file():
+            return f"{self.file} is not there"
+        try:
+            self.applied(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            return str(error)
+        for node in self.tests:
+            file, _, name = node.partition("::")
+            function = f"def {name.partition('[')[0]}("
+            if not (ROOT / file).is_file() or (
+                name and function not in (ROOT / file).read_text(encoding="utf-8")
+            ):
+                return f"its test {node} is not there"
+        return "" if self.tests else "it has no tests"
+
     def applied(self, source: str) -> str:
         """The source with the fault in it.
 
@@ -28,7 +47,7 @@ class Fault:
             ValueError: `old` is not in it exactly once.
         """
         if (found := source.count(self.old)) != 1:
-            raise ValueError(f"{self.id}: its text is {found} times in {self.file}, not once")
+            raise ValueError(f"its text is {found} times in {self.file}, not once")
         return source.replace(self.old, self.new)
 
 

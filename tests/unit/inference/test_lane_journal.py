@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability.hostile import hostile_json
+from tests.made_hostile import hostile_json
 from tests.made_lanes import at, done, finished, loaded, sample, started
 from virnuc_core.env_config import reload
 from virnuc_core.errors import CheckpointError, HostError, LaneError, VirnucError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability.hostile import hostile_json
+from tests.made_hostile import hostile_json
 from tests.made_plans import PLAN, model
 from virnuc_core import __version__
 from virnuc_core.errors import DamagedFileError, HostError, MismatchError

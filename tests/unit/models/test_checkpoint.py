@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.reliability.hostile import hostile_json, safetensors_headers
-from benchmarks.reliability.samples import make_tokenizer
+from tests.made_hostile import hostile_json, safetensors_headers
 from tests.made_models import ESM2, GOLDEN, make_spec, published_config, write_model
+from tests.made_tokenizers import make_tokenizer
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import parameter_shapes, random_state_dict, read_weights

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reliability.hostile import module_of_modules, torch_files
-from benchmarks.reliability.malicious_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
+from tests.made_hostile import module_of_modules, torch_files
 from tests.made_models import ESM2
+from tests.made_pickles import CONTAINERS, RUNS, archive, malicious_files, payloads
 from virnuc_core.errors import CheckpointError
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.tensor_files import read_pickle, read_tensors, require_inert

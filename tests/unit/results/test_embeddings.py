@@ -18,8 +18,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from benchmarks.reliability.malicious_pickles import CONTAINERS, payloads
 from tests.made_models import MadeModels, MadeRun, make_head, plan_run
+from tests.made_pickles import CONTAINERS, payloads
 from virnuc_core.checked_hdf5 import array_sha256, read_attributes, write_attributes
 from virnuc_core.errors import (
     CheckpointError,

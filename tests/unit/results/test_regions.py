@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.reliability.hostile import HOSTILE_NAMES
+from tests.made_hostile import HOSTILE_NAMES
 from virnuc_core.plain_text import plain_name
 from virnuc_core.results.regions import (
     DEFAULT_MODEL,

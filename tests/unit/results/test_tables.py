@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
 
-from benchmarks.reliability.hostile import HOSTILE_NAMES
+from tests.made_hostile import HOSTILE_NAMES
 from tests.made_models import NO_OPEN_FRAME, MadeModels, MadeRun, plan_run
 from tests.made_reports import slow_lines
 from virnuc_core.errors import DamagedFileError, MismatchError

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability.hostile import hostile_json
+from tests.made_hostile import hostile_json
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.sequences import frame_store_build
 from virnuc_core.sequences.frame_store import SCHEMA_VERSION, FrameStore, write_frames_tsv
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.sequences.reader import input_digest
@@ -144,7 +143,7 @@ def test_every_record_is_used_or_listed(tmp_path: Path) -> None:
     assert (store.meta.num_records, store.meta.num_rejected) == (2, 3)
 
 
-MANY = [f"c{i}" for i in range(70)]
+MANY = [f"c{i}" for i in range(70_000)]  # more than are looked through at once
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,7 @@ def test_names_are_made_harmless_and_unique(
     num_renamed: int,
     is_hostile: bool,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frame_store_build, "_BLOCK_ROWS", 16)
     store = build(tmp_path, "".join(f">{name} words\nA\n" for name in names))
     assert store.record_names(0, len(names)) == expected
     assert store.meta.num_renamed == num_renamed
@@ -251,12 +248,9 @@ def test_a_chunk_length_that_makes_no_sense_is_refused(
         build(tmp_path, ">a\nACGT\n", chunk_length, alphabet)
 
 
-def test_records_over_several_batches_give_the_frames_of_each_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frame_store_build, "_BATCH_LETTERS", 2500)
+def test_records_over_several_batches_give_the_frames_of_each_alone(tmp_path: Path) -> None:
     letters = random.Random(1)
-    records = ["".join(letters.choices("ACG", k=length)) for length in (6500, 1700, 1701, 1200)]
+    records = ["".join(letters.choices("ACG", k=length)) for length in (2_600_000, 700_000, 700_001, 480_000)]
     store = build(tmp_path, fasta({f"r{i}": record for i, record in enumerate(records)}))
     write_frames_tsv(store, tmp_path / "all.tsv")
     parts = []

@@ -1,20 +1,15 @@
-"""Hand-made hostile inputs, by name: decompression bombs, huge declared sizes, odd names."""
+"""Hand-made hostile inputs, by name: huge declared sizes, endless work, odd names."""
 
-import gzip
 import io
 import json
 import struct
 import zipfile
-import zlib
-from collections.abc import Iterator
 from typing import Any, Final
 
-import h5py
 import torch
 
-from benchmarks.reliability.malicious_pickles import archive
-from benchmarks.reliability.samples import COMPRESSIONS, tokenizer
-from virnuc_core.checked_hdf5 import write_attributes
+from tests.made_pickles import archive
+from tests.made_tokenizers import tokenizer
 
 _MIB: Final = 1 << 20
 # More than a process with 2 GB can hold, in any string representation.
@@ -86,29 +81,6 @@ def fasta_layouts() -> dict[str, bytes]:
         "FASTQ without line ends": b"@a" + b"A" * (16 * _MIB),
         "surrogate in UTF-8": b">\xed\xa0\x80\nACGT\n",
     }
-
-
-def bombs() -> Iterator[tuple[str, bytes]]:
-    """Compressed files of a few kB that decompress to more than 2 GB, or request as much memory."""
-
-    def members(suffix: str, begin: bytes, piece: bytes) -> bytes:
-        """Concatenated compressed members: `begin`, then `piece` repeatedly."""
-        compress, block = COMPRESSIONS[suffix], piece * (16 * _MIB // len(piece))
-        return compress(begin) + compress(block) * (_BOMB_BYTES // len(block))
-
-    for content, piece in {"one line": b"A", "one letter a line": b"A\n", "header": b">"}.items():
-        yield f"zst bomb, {content}", members("zst", b">a\n", piece)
-    yield "zst bomb, line ends", members("zst", b"", b"\n")
-    yield "zst bomb, FASTQ", members("zst", b"@a\n", b"A")
-    records = (b">a\n" + b"ACGT" * 500 + b"\n") * (2 * _MIB // 2000)
-    for suffix in ("gz", "xz", "bz2"):
-        yield f"{suffix} bomb, one line", members(suffix, b">a\n", b"A")
-        yield f"{suffix} of records", COMPRESSIONS[suffix](records)
-    yield "gz in gz", gzip.compress(gzip.compress(b">a\nACGT\n"))
-    # A frame that asks for a window of 1 TB.
-    yield "zst with a huge window", bytes.fromhex("28b52ffd00f0") + bytes(64)
-    yield "zst that declares 16 EB", bytes.fromhex("28b52ffde0") + b"\xff" * 8 + bytes(64)
-    yield "empty members", gzip.compress(b"", mtime=0) * 20_000 + gzip.compress(b">a\nACGT\n")
 
 
 def safetensors_headers() -> dict[str, bytes]:
@@ -202,38 +174,6 @@ def module_of_modules() -> bytes:
         children = b"(X\x01\x00\x00\x00a" + before + b"X\x01\x00\x00\x00b" + before + b"u"
         pickled += linear + state + children + b"ubq" + bytes([depth + 1])
     return archive({"data.pkl": pickled + b".", "version": b"3\n", "byteorder": b"little"})
-
-
-def hdf5_files(valid: bytes) -> dict[str, bytes]:
-    """HDF5 files that declare more than they hold."""
-    made = {}
-    for name in ("dna", "scores", "frame_ids"):
-        for rows, width in ((1 << 27, 1 << 7), (1 << 40, 16), (8, 1 << 27)):
-            made[f"{name} of {rows} x {width}"] = _with_dataset(valid, name, (rows, width))
-        inflated = zlib.compress(bytes(1 << 28))
-        made[f"{name} that inflates to 3 GB"] = _with_dataset(valid, name, (_BOMB_BYTES // 4, 1), inflated)
-    ids = _with_dataset(valid, "frame_ids", (4,), kind="S400000000")
-    return made | {"ids of 400 MB each": ids, "signature alone": valid[:8], "nothing": b""}
-
-
-def _with_dataset(
-    valid: bytes, name: str, shape: tuple[int, ...], inflated: bytes | None = None, kind: str = "f4"
-) -> bytes:
-    """Adds a dataset with at most one stored chunk: `inflated`, compressed."""
-    buffer = io.BytesIO(valid)
-    with h5py.File(buffer, "r+", libver=("v110", "v110")) as file:
-        if name in file:
-            del file[name]
-        if inflated is None:
-            file.create_dataset(name, shape, kind, chunks=True)
-        else:
-            data = file.create_dataset(name, shape, kind, chunks=shape, compression=9)
-            data.id.write_direct_chunk((0,) * len(shape), inflated)
-        attributes = {n: v if isinstance(v, str) else int(v) for n, v in file.attrs.items()}
-        attributes.pop("attributes_sha256")
-        attributes[f"{name}_sha256"] = "0" * 64
-        write_attributes(file, attributes)
-    return buffer.getvalue()
 
 
 def hostile_tokenizers() -> dict[str, bytes]:

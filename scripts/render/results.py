@@ -1,0 +1,296 @@
+"""The tables of the documentation that come from result files: what each row is, and how its cells are written."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from scripts.render.tables import Json, MakeTable, Results, markdown, table
+
+_FIGURES: Final = "{auroc:.3f}|{auprc:.3f}|{mcc:.3f}|{precision:.3f}|{recall:.3f}"
+_FIGURE_NAMES: Final = "AUROC|AUPRC|MCC|precision|recall"
+
+
+def of_kind(results: Results, kind: str) -> list[tuple[str, Json]]:
+    """Results of a kind, by name."""
+    return [(name, result) for name, result in results.items() if result.get("kind") == kind]
+
+
+def bench_cases(results: Results) -> Iterator[Json]:
+    """Every case of forward passes and whole engines with its file."""
+    for name, result in of_kind(results, "bench"):
+        for case in result["cases"]:
+            yield {**case, "file": name, "others": result["cases"]}
+
+
+def precision_rows(results: Results) -> Iterator[Json]:
+    """Speed of each precision relative to bf16, and of mixed lengths to one length, within a run."""
+    for case in bench_cases(results):
+        own = {key: case[key] for key in ("model", "precision", "lengths")}
+        over: Json = {"over_bf16": None, "over_fixed": None}
+        for name, change in (("over_bf16", {"precision": "bf16"}), ("over_fixed", {"lengths": "fixed:166"})):
+            wanted = own | change
+            for other in case["others"]:
+                if wanted != own and wanted == {key: other[key] for key in own}:
+                    rate, base = (one["forward"]["tokens_per_second"] for one in (case, other))
+                    over[name] = rate / base
+        if any(over.values()):
+            yield case | over
+
+
+def end_to_end_rows(results: Results) -> Iterator[Json]:
+    """From stored sequences to shards on disk."""
+    for case in bench_cases(results):
+        for run in case["end_to_end"]:
+            yield {**case, **run, "gpus": len(run["devices"])}
+
+
+def peer_rows(results: Results) -> list[Json]:
+    """Residues/s of other programs, and virnuc's speedup in the same run."""
+    rows: list[Json] = []
+    for name, result in of_kind(results, "peers"):
+        ours: list[Json] = [
+            {
+                "model": case["model"].rpartition(":")[2],
+                "lengths": case["lengths"],
+                "program": f"virnuc {case['precision']}",
+                "rate": case["forward"]["letters_per_second"],
+                **{"ratios": None, "why": None, "file": name},
+            }
+            for case in result["cases"]
+        ]
+        for peer in result["peers"]:
+            rate, lengths = peer.get("residues_per_second"), peer.get("lengths", "")
+            same = [own for own in ours if (own["model"], own["lengths"]) == (peer["model"], lengths)]
+            row = {"model": peer["model"], "lengths": lengths, "program": peer["peer"], "rate": rate}
+            row["ratios"] = ", ".join(
+                f"{own['program'].removeprefix('virnuc ')} {own['rate'] / rate:.2f}" for own in same if rate
+            )
+            why = None if rate else peer.get("skipped", "no memory")
+            rows.append({**row, "why": why, "file": name if rate else None})
+        rows += ours
+    return sorted(rows, key=lambda row: (row["model"], row["lengths"]))
+
+
+def precision_accuracy_rows(results: Results) -> Iterator[Json]:
+    """Each precision against fp32 on the same device."""
+    for name, result in of_kind(results, "accuracy"):
+        models = [result["models"][key].rpartition(":")[2] for key in ("esm_model", "dnabert_model")]
+        for precision, found in result["against_fp32"].items():
+            shares = dict.fromkeys(f"{unit}_calls_agree" for unit in ("frame", "chunk", "contig"))
+            names = {"models": " and ".join(dict.fromkeys(models)), "precision": precision, "file": name}
+            yield {**names, "frames": result["frames"], **shares, **found}
+
+
+def run_rows(results: Results) -> Iterator[Json]:
+    """Command and machine of every file about the speed of a device."""
+    for name, result in results.items():
+        if "kind" in result and "device" in result.get("machine", ()):
+            machine = result["machine"]
+            versions = [f"{key} {machine[key]}" for key in ("torch", "cuda", "triton") if machine[key]]
+            driver = f", driver {machine['driver_version']}" if "driver_version" in machine else ""
+            where = f"{machine['device']}{driver}; {', '.join(versions)}"
+            yield {"file": name, "command": result["command"], "machine": where}
+
+
+def bundled_groups(results: Results) -> Iterator[tuple[str, Json]]:
+    """Chunks and contigs of each length, the shortest first."""
+    for file, key, words in (("val_auroc", "chunk_length", "chunks"), ("contig_calls", "length", "contigs")):
+        for length, group in sorted(results[file][key].items(), key=lambda item: int(item[0])):
+            yield f"{words} of {int(length):,} bp", group
+
+
+def summary_rows(results: Results) -> Iterator[Json]:
+    """One row a length; all of the sequences, but for the calibration error."""
+    for kind, group in bundled_groups(results):
+        count = group["contigs"] if "contigs" in group else group["chunks"]
+        yield {"kind": kind, "count": count, **group, **group["everything"]}
+
+
+def class_table(results: Results) -> str:
+    """The share of each class that is called virus, one column for each length."""
+    groups = {kind: group["by_class"] for kind, group in bundled_groups(results)}
+    rows = [
+        [name, *(f"{group[name]['called_virus']:.1%}" if name in group else "" for group in groups.values())]
+        for name in sorted({name for group in groups.values() for name in group})
+    ]
+    return markdown("|".join(["class", *groups]), rows)
+
+
+def region_rows(results: Results) -> Iterator[Json]:
+    """Results of the three files about regions, with their window and chunk lengths in words."""
+    for result in (results[name] for name in ("regions", "regions_short", "regions_500")):
+        length, (least, most) = result["chunk_length"], result["windows"]
+        chunks = "by length" if length == "auto" else f"{length} bp"
+        yield {**result, "windows": f"{least // 1000} to {most // 1000} kb", "chunks": chunks}
+
+
+def region_length_rows(results: Results) -> Iterator[Json]:
+    """Precision, recall and F1 of all, and by length of the segment."""
+    for result in region_rows(results):
+        for length, group in {"all": result, **result["by_length"]}.items():
+            yield {**result, **group, "kind": "all" if length == "all" else f"{int(length):,} bp"}
+
+
+def region_tier_rows(results: Results) -> Iterator[Json]:
+    """How many bases of the regions of each tier are viral."""
+    for result in region_rows(results):
+        for tier, regions in result["by_tier"].items():
+            yield {**result, **regions, "tier": tier}
+
+
+def score_sets(results: Results) -> Iterator[Json]:
+    """The sets of the scoreboard; `title` is the length of the pieces, or the set's name."""
+    for own in results["scoreboard"]["sets"]:
+        yield {**own, "title": f"{own['length']:,} bp" if own["length"] else own["name"]}
+
+
+def score_rows(results: Results, *, subset: str | None) -> Iterator[Json]:
+    """Figures of a subset of the pieces of the validation genomes; None: all subsets of the sets that were looked at once."""
+    for own in score_sets(results):
+        if bool(own["length"]) == (subset is not None):
+            for name in [subset] if subset else next(iter(own["results"].values())):
+                for program, figures in own["results"].items():
+                    ece = figures[name]["ece_balanced"] if program == "virnuc" else None
+                    titles = {"title": own["title"], "subset": name, "program": program}
+                    yield {**figures[name], **titles, "ece": ece}
+
+
+def score_tier_rows(results: Results) -> Iterator[Json]:
+    """Share of correct calls in each tier."""
+    for own in score_sets(results):
+        for by_tier in own["tiers"].values():
+            for tier, figures in by_tier.items():
+                yield {**figures, "title": own["title"], "tier": tier}
+
+
+def score_speed_rows(results: Results) -> Iterator[Json]:
+    """Seconds and memory of each program, start-up first."""
+    rates = dict.fromkeys(("mbp_per_minute", "mbp_per_minute_without_start_up", "mbp"))
+    for program, used in results["scoreboard"]["start_up"].items():
+        yield {**used, **rates, "title": "start-up", "program": program}
+    for own in score_sets(results):
+        for program, used in own["runs"].items():
+            yield {**used, "title": own["title"], "program": program, "mbp": own["bases"] / 1e6}
+
+
+def score_class_table(results: Results) -> str:
+    """Share of each class that is called a virus, one column for each program; of two lengths of the file."""
+    chosen = [own for own in score_sets(results) if own["length"] in (500, 5_000)]
+    programs = list(chosen[0]["results"])
+    rows = [
+        [own["title"], kind, f"{count:,}"]
+        + [f"{100 * own['results'][program]['all']['called_virus'][kind]:.1f} %" for program in programs]
+        for own in chosen
+        for kind, count in own["classes"].items()
+    ]
+    return markdown("|".join(["pieces", "class", "number", *programs]), rows)
+
+
+def score_conditions(results: Results) -> str:
+    """Command, machine and versions."""
+    found = results["scoreboard"]
+    versions = ", ".join(f"{name} ({version})" for name, version in found["programs"].items())
+    computer, trained = found["machine"], found["kmer_training"]
+    return (
+        f"From [scoreboard.json](../benchmarks/results/scoreboard.json):\n\n    {found['command']}\n\n"
+        f"{computer['cpu']}, {computer['threads']} cores; torch {computer['torch']}, Python {computer['python']}. "
+        f"Programs: {versions}. Training the 6-mer classifier took {trained['seconds']:.0f} s and {trained['peak_mb']:,} MB."
+    )
+
+
+_SUMMARY: Final[dict[str, MakeTable]] = {
+    "summary": table(
+        "validation set|number|with a score|AUROC|recall|false positives|precision|calibration error",
+        "{kind}|{count:,}|{share_scored:.1%}|{auroc:.3f}|{recall:.1%}|{false_positive_rate:.1%}|{precision:.1%}"
+        "|{ece_balanced:.3f}",
+        summary_rows,
+    )
+}
+PAGES: Final[dict[str, dict[str, MakeTable]]] = {
+    "docs/performance.md": {
+        "forward": table(
+            "model|precision|lengths|tokens/s|letters/s|sequences/s|floor, tokens/s|of the floor|spread|memory, GB|packed"
+            "|file",
+            "{model:plain}|{precision}|{lengths}|{forward[tokens_per_second]:count}|{forward[letters_per_second]:count}"
+            "|{forward[sequences_per_second]:count}|{floor_tokens_per_second:count}|{over_floor:.3f}"
+            "|{forward[repeats]:spread}|{peak_memory_bytes:GB}|{forward[packing_efficiency]:.3f}|{file}",
+            bench_cases,
+        ),
+        "precision": table(
+            "model|precision|lengths|over own bf16|over fixed:166|file",
+            "{model:plain}|{precision}|{lengths}|{over_bf16:.3f}|{over_fixed:.3f}|{file}",
+            precision_rows,
+        ),
+        "end-to-end": table(
+            "model|precision|lengths|GPUs|sequences/s|tokens/s|of forward passes alone|of linear|seconds measured|load, s"
+            "|file",
+            "{model:plain}|{precision}|{lengths}|{gpus}|{speed[sequences_per_second]:count}"
+            "|{speed[tokens_per_second]:count}|{over_gpu_only:.3f}|{over_linear:.3f}|{work_seconds:each}"
+            "|{load_seconds:.1f}|{file}",
+            end_to_end_rows,
+        ),
+        "peers": table(
+            "model|lengths|program|residues/s|virnuc over it|file",
+            "{model}|{lengths}|{program}|{rate:count}{why}|{ratios}|{file}",
+            peer_rows,
+        ),
+        "accuracy": table(
+            "models|precision|stretches|worst cosine, protein|worst cosine, DNA|calls of stretches agree|chunks|contigs"
+            "|file",
+            "{models}|{precision}|{frames:,}|{protein[worst_cosine]:cosine}|{dna[worst_cosine]:cosine}"
+            "|{frame_calls_agree:share}|{chunk_calls_agree:share}|{contig_calls_agree:share}|{file}",
+            precision_accuracy_rows,
+        ),
+        "runs": table("file|command|machine", "{file}.json|`{command}`|{machine}", run_rows),
+    },
+    "docs/regions.md": {
+        "figures": table(
+            "windows|chunks|segments|contigs|precision|recall|F1",
+            "{windows}|{chunks}|{kind}|{contigs}|{precision:.3f}|{recall:.3f}|{f1:.3f}",
+            region_length_rows,
+        ),
+        "tiers": table(
+            "windows|chunks|tier|regions|their bases that are viral",
+            "{windows}|{chunks}|`{tier}`|{regions}|{precision:.1%}",
+            region_tier_rows,
+        ),
+    },
+    "docs/accuracy.md": {
+        "conditions": score_conditions,
+        "classes": score_class_table,
+        "val": table(
+            f"pieces|program|number|viral|scored|{_FIGURE_NAMES}|calibration error",
+            "{title}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES + "|{ece:.3f}",
+            lambda results: score_rows(results, subset="all"),
+        ),
+        "prokaryotic": table(
+            f"pieces|program|number|viral|{_FIGURE_NAMES}",
+            "{title}|{program}|{sequences:,}|{viral:,}|" + _FIGURES,
+            lambda results: score_rows(results, subset="without eukaryotic viruses"),
+        ),
+        "tiers": table(
+            "sequences|tier|number|called right|called virus|of these viral",
+            "{title}|`{tier}`|{sequences:,}|{right:percent}|{called_virus:,}|{precision:percent}",
+            score_tier_rows,
+        ),
+        "compare": table(
+            f"set|sequences|program|number|viral|scored|{_FIGURE_NAMES}",
+            "{title}|{subset}|{program}|{sequences:,}|{viral:,}|{scored:percent}|" + _FIGURES,
+            lambda results: score_rows(results, subset=None),
+        ),
+        "overlap": table(
+            "set|number|overlapping|viral|overlapping viral|mean share found, viral|mean share found, other",
+            "{title}|{sequences:,}|{overlap[overlapping]:,}|{viral:,}|{overlap[overlapping_viral]:,}"
+            "|{overlap[mean_share_viral]:percent}|{overlap[mean_share_other]:percent}",
+            lambda results: (own for own in score_sets(results) if "overlap" in own),
+        ),
+        "speed": table(
+            "sequences|program|Mbp|seconds|CPU seconds|Mbp/min|Mbp/min without start-up|peak memory, MB",
+            "{title}|{program}|{mbp:.1f}|{seconds:.1f}|{cpu_seconds:.1f}|{mbp_per_minute:.2f}"
+            "|{mbp_per_minute_without_start_up:.2f}|{peak_mb:,}",
+            score_speed_rows,
+        ),
+    },
+    "docs/model-card.md": {**_SUMMARY, "classes": class_table},
+    "docs/science.md": _SUMMARY,
+    "README.md": _SUMMARY,
+}
