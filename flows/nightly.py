@@ -123,17 +123,7 @@ def nightly(
         batch = NightlyBatch(results, digests, compute_files, settle_seconds)
         report = NightlyReport(inbox=inbox, out=results, outcomes=batch.process(files))
     publish_nightly(report)
-    entry = Entry(
-        id=str(flow_run.id),
-        name=flow_run.name,
-        started=begin,
-        finished=time.time(),
-        params=params,
-        metrics=[(name, float(value), 0) for name, value in report.metrics.items()],
-        tags=run_tags(results, project),
-        note=report.summary,
-        tables={"files": report.rows} if report.rows else None,
-    )
+    entry = _entry_of(report, begin, params, run_tags(results, project))
     track(start_tracking("", {}), lambda: entry, results / "*")
     if report.counts["failed"]:
         raise VirnucError(
@@ -141,6 +131,22 @@ def nightly(
         )
     name = FILES_REJECTED if report.counts["rejected"] else None
     return Completed(name=name, message=report.summary, data=report)
+
+
+def _entry_of(
+    report: NightlyReport, begin: float, params: Mapping[str, Value], tags: Mapping[str, str]
+) -> Entry:
+    return Entry(
+        id=str(flow_run.id),
+        name=flow_run.name,
+        started=begin,
+        finished=time.time(),
+        params=params,
+        metrics=[(name, float(value), 0) for name, value in report.metrics.items()],
+        tags=tags,
+        note=report.summary,
+        tables={"files": report.rows} if report.rows else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

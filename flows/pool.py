@@ -191,8 +191,8 @@ class PoolLanes(WatchedLanes):
         url = require_lasting_server()
         with get_client(sync_client=True) as client:
             try:
-                self._device = _pool_device(client, devices[0])
-                self._pool = WORK_POOLS[self._device]
+                self.device = _pool_device(client, devices[0])
+                self._pool = WORK_POOLS[self.device]
                 suffix = self._pool.removeprefix("virnuc-")
                 self._planning, self._computing = f"plan-run/{suffix}", f"embed-lane/{suffix}"
                 for name in (self._planning, self._computing):
@@ -208,7 +208,7 @@ class PoolLanes(WatchedLanes):
                 ) from error
         self._queue = where.priority
         self._lane_seconds = 60 * where.lane_minutes
-        self._devices_of_host = 1
+        self.devices_of_host = 1
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Has a worker make the plan, since memory and speed depend on its hardware."""
@@ -216,7 +216,7 @@ class PoolLanes(WatchedLanes):
             "folder": os.path.abspath(folder.root),
             "config": _for_worker(config).model_dump(mode="json"),
             "kind": kind,
-            "device": self._device,
+            "device": self.device,
             "token": _token(folder),
         }
         attempt, failures, delay, tag = 0, 0, 0.0, _run_tag(folder)
@@ -238,7 +238,7 @@ class PoolLanes(WatchedLanes):
                 events = [entry.event for entry in tail.read_new()]
                 for event in events:
                     if isinstance(event, LaneStarted):
-                        self._devices_of_host = event.devices_of_host
+                        self.devices_of_host = event.devices_of_host
                 if ended[run_id].is_completed():
                     break
                 failure = events[-1] if events and isinstance(events[-1], LaneFailed) else None
@@ -259,8 +259,8 @@ class PoolLanes(WatchedLanes):
         """
         plan = read_plan(folder.plan)
         with PoolRuns(self._pool, self._computing, self._queue) as runs:
-            work = _PoolWork(runs, watch, folder, plan, self._device)
-            num_slots = self._devices_of_host * runs.count_workers()
+            work = _PoolWork(runs, watch, folder, plan, self.device)
+            num_slots = self.devices_of_host * runs.count_workers()
             pending, first = work.reattach()
             backlog = Backlog([shard.cost for shard in plan.shards], pending, self._lane_seconds, first)
             while work.submit_waiting(backlog, num_slots):

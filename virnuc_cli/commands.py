@@ -14,7 +14,6 @@ import click
 
 from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core import __version__
-from virnuc_core.env_config import value_of
 from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +101,7 @@ def cli(config: str | None) -> None:
 def _body(name: str) -> Callable[..., Answer]:
     """What computes a command in this process: the function that its flow calls, too."""
     from tasks.artifacts import log_from_info
+    from virnuc_core.env_config import value_of
     from virnuc_core.host_memory import without_collection
     from virnuc_core.plain_text import hide_secrets_in_logs
     from virnuc_core.settings import LANE_DEFAULTS

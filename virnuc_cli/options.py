@@ -183,17 +183,17 @@ def command(
 
 def _run(
     function: Callable[..., Answer | None],
-    model: str,
+    settings_model: str,
     debug: bool,
     quiet: bool = False,
     as_json: bool | None = None,
     **values: Any,
 ) -> int:
     """Calls a command's function with its settings, shows its answer if it has one, and returns the exit code."""
-    if model:
+    if settings_model:
         from virnuc_core.settings import read_settings
 
-        kind = resolve_name(model)
+        kind = resolve_name(settings_model)
         taken = {name: values.pop(name) for name in kind.model_fields}
         given = {name: value for name, value in taken.items() if value is not None}
         values["settings"] = read_settings(kind, given)

@@ -34,7 +34,6 @@ from flows.lanes import embed_lane, plan_run
 from flows.pool import PoolLanes
 from tasks import pool_runs
 from tasks.local_lanes import LocalLanes, lane_journal_name
-from tests.end_to_end.conftest import CommandLine
 from tests.made_lanes import done
 from tests.made_models import MadeModels
 from virnuc_core.env_config import reload
@@ -533,24 +532,23 @@ def test_waiting_for_nobody_is_said(
     assert "work pool virnuc-cpu: 2 scheduled" in caplog.text
 
 
-def test_what_the_pool_needs_is_asked_for_first(
-    contigs: Path, tmp_path: Path, virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_pool_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     where = LaneSettings(mode="pool")
     with pytest.raises(UsageError, match=r"--devices 0,1 cannot be chosen in mode pool"):
         choose_lanes(where, ("0", "1"))
     monkeypatch.setitem(pool.WORK_POOLS, "cpu", "virnuc-absent")
     with pytest.raises(UsageError, match=r"lacks work pools or deployments of virnuc: run `virnuc deploy`"):
         choose_lanes(where, ("cpu",))
-    message = "mode pool needs a Prefect server that outlives this run"
-    with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        virnuc.refused(2, message, "predict", contigs, "--out", tmp_path / "run", "--mode", "pool")
-    assert not (tmp_path / "run").exists()
+    with (
+        temporary_settings(restore_defaults={PREFECT_API_URL}),
+        pytest.raises(UsageError, match="mode pool needs a Prefect server that outlives this run"),
+    ):
+        choose_lanes(where, ("cpu",))
 
 
 def test_auto_is_the_pool_for_gpus_once_it_had_a_worker(client: SyncPrefectClient) -> None:
     def device_of_auto() -> str:
-        return choose_lanes(LaneSettings(mode="pool"), ("auto",)).shown_devices
+        return PoolLanes(LaneSettings(mode="pool"), ("auto",)).device
 
     assert device_of_auto() == "cuda"
     client.send_worker_heartbeat("virnuc-cpu", "one-cpu", 30.0)

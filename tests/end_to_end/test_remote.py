@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.outputs import require_places
 from tests.end_to_end.conftest import CommandLine, wait_until, write_class
 from tests.made_models import MadeModels
 from tests.made_storage import ObjectStorage, WebServer, storage, web
 from virnuc_core import api
+from virnuc_core.errors import UsageError
 from virnuc_core.remote import output_path
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -104,12 +106,23 @@ def test_the_python_api_takes_urls(models: MadeModels, contigs: Path, storage: O
     assert "run/run.json" in storage.written
 
 
-def test_a_pool_needs_a_staging_folder_that_is_named(
-    virnuc: CommandLine, models: MadeModels, set_env: Callable[..., None]
-) -> None:
+def test_a_pool_needs_a_staging_folder_that_is_named(set_env: Callable[..., None]) -> None:
     set_env(VIRNUC_STAGING="")
-    command = ("predict", "s3://bucket/contigs.fa", "--out", "/tmp/run", "--mode", "pool", *models.flags)
-    virnuc.refused(2, "VIRNUC_STAGING", *command)
+    with pytest.raises(UsageError, match="VIRNUC_STAGING"):
+        require_places(["s3://bucket/contigs.fa"], "/tmp/run", "pool")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("reference://", "reference:// cannot be used as an address"),
+        ("no-such://a:key@host/x.fa", "no-such://host/x.fa cannot be used as an address"),
+        ("http://127.0.0.1:9/%2e%2e", "%2e%2e names no file"),
+        ("http://127.0.0.1:9/a%00b", "names no file"),
+    ],
+)
+def test_what_is_no_address_of_a_file(virnuc: CommandLine, url: str, message: str, tmp_path: Path) -> None:
+    assert "key" not in virnuc.refused(2, message, "predict", url, "--out", tmp_path / "run")
 
 
 def test_evaluate_says_that_it_takes_paths(virnuc: CommandLine, contigs: Path, run: Path) -> None:

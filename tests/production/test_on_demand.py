@@ -75,15 +75,15 @@ def test_pool_of_two_workers_gives_the_bytes_of_a_local_run(
 
     [tracked] = tracked_with("prefect.flow_run_id", run.id)
     assert tracked.info.status == "FINISHED"
-    assert tracked.data.params["mode"] == "pool"
-    assert len(tracked_with("mlflow.parentRunId", tracked.info.run_id)) == len(names)
+    assert tracked.data.tags["virnuc.mode"] == "pool"
+    assert tracked.data.metrics["lanes"] == len(names)
 
 
 def test_a_run_is_moved_to_another_head_in_the_pool(stack: Stack, local_run: Path, tmp_path: Path) -> None:
     in_pool, here = (shutil.copytree(local_run, tmp_path / name) for name in ("pool", "here"))
     head = str(write_other_head(tmp_path / "other.safetensors"))
     run = run_in_shell(stack, "reprocess/on-demand", "run", run=str(in_pool), settings={"head": head})
-    done = stack.shell("virnuc_cli", "reprocess", here, "--head", head, "--mode", "local")
+    done = stack.shell("virnuc_cli", "reprocess", here, "--head", head)
     assert done.returncode == 0, done.stderr
     assert same_results(in_pool, here)
     assert not same_results(in_pool, local_run)
@@ -103,7 +103,7 @@ def test_a_head_is_trained_and_measured_in_the_pool(stack: Stack, tmp_path: Path
     assert "virnuc-head" in artifacts(stack, run.id)
     flags = ("--chunk-length", "60", "--epochs", "2", "--members", "1", "--devices", SETTINGS["devices"][0])
     given = ("--viral", *files["viral"], "--other", *files["other"])
-    done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here, "--mode", "local")
+    done = stack.shell("virnuc_cli", "train", *given, *flags, "--out", here)
     assert done.returncode == 0, done.stderr
     assert head.read_bytes() == here.read_bytes()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.inference.events import LaneReport
+from virnuc_core.inference.events import GpuSample, LaneReport
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.run_json import RunReport, lane_row, write_report
 from virnuc_core.results.tables import TableCounts
@@ -80,7 +80,7 @@ def test_what_the_document_and_the_summary_say() -> None:
         assert line in run.summary
     assert "Viruses among" not in run.summary
     assert run.document["sample"] is None
-    assert "sample" not in {*run.document["counts"], *run.figures}
+    assert "sample" not in {*run.document["counts"]}
     sample = SampleCalls(
         prior=0.5,
         share=0.125,
@@ -95,9 +95,11 @@ def test_what_the_document_and_the_summary_say() -> None:
     assert run.document["counts"] == {k: v for k, v in asdict(counts).items() if k != "sample"}
     line = "scored contigs: about 12.5 % (cautiously 10 %); false calls to expect: 0.04 of 1 (4 %), called from p_virus 0.93 on"
     assert line in run.summary
-    expected = {"share_viral_estimated": 0.125, "expected_false_calls": 0.04, "expected_fdr": 0.04}
-    assert expected.items() <= run.figures.items()
     row = lane_row(report())
     assert (row["host"], row["device_name"]) == ("box", "NVIDIA Made")
     assert (row["sequences"], row["sequences_per_second"], row["esm2_tokens_per_second"]) == (20, 2.0, 200.0)
+    assert "gpu_utilization" not in row
+    samples = tuple(GpuSample(lane=0, utilization=0.5 + n / 10, memory_bytes=n * 10**9) for n in range(3))
+    busy = lane_row(replace(report(), gpu_samples=samples))
+    assert (busy["gpu_utilization"], busy["gpu_memory_gb"]) == (0.6, 2.0)
     assert lane_row(report(shards=0, seconds=2.0))["sequences_per_second"] == 0.0

@@ -1,24 +1,20 @@
-"""Progress, reports and MLflow runs from lane journals; and GPU samples."""
+"""Progress and reports from lane journals; and GPU samples."""
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from tasks.lanes import (
     LaneRows,
-    LaneTracking,
     LaneWatch,
     sampling_gpu,
 )
 from tasks.progress import LaneProgress, use_progress
-from tasks.tracking import TrackedRun, tracked_run
-from tests.made_lanes import at, done, failed, finished, loaded, sample, started
+from tests.made_lanes import at, done, failed, finished, loaded, started
 from tests.made_models import MadeRun
 from virnuc_core.inference.events import GpuSample, LaneEvent, LaneStarted
 from virnuc_core.inference.lane_journal import JournalEntry, LaneJournal
@@ -133,92 +129,6 @@ def test_start_and_failure_are_the_last_of_a_lane(folder: RunFolder) -> None:
     assert [watch.failure(name) for name in names] == [failed(), None, failed(), None]
     assert [watch.start(name) for name in names] == [started(), started(host="other"), None, None]
     assert len(watch.reports) == 2
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
-    """Shared by all tests: a new database takes seconds."""
-    return MlflowClient(f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db")
-
-
-@pytest.fixture
-def run(
-    client: MlflowClient, set_env: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[TrackedRun]:
-    set_env(MLFLOW_TRACKING_URI=client.tracking_uri)
-    monkeypatch.chdir(tmp_path)
-    with tracked_run("pipeline", {}, {}) as run:
-        yield run
-
-
-def lanes_of(client: MlflowClient, run: TrackedRun) -> dict[str, Run]:
-    experiment = client.get_run(str(run.run_id)).info.experiment_id
-    found = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run.run_id}'")
-    return {lane.data.tags["virnuc.journal"]: lane for lane in found}
-
-
-def history(client: MlflowClient, run_id: str | None, key: str) -> list[tuple[int, float, float]]:
-    points = client.get_metric_history(str(run_id), f"progress/{key}")
-    return sorted((point.step, point.timestamp / 1000, point.value) for point in points)
-
-
-def test_lane_is_a_child_run_with_metrics_over_time(client: MlflowClient, run: TrackedRun) -> None:
-    first = [started(), loaded(), sample(0.5, 10), sample(0.7, 12), done(0)]
-    events = [*first, sample(1.0, 11), done(1, forward=0.25), finished()]
-    with LaneTracking(run, every=0.0) as tracking:
-        for second, event in enumerate(events):
-            tracking.on_entry("lane-0000-a", at(100.0 + second, event))
-            tracking.end_poll()
-    lane = lanes_of(client, run)["lane-0000-a"]
-    assert lane.info.run_name == "lane 0 on box cuda:0"
-    assert (lane.info.status, lane.info.start_time, lane.info.end_time) == ("FINISHED", 100_000, 107_000)
-    params = {"lane": "0", "host": "box", "device": "cuda:0", "shards": "2", "device_name": "NVIDIA Made"}
-    assert lane.data.params == params
-    lane_id = lane.info.run_id
-    assert history(client, lane_id, "sequences_per_second") == [(1, 104.0, 20.0), (2, 106.0, 40.0)]
-    assert history(client, lane_id, "esm2_tokens_per_second") == [(1, 104.0, 2e3), (2, 106.0, 4e3)]
-    assert history(client, lane_id, "esm2_packing_efficiency")[0][2] == 0.5
-    assert history(client, lane_id, "gpu_utilization") == [(1, 104.0, 0.6), (2, 106.0, 1.0)]
-    assert [value for *_, value in history(client, lane_id, "gpu_memory_gb")] == [12.0, 11.0]
-    final = lane.data.metrics
-    assert final["sequences"] == 20
-    assert final["sequences_per_second"] == 4.0  # 20 sequences in 7 s, of which 2 to load
-    assert (final["starts"], final["gpu_memory_gb"]) == (1, 12.0)
-
-
-def test_run_has_the_sum_over_the_lanes_that_are_at_work(client: MlflowClient, run: TrackedRun) -> None:
-    with LaneTracking(run, every=3600.0) as tracking:
-        for lane in (0, 1):
-            tracking.on_entry(f"lane-{lane}", at(0.0, started(lane)))
-        tracking.end_poll()
-        tracking.on_entry("lane-0", at(1.0, done(0, lane=0)))
-        tracking.on_entry("lane-1", at(2.0, done(1, lane=1, forward=1.0)))
-        tracking.on_entry("lane-0", at(3.0, finished(0)))
-        tracking.on_entry("lane-1", at(4.0, done(2, lane=1, frames=5, forward=1.0)))
-        tracking.on_entry("lane-1", at(5.0, done(3, lane=1, frames=0, forward=0.0)))
-        tracking.end_poll()
-        assert history(client, run.run_id, "shards") == []  # written in batches
-    speeds = history(client, run.run_id, "sequences_per_second")
-    assert speeds == [(1, 1.0, 20.0), (2, 2.0, 30.0), (3, 4.0, 5.0), (4, 5.0, 0.0)]
-    assert [value for *_, value in history(client, run.run_id, "sequences")] == [10, 20, 25, 25]
-    assert [value for *_, value in history(client, run.run_id, "shards")] == [1, 2, 3, 4]
-
-
-def test_status_tells_how_a_lane_ended(client: MlflowClient, run: TrackedRun) -> None:
-    with LaneTracking(run) as tracking:
-        for name in ("failed", "killed", "again"):
-            tracking.on_entry(name, at(0.0, started()))
-            tracking.on_entry(name, at(1.0, loaded()))
-        tracking.on_entry("failed", at(2.0, failed()))
-        # Its process died, and one on another machine resumed.
-        for event in (started(host="other"), loaded(), finished()):
-            tracking.on_entry("again", at(5.0, event))
-        tracking.on_entry("not of this run", at(0.0, failed()))
-    lanes = lanes_of(client, run)
-    statuses = {name: lane.info.status for name, lane in lanes.items()}
-    assert statuses == {"failed": "FAILED", "killed": "KILLED", "again": "FINISHED"}
-    assert lanes["again"].data.metrics["starts"] == 2
-    assert lanes["again"].data.params["host"] == "box"
 
 
 @pytest.mark.parametrize(

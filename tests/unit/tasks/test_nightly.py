@@ -371,13 +371,12 @@ def test_report_counts_the_contigs_of_this_run_puts_failures_first_and_escapes_f
     assert whole.metrics == {**files, **amounts}
     assert [row["file"] for row in whole.rows] == ["lost.fa", "page.fa", "new.fa", "old.fa"]
     assert [row["virus"] for row in whole.rows] == ["", "", 2, 9]
-    page = whole.markdown({"mlflow_run_id": "abc"})
+    page = whole.markdown
     assert f"# {whole.summary}\n" in page
     assert "| new.fa | 5 | 2 | 12.3 | [run](http://runs/1) |" in page
-    assert "- mlflow run id: `abc`" in page
     assert "- rejected `page.fa`: it begins with b'&lt;html&gt;' \\| b\n" in page
     assert "old.fa" not in page
-    assert report().markdown({}).startswith("# no files in the inbox\n")
+    assert report().markdown.startswith("# no files in the inbox\n")
 
 
 def test_only_the_first_failures_are_named() -> None:

@@ -22,7 +22,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: virnuc" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("group", [[], ["models"], ["config"]])
+@pytest.mark.parametrize("group", [[], ["models"]])
 def test_a_group_without_a_command_shows_its_help(
     group: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +33,7 @@ def test_a_group_without_a_command_shows_its_help(
     assert "error" not in err
 
 
-@pytest.mark.parametrize("group", [cli, cli.commands["models"], cli.commands["config"]], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", [cli, cli.commands["models"]], ids=lambda g: g.name)
 def test_the_list_of_commands_has_whole_sentences(group: click.Group) -> None:
     with click.Context(group, info_name="virnuc") as ctx:
         shown = " ".join(group.get_help(ctx).split())
