@@ -115,7 +115,7 @@ def stage_in(url: str) -> Path:
         UsageError: a package is missing for this kind of URL.
     """
     name = file_name(url) or "index"
-    if name in (".", "..") or "/" in name or "\0" in name:
+    if name in (".", "..") or "\0" in name:
         raise UsageError(f"{without_secrets(url)} names no file: give the address of one.")
     folder = _staged(url, "inputs")
     folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ def test_failures_say_what_to_do(
         stage_in(f"{web.url}/nothing.fa")
     with pytest.raises(InputError, match="does not exist"):
         stage_in(f"{storage.url}/nothing.fa")
-    with pytest.raises(UsageError, match="unknown kind"):
+    with pytest.raises(UsageError, match="cannot be used as an address"):
         stage_in("foo://host/contigs.fa")
     with pytest.raises(UsageError, match="--out https://host/run cannot be written"):
         output_path("https://host/run")
