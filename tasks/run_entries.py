@@ -23,23 +23,12 @@ _PARAMS: Final = (
     *("embeddings", "virnuc_version"),
 )
 _MODEL_PARAMS: Final = (
-    *(
-        "weights_fingerprint",
-        "repr_layer",
-        "precision",
-        "engine",
-        "attention",
-        "compile_mode",
-        "token_budget",
-    ),
+    *("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode"),
+    "token_budget",
 )
 _RUN_FILES: Final = (
-    "predictions.tsv",
-    "contigs.tsv",
-    "regions.tsv",
-    "rejected.tsv",
-    "report.html",
-    "run.json",
+    *("predictions.tsv", "contigs.tsv", "regions.tsv", "rejected.tsv"),
+    *("report.html", "run.json"),
 )
 _PLOTS: Final = ("roc.png", "reliability.png")
 _TRAINING_FILES: Final = tuple(f"training/{name}" for name in ("records.tsv", "figures.json", *_PLOTS))

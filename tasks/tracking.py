@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from itertools import chain
@@ -26,6 +26,7 @@ from virnuc_core import __version__
 from virnuc_core.env_config import env, home_folder
 from virnuc_core.errors import StorageLostError, VirnucError
 from virnuc_core.files import make_private, open_lock
+from virnuc_core.host_memory import without_collection
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.run_folder import RunFolder
 
@@ -41,7 +42,9 @@ _FLOW_RUN_TAG: Final = "prefect.flow_run_id"
 _SECONDS_TO_CONNECT: Final = 10.0
 _MAX_DIGEST_LENGTH: Final = 36  # MLflow's
 _MAX_PARAM_LENGTH: Final = 500
+
 Status = Literal["FAILED", "KILLED"]
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,11 +83,10 @@ class Store:
             UsageError: there is no folder for it.
         """
         self._is_imported.wait()
-        try:
-            with _raising_storage_lost():
-                return self._connection.result(_SECONDS_TO_CONNECT if env().tracking_uri else None)
-        except TimeoutError as error:
-            raise StorageLostError(f"MLflow does not answer within {_SECONDS_TO_CONNECT:.0f} s") from error
+        if wait([self._connection], _SECONDS_TO_CONNECT if env().tracking_uri else None).not_done:
+            raise StorageLostError(f"MLflow does not answer within {_SECONDS_TO_CONNECT:.0f} s")
+        with _raising_storage_lost():
+            return self._connection.result()
 
     def write(self, entry: Entry) -> None:
         """Writes an entry, or adds what is missing of it; raises as `connection`."""
@@ -98,7 +100,7 @@ def _raising_storage_lost() -> Iterator[None]:
     """Translates what MLflow's clients raise, which is what their libraries do."""
     try:
         yield
-    except (VirnucError, TimeoutError):
+    except VirnucError:
         raise
     except Exception as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
@@ -241,7 +243,8 @@ def _import_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    import mlflow  # noqa: F401
+    with without_collection():
+        import mlflow  # noqa: F401
 
     # virnuc says itself what fails. Their lines can hold the address of the store, and with it a password.
     for name in ("mlflow", "alembic", "urllib3"):

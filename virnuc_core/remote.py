@@ -82,8 +82,11 @@ def stage_in(url: str) -> Path:
         StorageLostError: it cannot be reached, has changed meanwhile, or arrived damaged; a retry may succeed.
         UsageError: a package is missing for this kind of URL.
     """
+    name = file_name(url) or "index"
+    if name in (".", "..") or "\0" in name:
+        raise UsageError(f"{without_secrets(url)} names no file: give the address of one.")
     folder = _staged(url, "inputs")
-    target = folder / (file_name(url) or "index")
+    target = folder / name
     part, record = temporary_name(target), folder / ".version"
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder / ".lock") as lock:

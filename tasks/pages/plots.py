@@ -72,7 +72,10 @@ def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
         for batch in iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS[plan.frames], ["p_virus"]):
             counts += histogram(batch["p_virus"].drop_null().to_numpy())
         yield "p_virus", p_virus_figure(counts.tolist(), plan.threshold)
-    curves = dict(filter(None, map(_speeds_of_lane, sorted(folder.lanes.glob("lane-*.jsonl")))))
+    journals = [
+        path for path in sorted(folder.lanes.glob("lane-*.jsonl")) if path.is_file() and not path.is_symlink()
+    ]
+    curves = dict(filter(None, map(_speeds_of_lane, journals)))
     if any(len(curve) > 1 for curve in curves.values()):
         yield "throughput", throughput_figure(list(curves.items()))
 

@@ -14,7 +14,6 @@ from deployments.register import NIGHTLY, NightlyChoice, register
 from deployments.server import POOLS
 from flows import GPU_POOL
 from flows.nightly import nightly
-from tasks.artifacts import RUN_TAG
 from tests.end_to_end.conftest import CommandLine
 from tests.made_models import MadeModels
 from virnuc_core import __version__, env_config
@@ -120,11 +119,6 @@ def test_parameters_that_a_flow_no_longer_has_are_dropped(client: SyncPrefectCli
     assert batch.note.endswith("without old_name and settings.old_setting, which predict no longer has")
     kept = client.read_deployment_by_name(NIGHTLY).parameters
     assert kept == {"inbox": "/in", "mode": "pool", "priority": "bulk", "settings": {"preset": "tiny"}}
-
-
-def test_runs_of_the_command_line_are_watched_like_others(finished: Path, client: SyncPrefectClient) -> None:
-    runs = [run for run in client.read_flow_runs() if run.parameters.get("out") == str(finished)]
-    assert [RUN_TAG in run.tags for run in runs] == [True]
 
 
 def last_changes(client: SyncPrefectClient) -> dict[str, str]:

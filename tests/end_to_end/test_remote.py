@@ -115,10 +115,10 @@ def test_a_pool_needs_a_staging_folder_that_is_named(set_env: Callable[..., None
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("reference://", "reference:// cannot be used as an address"),
-        ("no-such://a:key@host/x.fa", "no-such://host/x.fa cannot be used as an address"),
+        ("reference://", "reference:// is of an unknown kind"),
+        ("no-such://a:key@host/x.fa", "no-such://host/x.fa is of an unknown kind"),
         ("http://127.0.0.1:9/%2e%2e", "%2e%2e names no file"),
-        ("http://127.0.0.1:9/a%2fb", "names no file"),
+        ("http://127.0.0.1:9/a%00b", "names no file"),
     ],
 )
 def test_what_is_no_address_of_a_file(virnuc: CommandLine, url: str, message: str, tmp_path: Path) -> None:

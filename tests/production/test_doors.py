@@ -22,6 +22,12 @@ EVIL = "http://evil.example"
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def connections() -> Iterator[None]:
+    with HTTP:
+        yield
+
+
 def searches(stack: Stack) -> dict[str, str]:
     """An address of each server that answers POST with what it has."""
     return {

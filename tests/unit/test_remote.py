@@ -96,7 +96,7 @@ def test_a_damaged_copy_is_thrown_away(web: WebServer, home: Path) -> None:
     ("url", "kind", "message"),
     [
         ("WEB/nothing.fa", InputError, r"nothing\.fa does not exist"),
-        ("WEB/%2e%2e", InputError, "does not exist"),
+        ("WEB/%2e%2e", UsageError, "names no file"),
         ("STORAGE/nothing.fa", InputError, "does not exist"),
         ("STORAGE/folder", InputError, "is a folder"),
         ("s3://no-such-bucket/x.fa", InputError, "does not exist"),

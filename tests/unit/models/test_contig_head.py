@@ -53,7 +53,7 @@ def slow_contig(head: ContigHead, codes: Tensor) -> tuple[Tensor, Tensor, Tensor
     values = head.values(hidden).unflatten(1, (head.spec.pooling_heads, -1))
     pooled = (values * share.unsqueeze(2)).sum(0).flatten()
     features = torch.cat((pooled, codes.mean(0), torch.tensor([float(len(codes))]).log()))
-    return head.context(hidden), head.contig(features), share.mean(1)
+    return head.context(hidden), head.contig(features[None])[0], share.mean(1)
 
 
 @settings(deadline=None, max_examples=30)

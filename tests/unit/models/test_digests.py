@@ -106,7 +106,7 @@ def test_a_file_that_may_still_be_written_is_read_every_time(
 ) -> None:
     monkeypatch.setattr(digests, "_CLOCK_STEP_NS", 10**12)
     assert kept_digest(path) == new_digest(path) == RIGHT
-    assert not home.exists()
+    assert not (home / "digests").exists()
 
 
 @pytest.mark.parametrize(
