@@ -83,7 +83,7 @@ def stage_in(url: str) -> Path:
         UsageError: a package is missing for this kind of URL.
     """
     name = file_name(url) or "index"
-    if name in (".", "..") or "\0" in name:
+    if "\0" in name or unquote(url).endswith(("/.", "/..")):
         raise UsageError(f"{without_secrets(url)} names no file: give the address of one.")
     folder = _staged(url, "inputs")
     target = folder / name
