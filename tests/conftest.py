@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """Removes the user's VIRNUC_ variables and those of earlier tests."""
+    """Removes the user's VIRNUC_ variables and those of earlier tests, and comes back to this folder after the test."""
+    monkeypatch.chdir(Path.cwd())
     for name in [name for name in os.environ if name.startswith("VIRNUC_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -39,7 +39,7 @@ def is_url(name: str) -> bool:
 
 def file_name(url: str) -> str:
     """The last part of a URL's path, "" if that is no name of a file."""
-    path = unquote(urlsplit(url).path) if url.startswith("http") else url.partition("://")[2]
+    path = unquote(urlsplit(url).path) if url.startswith("http") else url.rpartition("://")[2]
     name = path.rstrip("/").rpartition("/")[2]
     return "" if name in (".", "..") else name
 
