@@ -149,6 +149,7 @@ def test_in_a_browser(stack: Stack, foreign_page: str) -> None:
         page.locator("input").first.fill(stack.access["PREFECT_API_AUTH_STRING"])
         page.keyboard.press("Enter")
         page.wait_for_url("**/dashboard**", timeout=60_000)
+        page.get_by_text("Work Pools").first.click()
         page.get_by_text("virnuc-cpu").first.wait_for(timeout=60_000)
 
 
