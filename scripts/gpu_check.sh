@@ -62,7 +62,6 @@ if [ "$devices" != "$first" ]; then
 fi
 
 step peers "$python" -m benchmarks.peers --device "$first" --out "$out/peers.json"
-step flash_attention "$python" -m benchmarks.flash_attention --device "$first" --out "$out/flash_attention.json"
 step accuracy "$python" -m benchmarks.accuracy "${fasta[@]}" --device "$first" --out "$out/accuracy.json"
 
 if [ ${#failed[@]} -gt 0 ]; then

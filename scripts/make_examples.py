@@ -35,15 +35,7 @@ PACKAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The first bases of one sequence in a package.
-
-    Attributes:
-        package: file name of an sdist or a Debian package.
-        member: path inside the package, of FASTA or GenBank.
-        accession, organism, label: for labels.tsv; label is virus or other.
-        num_contigs: equal pieces that the bases are cut into.
-        end: number of bases; None for all.
-    """
+    """The first `end` bases of one sequence of a package, all for None, cut into `num_contigs` equal pieces."""
 
     package: str
     member: str
@@ -54,58 +46,42 @@ class Source:
     end: int | None = None
 
 
-SOURCES: Final = (
-    Source(
-        "biopython-1.88.tar.gz",
-        "biopython-1.88/Tests/GFF/NC_001422.gbk",
-        "NC_001422.1",
-        "Escherichia phage phiX174",
-        "virus",
-        num_contigs=1,
-    ),
-    Source(
-        "biopython-1.88.tar.gz",
-        "biopython-1.88/Tests/GFF/NC_001802.fna",
-        "NC_001802.1",
-        "Human immunodeficiency virus 1",
-        "virus",
-        num_contigs=2,
-    ),
-    Source(
-        "gasic-examples_0.0.r19-8_all.deb",
-        "./usr/share/doc/gasic/examples/genomes/dwv.fasta.gz",
-        "NC_004830.2",
-        "Deformed wing virus",
-        "virus",
-        num_contigs=2,
-    ),
-    Source(
-        "bowtie-examples_1.3.1-1_all.deb",
-        "./usr/share/doc/bowtie/examples/genomes/NC_008253.fna.gz",
-        "NC_008253.1",
-        "Escherichia coli 536",
-        "other",
-        num_contigs=4,
-        end=24_000,
-    ),
-    Source(
-        "pyrodigal-3.7.1.tar.gz",
-        "pyrodigal-3.7.1/src/pyrodigal/tests/data/GCF_001457455.1_NCTC11397_genomic_100kb.fna.gz",
-        "NZ_LN831026.1",
-        "Corynebacterium diphtheriae NCTC 11397",
-        "other",
-        num_contigs=4,
-        end=24_000,
-    ),
-    Source(
-        "biopython-1.88.tar.gz",
-        "biopython-1.88/Tests/Blat/hg38.fa",
-        "hg38_chr13:75549820-75605809",
-        "Homo sapiens",
-        "other",
-        num_contigs=5,
-        end=30_000,
-    ),
+_BIOPYTHON, _PYRODIGAL, _GASIC, _BOWTIE = PACKAGES
+_TESTS, _DOC = "biopython-1.88/Tests", "./usr/share/doc"
+_NCTC: Final = "pyrodigal-3.7.1/src/pyrodigal/tests/data/GCF_001457455.1_NCTC11397_genomic_100kb.fna.gz"
+_HUMAN: Final = "hg38_chr13:75549820-75605809"
+SOURCES: Final = tuple(
+    Source(*values)
+    for values in (
+        (_BIOPYTHON, f"{_TESTS}/GFF/NC_001422.gbk", "NC_001422.1", "Escherichia phage phiX174", "virus", 1),
+        (
+            _BIOPYTHON,
+            f"{_TESTS}/GFF/NC_001802.fna",
+            "NC_001802.1",
+            "Human immunodeficiency virus 1",
+            "virus",
+            2,
+        ),
+        (
+            _GASIC,
+            f"{_DOC}/gasic/examples/genomes/dwv.fasta.gz",
+            "NC_004830.2",
+            "Deformed wing virus",
+            "virus",
+            2,
+        ),
+        (
+            _BOWTIE,
+            f"{_DOC}/bowtie/examples/genomes/NC_008253.fna.gz",
+            "NC_008253.1",
+            "Escherichia coli 536",
+            "other",
+            4,
+            24_000,
+        ),
+        (_PYRODIGAL, _NCTC, "NZ_LN831026.1", "Corynebacterium diphtheriae NCTC 11397", "other", 4, 24_000),
+        (_BIOPYTHON, f"{_TESTS}/Blat/hg38.fa", _HUMAN, "Homo sapiens", "other", 5, 30_000),
+    )
 )
 
 

@@ -56,7 +56,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
     monkeypatch.chdir(Path.cwd())
     for name in [name for name in os.environ if name.startswith("VIRNUC_")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "PYTHONSAFEPATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIRNUC_HOME", pytestconfig.stash[_HOME].name)
     monkeypatch.setenv("XDG_CONFIG_HOME", f"{pytestconfig.stash[_HOME].name}/no-settings")
     env_config.reload()

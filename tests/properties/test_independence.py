@@ -4,11 +4,13 @@ tests/end_to_end/test_lanes.py shows the same for any number of lanes.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import h5py
+import pyarrow.parquet as pq
 import pytest
 
 from tests.made_models import MadeModels, make_models
@@ -33,9 +35,11 @@ WAYS: dict[str, Callable[[Records], Records]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
-    return make_models(tmp_path_factory.mktemp("made"))
+@pytest.fixture(scope="module", params=["open", "longest"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeModels:
+    """Models and a head for open reading frames, or for the longest stop-free stretches."""
+    models = make_models(tmp_path_factory.mktemp("made"))
+    return models if request.param == "open" else replace(models, head=models.longest_head)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,11 @@ def computed(
     for line in folder.contigs.read_text().splitlines()[1:]:
         name, _, *columns = line.split("\t")  # the second is the number of the record in the file
         found[name].append("\t".join(columns).encode())
+    # Numbers are not rounded in these.
+    for path in (folder.predictions_parquet, folder.contigs_parquet, folder.regions_parquet):
+        for cells in pq.read_table(path).to_pylist():
+            cells.pop("record", None)
+            found[cells["contig"]].append(repr(cells).encode())
     with h5py.File(folder.embeddings) as h5:
         columns = [h5[name][:] for name in ("dna", "protein", "scores")]
         for row, frame in enumerate(h5["frame_ids"].asstr()[:]):
