@@ -228,13 +228,6 @@ def _end_runs(client: "MlflowClient", experiment: str, flow_run_id: str, status:
         client.set_terminated(run.info.run_id, status)
 
 
-def find_runs(condition: str) -> Iterator[tuple[Mapping[str, str], Mapping[str, float]]]:
-    """Tags and metrics of the runs that fulfil a condition in MLflow's filter language."""
-    client, experiment = Store().connection()
-    for run in client.search_runs([experiment], condition):
-        yield run.data.tags, run.data.metrics
-
-
 def _import_mlflow() -> None:
     # Read by MLflow on use. They prevent telemetry, which also delays process exit; waiting for a server that is down;
     # progress bars, and the address of each run on stdout.

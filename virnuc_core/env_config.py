@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import (
     AliasChoices,
@@ -157,10 +157,6 @@ def _variable(name: str, description: str) -> Variable:
 
 VARIABLES: Final = tuple(
     _variable(field.alias or "", field.description or "") for field in EnvConfig.model_fields.values()
-)
-
-SECRETS: Final = frozenset(
-    field.alias for field in EnvConfig.model_fields.values() if SecretStr in get_args(field.annotation)
 )
 
 

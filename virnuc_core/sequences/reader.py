@@ -178,7 +178,7 @@ def _parse(text: io.BufferedReader, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _fasta_records(text: io.BufferedReader, path: str) -> Iterator[bytes]:
-    r"""What follows the `>` of each record, up to the next one; a line may end with `\\n` or with `\\n\\n`."""
+    r"""What follows the `>` of each record, up to the next one; a line may end with `\n` or with `\n\n`."""
     most, has_begun, record = _most_letters(), False, bytearray(b"\n")
     while block := text.read1(_BUFFER_BYTES):
         unseen = max(len(record) - 1, 0)
