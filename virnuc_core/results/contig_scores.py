@@ -100,8 +100,8 @@ def score_contigs(
     num_classes = len(head.spec.classes)
     codes = torch.empty((len(contig), CODE_WIDTH))
     logits, context = torch.empty((2, len(contig), num_classes))
-    contig_logits = torch.empty((num_contigs, num_classes))
-    embedding = torch.empty((num_contigs, CODE_WIDTH))
+    contig_logits = torch.zeros((num_contigs, num_classes))
+    embedding = torch.zeros((num_contigs, CODE_WIDTH))
     with fixed_threads(SCORING_THREADS):
         for begin, end, first, last in _blocks(starts, len(row_chunk)):
             number = np.cumsum(np.diff(row_chunk[first:last], prepend=row_chunk[first]) > 0)
