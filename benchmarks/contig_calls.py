@@ -19,10 +19,9 @@ import numpy as np
 from benchmarks.regions import predict, read_rows
 from benchmarks.reports import Json, command_of, options_of, print_and_write
 from benchmarks.val_auroc import metrics_of
-from scripts.train_bundled.evaluation import fdr_rates, pieces
+from scripts.train_bundled.evaluation import errors_by_novelty, fdr_rates, pieces
 from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes
 from virnuc_core.results.fdr import DEFAULT_GUARD
-from virnuc_core.results.nearest import errors_by_novelty
 from virnuc_core.training.metrics import KnownCalls
 
 LENGTHS: Final = (1_000, 3_000, 5_000, 10_000)

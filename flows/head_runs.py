@@ -12,7 +12,7 @@ from tasks.publishing import link_run, publish, run_tags
 from tasks.stages import Resumable
 from tasks.tracking import TrackedRun, Value, tracked_run
 from virnuc_core.errors import UsageError
-from virnuc_core.models.catalogue import chunk_rule_of, head_of, index_path, is_registered
+from virnuc_core.models.catalogue import chunk_rule_of, head_of, is_registered
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import open_run_folder
@@ -104,5 +104,5 @@ def _require_places(files: LabelledFiles, head: Path, settings: TrainSettings) -
     read = (*itertools.filterfalse(is_url, files.paths), *groups)
     require_absolute(*read, str(head))
     require_head_name(head)
-    for written in (head, card_of(head), index_path(head)):
+    for written in (head, card_of(head)):
         require_no_input(written, read)

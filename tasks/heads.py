@@ -16,9 +16,8 @@ from tasks.pages.plots import reliability_figure, roc_figure, save_png
 from tasks.stages import Resumable
 from tasks.tracking import MetricPoint, TrackedRun
 from virnuc_core.errors import MismatchError
-from virnuc_core.files import file_digest, write_text
+from virnuc_core.files import write_text
 from virnuc_core.inference.plan import RunPlan
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import Training
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
@@ -58,8 +57,6 @@ class TrainingReport:
         """A few lines for the terminal."""
         lines = [f"test records, {line}" for line in scores_in_words(self.head.levels)]
         lines += [f"head: {self.head.path}", f"its card: {card_of(self.head.path)}"]
-        if (index := index_path(self.head.path)).exists():
-            lines.append(f"index of its training records, to be kept beside it: {index}")
         return "\n".join(lines)
 
 
@@ -129,8 +126,6 @@ def publish_head(run: Training, tracked: TrackedRun, *, champion: bool) -> Train
     tracked.log_files([card_of(head.path), *(folder / name for name in files)])
     plan = run.plan
     facts = {"sha256": head.fingerprint, "chunk_length": str(plan.chunk_length), "frames": plan.frames}
-    if (index := index_path(head.path)).exists():
-        facts["index_sha256"] = file_digest(index)
     facts |= {model.family: f"{model.name} {model.weights_fingerprint}" for model in plan.models}
     features = head.trained.head.in_features
     tracked.register_head(registered_name(plan), head.path, facts, page, features=features, champion=champion)

@@ -184,8 +184,6 @@ def _register_model(client: "MlflowClient", run_id: str, entry: Entry) -> None:
 
     name, path = entry["name"], Path(entry["path"])
     client.log_artifact(run_id, str(path), "model")
-    if index := entry.get("index"):  # entries of earlier releases have none
-        client.log_artifact(run_id, index, "model")
     with tempfile.TemporaryDirectory() as scratch:
         described = Path(scratch) / "MLmodel"
         _model_of(run_id, path.name, entry).save(described)

@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 
 from tasks.mlflow_store import download_version, find_version
 from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
-from virnuc_core.files import atomic_path, file_digest
+from virnuc_core.files import atomic_path
 from virnuc_core.inference.plan import RunPlan, read_plan
-from virnuc_core.models.catalogue import INDEX_SUFFIX, index_path, is_registered
+from virnuc_core.models.catalogue import is_registered
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.remote import staging_folder
 from virnuc_core.settings import ReprocessSettings, RunConfig
@@ -52,46 +52,37 @@ def registered_head(reference: str, planned: RunPlan | None = None) -> Path:
         path = Path(planned.head.location)
         if path.parent.parent == folder:
             _log.info("%s is version %s, with which this run was planned", reference, path.parent.name)
-            if _is_whole(path, planned.head.fingerprint, planned.head.index):
+            if _is_whole(path, planned.head.fingerprint):
                 return path
             alias, version = None, path.parent.name
     version, tags = find_version(name, alias, version)
     path = folder / version / f"{name}-v{version}.safetensors"
-    expected = tags.get("sha256"), tags.get("index_sha256")
-    if not _is_whole(path, *expected):
+    expected = tags.get("sha256")
+    if not _is_whole(path, expected):
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(name, version, path)
-    if not _is_whole(path, *expected):
+    if not _is_whole(path, expected):
         path.unlink()
-        index_path(path).unlink(missing_ok=True)
         raise StorageLostError(
             f"version {version} of {name} has another SHA-256 than when it was registered: try again, or register it anew."
         )
     return path
 
 
-def _is_whole(path: Path, sha256: str | None, index_sha256: str | None) -> bool:
-    """Whether a head, and its index if it has one, are there with these digests; None for any."""
-    if not path.exists() or sha256 not in (None, classifier_fingerprint(path)):
-        return False
-    index = index_path(path)
-    return index_sha256 is None or (index.exists() and index_sha256 == file_digest(index))
+def _is_whole(path: Path, sha256: str | None) -> bool:
+    """Whether a head is there with this digest; None for any."""
+    return path.exists() and sha256 in (None, classifier_fingerprint(path))
 
 
 def _download(name: str, version: str, path: Path) -> None:
     with TemporaryDirectory(prefix=".", dir=path.parent) as scratch:
         download_version(name, version, Path(scratch))
-        files = set(Path(scratch).rglob("*.safetensors"))
-        indexes = set(Path(scratch).rglob(f"*{INDEX_SUFFIX}"))
-        found = list(files - indexes)
+        found = list(Path(scratch).rglob("*.safetensors"))
         if len(found) != 1:
             raise CheckpointError(
                 f"version {version} of {name} in the MLflow registry holds {len(found)} safetensors files, and a head is "
                 "one: virnuc reads no pickled models. Register it with `virnuc train`."
             )
-        # The index first: a head that is there has its index beside it.
-        for source, target in ((index_path(found[0]), index_path(path)), (found[0], path)):
-            if source.exists():
-                with atomic_path(target, shared=True) as temporary:
-                    source.rename(temporary)
+        with atomic_path(path, shared=True) as temporary:
+            found[0].rename(temporary)
     _log.info("version %s of %s was copied from the MLflow registry to %s", version, name, path)

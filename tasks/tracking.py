@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from tasks.run_record import RunRecord
 from virnuc_core import __version__
 from virnuc_core.env_config import env
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url
 from virnuc_core.specs import InputFile
@@ -166,7 +165,6 @@ class TrackedRun:
             "model",
             name=name,
             path=str(path.absolute()),
-            index=str(index.absolute()) if (index := index_path(path)).exists() else None,
             tags=dict(tags),
             description=description,
             features=features,

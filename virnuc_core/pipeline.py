@@ -24,7 +24,7 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, cleaned_on, write_report
 from virnuc_core.results.run_opening import drop_next, open_next, open_run_folder, put_in_place
 from virnuc_core.results.tables import TableCounts, write_tables
@@ -214,14 +214,12 @@ def plan(run: Run) -> None:
     """Writes the plan, or verifies the existing one."""
     run.plan = run.lanes.plan(run.folder, run.config, run.kind)
     run.plan.require_own_series()
-    genome_index_of(run.plan)  # fails before the computation
 
 
 def plan_move(run: Move) -> None:
     """Plans the new run beside the old one; if nothing changes, the old one is resumed."""
     run.plan = run.lanes.plan(run.next, run.config, run.kind)
     run.plan.require_own_series()
-    genome_index_of(run.plan)
     if run.plan.fingerprint == run.old.fingerprint:
         drop_next(run.current)
     else:
@@ -247,9 +245,8 @@ def aggregate(run: Run) -> None:
 
 def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
-    head, index = contig_head_of(run.plan), genome_index_of(run.plan)
-    store = FrameStore.open(run.folder.frames)
-    run.counts = write_tables(run.folder, store, run.plan.threshold, head=head, fdr=run.plan.fdr, index=index)
+    plan, store = run.plan, FrameStore.open(run.folder.frames)
+    run.counts = write_tables(run.folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
 
 
 def fit(run: Training) -> None:

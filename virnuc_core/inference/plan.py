@@ -94,15 +94,11 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
-    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path.
-
-    `index` is the SHA-256 of the index of its training genomes, None without one.
-    """
+    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path."""
 
     name: str
     fingerprint: str
     location: str
-    index: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +216,6 @@ class RunPlan:
                     values |= {f"{model.family}.{k}": v for k, v in model.fingerprint_fields.items()}
             elif field.name == "head":
                 values[field.name] = value and value.fingerprint
-                values |= {"head.index": value.index} if value and value.index else {}
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
             elif field.name == "continued":
@@ -337,7 +332,7 @@ def _arithmetic(models: tuple[PlannedModel, ...]) -> str:
 def _causes(differing: list[str]) -> list[str]:
     """The fields that do not follow from others, so that messages name the cause only."""
     other_models = {key.partition(".")[0] for key in differing if key.endswith(".weights_fingerprint")}
-    followers = {"shards", *(["head.index"] if "head" in differing else [])}
+    followers = {"shards"}
     for key in differing:
         family, _, name = key.partition(".")
         if name in ("precision", "engine"):
@@ -374,9 +369,6 @@ def _describe(key: str, existing: RunPlan, wanted: RunPlan, old: Any, new: Any) 
         heads = (existing.head, wanted.head)
         was, now = (f"{head.name} ({head.fingerprint[:12]})" if head else "none" for head in heads)
         return f"head (--head) was {was}, now {now}"
-    if key == "head.index":
-        was, now = (digest[:12] if digest else "none" for digest in (old, new))
-        return f"the index of genomes beside head {existing.head.name if existing.head else ''} was {was}, now {now}"
     if key == "frames":
         was, now = (FRAMES_IN_WORDS[plan.frames] for plan in (existing, wanted))
         return f"frames (--{'frames' if existing.kind == 'train' else 'head'}) were {was}, now {now}"

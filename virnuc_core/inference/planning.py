@@ -12,7 +12,6 @@ import torch
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import DamagedFileError, MismatchError, UsageError
-from virnuc_core.files import file_digest
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.inference.plan import (
     Kind,
@@ -27,7 +26,7 @@ from virnuc_core.inference.plan import (
 from virnuc_core.inference.shard import pending_shards
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, index_path, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
 from virnuc_core.models.encoder import validate_repr_layer
@@ -421,13 +420,7 @@ def _plan_head(
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):
         short_name = before.name
-    index = index_path(path)
-    digest = file_digest(index) if store.frames == "longest" and index.is_file() else None
-    if store.frames == "longest" and digest is None:
-        _log.info("plan: head %s has no index of genomes (%s)", short_name, index.name)
-    return PlannedHead(
-        name=short_name, fingerprint=classifier_fingerprint(path), location=str(path), index=digest
-    )
+    return PlannedHead(name=short_name, fingerprint=classifier_fingerprint(path), location=str(path))
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -75,10 +75,6 @@ class RunReport:
                 f"{others} of {len(self.plan.shards)} shards were computed with other emergency switches than the rest, "
                 "so the last digits may differ between them; `continued` in plan.json says which and how."
             )
-        if self.plan.head and self.plan.frames == "longest" and self.plan.head.index is None:
-            notes.append(
-                f"head {self.plan.head.name} has no index of training genomes, so novelty, nearest and lineage are empty."
-            )
         return (*notes, *self.plan.warnings)
 
     @property
