@@ -16,7 +16,6 @@ from virnuc_core.inference.plan import RunPlan
 from virnuc_core.results.report.reading import iter_batches
 from virnuc_core.results.report.totals import BINS, histogram
 from virnuc_core.results.run_json import RunReport, write_report
-from virnuc_core.results.tables import PREDICTION_SCHEMAS
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import InputFile
 
@@ -47,14 +46,14 @@ def publish(folder: RunFolder, report: RunReport, tracked: TrackedRun) -> None:
     if report.lanes:
         tracked.log_table("lanes", report.lane_rows)
     if folder.predictions.exists():
-        counts = count_p_virus(folder, report.plan)
+        counts = count_p_virus(folder)
         tracked.log_figure("p_virus", counts=counts.tolist(), threshold=report.plan.threshold)
 
 
-def count_p_virus(folder: RunFolder, plan: RunPlan) -> npt.NDArray[np.int64]:
+def count_p_virus(folder: RunFolder) -> npt.NDArray[np.int64]:
     """Histogram over the scored chunks of a run."""
     counts = np.zeros(BINS, np.int64)
-    for batch in iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS[plan.frames], ["p_virus"]):
+    for batch in iter_batches(folder.predictions_parquet, ["p_virus"]):
         counts += histogram(batch["p_virus"].drop_null().to_numpy())
     return counts
 
