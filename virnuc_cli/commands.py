@@ -32,7 +32,6 @@ _FRESH: Final = "Start over: keep nothing of an earlier run."
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
 _RUN: Final = click.Argument(["run"], metavar="RUN")
 _PATH: Final = click.Argument(["path"])
-_EMBEDDINGS: Final = click.Argument(["embeddings"], metavar="EMBEDDINGS")
 _OUT_FOLDER: Final = click.Option(
     ["--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
 )
@@ -312,23 +311,34 @@ def _drop_empty_table(path: Path) -> None:
 
 @command(
     cli,
-    _EMBEDDINGS,
+    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
     click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.Option(["--out"], required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
+    click.Option(
+        ["--out"],
+        required=True,
+        metavar="DIR|FILE.tsv",
+        help="New run folder, or table of the frames' scores.",
+    ),
 )
-def score(embeddings: str, head: str, out: str) -> Answer:
-    """Scores stored EMBEDDINGS with another classifier head."""
+def score(path: str, head: str, out: str) -> Answer:
+    """Score the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
+
+    With a run folder, all of its tables and its report are made in the new folder DIR.
+    """
     from flows.outputs import require_no_input
     from tasks.registry import registered_head
     from virnuc_cli.preflight import folder_of
     from virnuc_core.models.catalogue import is_registered
-    from virnuc_core.results.rescore import score_embeddings  # imports torch
+    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
 
-    require_no_input(Path(out), [embeddings, head])
-    folder_of(Path(out))
     if is_registered(head):
         head = str(registered_head(head))
-    rows = score_embeddings(Path(embeddings), head, Path(out))
+    if Path(path).is_dir():
+        report = score_run(Path(path), head, Path(out))
+        return Answer(report.document, report.summary)
+    require_no_input(Path(out), [path, head])
+    folder_of(Path(out))
+    rows = score_embeddings(Path(path), head, Path(out))
     return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 

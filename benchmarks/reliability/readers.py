@@ -33,7 +33,7 @@ from virnuc_core.models.catalogue import head_of, require_known_model, resolve_h
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.integrity import inspect_path
+from virnuc_core.results.inspect import inspect_path
 from virnuc_core.results.rescore import score_embeddings
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.run_folder import RunFolder
@@ -74,10 +74,10 @@ def _require(condition: bool, otherwise: str) -> None:
 
 
 def _inspect(path: Path) -> bool:
-    """`virnuc inspect`; whether the file is complete."""
+    """`virnuc inspect`; whether the file is intact."""
     inspected = inspect_path(path)
     _require(is_harmless(inspected.summary), "the summary can do harm")
-    return inspected.is_complete
+    return inspected.is_intact
 
 
 def _read_sequences(path: Path, alphabet: Alphabet) -> None:
@@ -151,9 +151,9 @@ def _read_run(path: Path) -> None:
 
 def _read_store(path: Path) -> None:
     """A frame store, with its ids if its checksum is valid."""
-    is_complete = inspect_path(path.parent).is_complete
+    is_intact = inspect_path(path.parent).is_intact
     store = FrameStore.open(path.parent)
-    if is_complete:
+    if is_intact:
         for begin in range(0, store.num_frames, _ROWS):
             store.frame_ids(begin, min(begin + _ROWS, store.num_frames))
 

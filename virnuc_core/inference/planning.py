@@ -227,7 +227,10 @@ def make_plan(
     models = plan_models(config, devices, existing or before, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = _plan_head(config, models, existing, store.meta) if kind == "predict" else None
+    head = None
+    if kind == "predict":
+        before_head = existing.head if existing else None
+        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames, before_head)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
@@ -402,13 +405,20 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
     return all(getattr(before, name) == getattr(now, name) for name in same)
 
 
-def _plan_head(
-    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None, store: StoreMeta
+def plan_head(
+    name: str,
+    models: tuple[PlannedModel, ...],
+    chunk_length: ChunkRule | None,
+    frames: FrameRule,
+    before: PlannedHead | None = None,
 ) -> PlannedHead:
-    """The head, checked against the chunks, their frames and the embedding widths of the models."""
-    name = head_of(config)
-    path = resolve_head(name, store.chunk_length, store.frames)
-    before = existing.head if existing else None
+    """A head by name or path; `before` is that of an earlier plan.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        MismatchError: it is for other chunks, frames of them, or models.
+    """
+    path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
     if not takes_widths(head := load_head(path), *widths):
         given = " and ".join(

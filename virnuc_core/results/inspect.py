@@ -4,6 +4,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,10 +81,16 @@ def inspect_path(path: Path) -> Inspection:
         return _inspect_run(RunFolder(path))
     for kind in _possible_kinds(path):
         facts: dict[str, str] = {}
-        problem = _problem(lambda kind=kind, facts=facts: facts.update(_READERS[kind](path)))
+        problem = _problem(partial(_read_facts, path, kind, facts))
         if problem is None:
             break
     return Inspection(kind=kind, path=path, facts=facts, problems=(problem,) if problem else ())
+
+
+def _read_facts(path: Path, kind: str, facts: dict[str, str]) -> None:
+    """Adds facts one by one, so that those before an error stay."""
+    for name, value in _READERS[kind](path):
+        facts[name] = value
 
 
 def _problem(check: Callable[[], object]) -> str | None:
@@ -108,7 +115,7 @@ def _inspect_run(folder: RunFolder) -> Inspection:
         missing = missing_shards(folder, [shard.index for shard in plan.shards])
         present = [shard for shard in plan.shards if shard.index not in set(missing)]
         found = [
-            _problem(lambda shard=shard: read_shard(folder.shard(shard.index), shard_identity(plan, shard)))
+            _problem(partial(read_shard, folder.shard(shard.index), shard_identity(plan, shard)))
             for shard in present
         ]
         problems += filter(None, found)

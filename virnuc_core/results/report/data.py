@@ -226,9 +226,7 @@ def _read_rejected(path: Path, limits: Limits) -> Row:
         for line in islice(lines, 1, None):
             cells = line.rstrip("\n").split("\t")
             reason = cells[-1]
-            reasons[
-                reason if reason in reasons or len(reasons) < limits.reasons else "other reasons"
-            ] += 1
+            reasons[reason if reason in reasons or len(reasons) < limits.reasons else "other reasons"] += 1
             if len(first) < limits.rejected:
                 first.append([_cut(cell, limits.name_letters) for cell in cells])
     return {"total": sum(reasons.values()), "reasons": dict(reasons.most_common()), "first": first}
