@@ -7,7 +7,7 @@ from tests.made_models import MadeRun
 from virnuc_core.inference.plan import write_plan
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -43,7 +43,7 @@ def from_nothing(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, head=contig_head_of(run.plan), index=genome_index_of(run.plan))
+    write_tables(run.folder, run.store, head=contig_head_of(run.plan))
 
 
 def content(folder: RunFolder) -> dict[str, bytes]:
