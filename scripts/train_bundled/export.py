@@ -55,9 +55,10 @@ def load_exported(network: Network, folder: Path) -> None:
     for name, encoder in ((_ESM2, network.esm2), (_DNABERT, network.dnabert)):
         checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
         encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
-    head = load_contig_head(folder / _HEAD)
-    network.head.centroids = head.centroids
-    network.head.load_state_dict(head.state_dict())
+    state = load_contig_head(folder / _HEAD).state_dict()
+    # Fitted again to what the training gives.
+    del state["centroids"], state["novelty_limit"]
+    network.head.load_state_dict(state, strict=False)
 
 
 def published_tensors(model: Encoder) -> dict[str, Tensor]:

@@ -68,4 +68,4 @@ def test_multiqc_shows_a_row_for_each_run(tool: Tool, samples: list[Path], tmp_p
     data = json.loads((tmp_path / "qc" / "multiqc_data" / "multiqc_data.json").read_text())
     assert data["report_saved_raw_data"]["multiqc_virnuc_runs"] == rows
     for folder in folders:
-        subprocess.run([sys.executable, "-m", "virnuc_cli", "fsck", folder.root], check=True)
+        subprocess.run([sys.executable, "-m", "virnuc_cli", "inspect", folder.root], check=True)

@@ -5,20 +5,18 @@ import torch
 
 from scripts.train_bundled.export import export
 from scripts.train_bundled.network import Network
-from virnuc_core.models.catalogue import BUNDLED_TOKENIZER, index_path
+from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.hub import open_checkpoint
-from virnuc_core.results.nearest import RANKS, GenomeIndex, load_index
 
 
 def test_an_exported_network_loads_as_what_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = Network(dropout=0.0, head_dropout=0.0).eval().requires_grad_(False)
-    embeddings = np.eye(2, 64, dtype=np.float32)
-    index = GenomeIndex.build(embeddings, ["a", "b"], dict.fromkeys(RANKS, ("x", "")), "")
-    export(network, BUNDLED_TOKENIZER, tmp_path, {"settings": {}}, index)
+    network.head.centroids = torch.eye(2, 64)
+    network.head.novelty_limit.fill_(0.5)
+    export(network, BUNDLED_TOKENIZER, tmp_path, {"settings": {}})
     ids = torch.randint(5, 24, (40,))
     for folder, family, model in (
         ("esm2_tiny", "esm2", network.esm2),
@@ -31,9 +29,9 @@ def test_an_exported_network_loads_as_what_it_was(tmp_path: Path) -> None:
         with torch.inference_mode():
             torch.testing.assert_close(loaded(ids, layout), model(ids, layout), atol=5e-3, rtol=5e-3)
     path = tmp_path / "heads" / "tiny.safetensors"
-    loaded_index = load_index(index_path(path), classifier_fingerprint(path))
-    assert [loaded_index.names[row] for row in range(2)] == ["a", "b"]
     head = load_contig_head(path)
+    assert torch.equal(head.centroids, network.head.centroids)
+    assert head.novelty_limit == 0.5
     vectors, sizes = torch.randn(5, 256), torch.tensor([[100, 500]] * 5)
     torch.testing.assert_close(
         head.row_codes(vectors, vectors, sizes), network.head.row_codes(vectors, vectors, sizes)

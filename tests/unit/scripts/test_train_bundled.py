@@ -19,13 +19,11 @@ from scripts.train_bundled.genomes import ANY_VIRUS, CLASSES, Genomes, random_dn
 from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.models.catalogue import BUNDLED_TOKENIZER, index_path
+from virnuc_core.models.catalogue import BUNDLED_TOKENIZER
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.results.fdr import Guard
-from virnuc_core.results.nearest import load_index
 from virnuc_core.training import contigs
 
 SOURCES = ("viral", "bacteria", "plasmid", "archaea", "fungi", "plant")
@@ -64,13 +62,6 @@ def test_classes_come_from_headers_and_the_table(fasta: Path, table: Path) -> No
     assert genomes.classes[6] == ANY_VIRUS
     assert genomes.is_viral.tolist() == [number % 6 == 0 for number in range(30)]
     assert genomes.organisms[:2] == ("X", "bus phage")
-    lineages = [[labels[row] for labels in genomes.lineages.values()] for row in (0, 1, 6)]
-    assert lineages == [
-        ["prokaryotic virus", "Microviridae", "X viruses"],
-        ["bacterium", "", "bus"],
-        ["", "", ""],
-    ]
-    assert genomes.take(np.array([1])).lineages["group"] == ("bus",)
     assert genomes.weights(relatives(genomes), 0.6)[genomes.is_viral].sum() == pytest.approx(
         0.46 / (0.46 + 0.16 + 0.06 + 0.055 + 0.05 + 0.045)
     )
@@ -272,21 +263,15 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     contigs_figures = figures["contigs of 5000 bp, chunks of 2000"]
     assert 0 < contigs_figures["errors"] < 1
     assert contigs_figures["errors of the 80% least novel, over all"] > 0
-    assert contigs_figures["class of the nearest"]["given"] <= 1
+    assert 0 <= contigs_figures["unsure for novelty"] <= 1
     for folder, family in (("esm2_tiny", "esm2"), ("dnabert_tiny", "dnabert_s")):
         model = load_model(open_checkpoint(str(tmp_path / "out" / folder), family), "cpu", "fp32")
         assert model.spec.embedding_dim == 32
     head = load_contig_head(tmp_path / "out" / "heads" / "tiny.safetensors")
     assert head.spec.classes == CLASSES
-    path = tmp_path / "out" / "heads" / "tiny.safetensors"
-    index = load_index(index_path(path), classifier_fingerprint(path))
-    trained_on = Genomes.load([fasta], table).split(0.2, train.Settings().seed)[0]
-    assert set(index.names.values) == set(trained_on.organisms)
-    expected = dict(zip(trained_on.organisms, trained_on.lineages["class"], strict=True))
-    assert {index.names[row]: index.lineage(row)["class"] for row in range(len(index))} == expected
-    assert report["index"]["pieces"] == len(index) <= 30 * 8
-    assert index.unsure_above is not None
-    assert (tmp_path / "out" / "heads" / "SHA256SUMS").read_text().count("tiny") == 2
+    assert 0 < len(head.centroids) <= 30 * 8
+    assert 0 < head.novelty_limit < 2
+    assert (tmp_path / "out" / "heads" / "SHA256SUMS").read_text().count("tiny") == 1
     state = torch.load(tmp_path / "work" / "state.pt", weights_only=True)
     assert state["step"] == 4
 
@@ -297,7 +282,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_its_models_load(
     assert (tmp_path / "next" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     begun = torch.load(tmp_path / "next" / "state.pt", weights_only=True)["network"]
     for name, weights in state["average"].items():
-        is_kept = "_mlm." not in name and "temperature" not in name
+        is_kept = not any(word in name for word in ("_mlm.", "temperature"))
         assert torch.allclose(begun[name], weights, atol=1e-3) or not is_kept, name
     assert not torch.equal(begun["head.chunk.0.weight"], state["network"]["head.chunk.0.weight"])
     run("--start", str(tmp_path / "out"), "--start-share", "0.25", "--used-share", "0.5", *started)

@@ -3,21 +3,16 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from tasks.registry import registered_head
 from tasks.tracking import tracked_run
-from tests.made_indexes import head_with_index
 from tests.made_mlflow import mlflow_server
-from tests.made_models import MadeModels, make_head, plan_run, write_contigs
+from tests.made_models import make_head
 from virnuc_core.errors import CheckpointError, StorageLostError, UsageError
-from virnuc_core.files import file_digest
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.classifier import classifier_fingerprint, load_classifier
 from virnuc_core.remote import staging_folder
-from virnuc_core.results.nearest import load_index
 
 SetEnv = Callable[..., None]
 NAME = "virnuc-head-made"
@@ -44,8 +39,6 @@ def client(uri: str, tmp_path: Path, set_env: SetEnv) -> MlflowClient:
 
 def register(path: Path, name: str = NAME, *, champion: bool = False, sha256: str | None = None) -> str:
     tags = {"sha256": sha256 or classifier_fingerprint(path)}
-    if (index := index_path(path)).exists():
-        tags["index_sha256"] = file_digest(index)
     with tracked_run("train", {}, {}) as run:
         run.register_head(name, path, tags, "# made", features=8, champion=champion)
     return str(run.run_id)
@@ -64,32 +57,6 @@ def test_the_first_head_is_champion_until_another_is_made_it(client: MlflowClien
 
     found.write_bytes(b"damaged")
     assert registered_head(f"models:/{NAME}@champion").read_bytes() == heads[2].read_bytes()
-
-
-def test_an_index_travels_with_its_head(made_models: MadeModels, tmp_path: Path) -> None:
-    embeddings = np.eye(3, 64, dtype=np.float32)
-    head = head_with_index(made_models.longest_head, tmp_path, embeddings)
-    register(head, "indexed")
-    found = registered_head("models:/indexed@champion")
-    assert found.read_bytes() == head.read_bytes()
-    assert len(load_index(index_path(found), classifier_fingerprint(head))) == 3
-    expected = index_path(head).read_bytes()
-    # A part of it, as an attempt that was killed may leave.
-    for damage in (lambda path: path.write_bytes(b"damaged"), Path.unlink):
-        damage(index_path(found))
-        assert index_path(registered_head("models:/indexed@champion")).read_bytes() == expected
-    config = made_models.config(head=str(found))
-    fasta = write_contigs(tmp_path / "contigs.fa", 3)
-    run = plan_run(tmp_path / "run", fasta, config)
-    index_path(found).write_bytes(b"damaged")
-    assert registered_head("models:/indexed@champion", run.plan) == found
-    assert index_path(found).read_bytes() == expected
-
-    index_path(head).unlink()
-    register(head, "indexed", champion=True)
-    second = registered_head("models:/indexed@champion")
-    assert second != found
-    assert not index_path(second).exists()
 
 
 @pytest.mark.parametrize("reference", ["none@champion", f"{NAME}@none", f"{NAME}/99"])
