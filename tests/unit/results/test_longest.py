@@ -140,6 +140,34 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
     assert names == contigs.contig[contigs.call == "virus"].tolist()
 
 
+def test_novel_contigs_are_unsure(run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
+    made, usual = copy_of(run, tmp_path / "run"), copy_of(run, tmp_path / "usual")
+    head = contig_head(made_models, 0.3)
+    write_tables(usual.folder, usual.store, head=head)
+    with (
+        Embeddings(run.folder.embeddings, own=True) as file,
+        tables.scoring_contigs(head, run.store, file) as blocks,
+    ):
+        embeddings = np.concatenate([block.embedding for block in blocks])
+    is_scored = ~np.isnan(embeddings[:, 0])
+    centroids = embeddings[is_scored][:4]
+    expected = 1 - (embeddings @ centroids.T).max(1)
+    limit = float(np.nanmedian(expected))
+    head.centroids = torch.from_numpy(centroids)
+    head.novelty_limit.fill_(limit)
+    write_tables(made.folder, made.store, head=head)
+    found, without = (pd.read_parquet(one.folder.contigs_parquet) for one in (made, usual))
+    assert without.novelty.isna().all()
+    np.testing.assert_allclose(found.novelty, expected, atol=1e-6)
+    is_novel = found.novelty.to_numpy() > limit
+    assert 0 < is_novel.sum() < is_scored.sum()
+    assert set(found.tier[is_novel]) == {"unsure"}
+    assert "confident" in set(without.tier[is_novel])
+    assert found.tier[~is_novel].equals(without.tier[~is_novel])
+    same = ["contig", "call", "p_virus", "class", "mean_p"]
+    pd.testing.assert_frame_equal(found[same], without[same])
+
+
 def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:
     frames = read(run.folder.prediction_results)
     chunk, counts = np.unique(run.store.frame_chunk, return_counts=True)
