@@ -162,7 +162,7 @@ def test_novel_contigs_are_unsure(run: MadeRun, made_models: MadeModels, tmp_pat
     is_novel = found.novelty.to_numpy() > limit
     assert 0 < is_novel.sum() < is_scored.sum()
     assert set(found.tier[is_novel]) == {"unsure"}
-    assert "confident" in set(without.tier[is_novel])
+    assert "likely" in set(without.tier[is_novel])
     assert found.tier[~is_novel].equals(without.tier[~is_novel])
     same = ["contig", "call", "p_virus", "class", "mean_p"]
     pd.testing.assert_frame_equal(found[same], without[same])
