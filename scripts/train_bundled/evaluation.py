@@ -11,12 +11,13 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from scripts.train_bundled.data import Chunks, DeviceChunks, View, cut
+from scripts.train_bundled.fdr_rates import MixtureDesign, observe_rates
 from scripts.train_bundled.genomes import CLASSES, Genomes
 from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
-from virnuc_core.results.fdr import DEFAULT_GUARD, Guard, MixtureDesign, observe_rates
+from virnuc_core.results.fdr import DEFAULT_GUARD, Guard
 from virnuc_core.training.contigs import fit_contig_temperature
 from virnuc_core.training.novelty import COVERAGE
 from virnuc_core.training.trainer import fit_temperature

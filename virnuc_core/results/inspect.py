@@ -1,7 +1,6 @@
 """Says what a file or folder is, and whether it is intact: `virnuc inspect`."""
 
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ Facts = Iterator[tuple[str, str]]
 
 _RUN_AGAIN: Final = "run the same command again"
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_PICKLE_BEGIN: Final = b"\x80"
+_PICKLES_BEGIN: Final = (b"\x80", b"PK")  # a pickle, or a zip file of some
 _SNIFFED_BYTES: Final = 64
 
 
@@ -167,14 +166,9 @@ def _possible_kinds(path: Path) -> tuple[str, ...]:
         return ("frame store",) if StoreMeta.is_in(path) else ("checkpoint",)
     if h5py.is_hdf5(path):
         return (recognise_hdf5(path),)
-    is_of_weights = path.suffix in _WEIGHT_SUFFIXES
-    if not is_of_weights and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            is_of_weights = any(name.endswith("data.pkl") for name in archive.namelist())
-    elif not is_of_weights:
-        with path.open("rb") as file:
-            is_of_weights = file.read(1) == _PICKLE_BEGIN
-    if is_of_weights:
+    with path.open("rb") as file:
+        is_pickled = file.read(2).startswith(_PICKLES_BEGIN)
+    if is_pickled or path.suffix in _WEIGHT_SUFFIXES:
         return "head", "checkpoint"
     return ("sequence file",) if _has_sequences(path) else ("unknown file",)
 
