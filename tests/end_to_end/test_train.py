@@ -136,7 +136,7 @@ def test_a_head_of_the_registry_is_used_and_a_run_keeps_its_version(
     head = virnuc.done(*command).document["head"]
     assert head["name"] == f"{name}-v{first.version}.safetensors"
     assert head["fingerprint"] == first.tags["sha256"]
-    assert {row[13] for row in rows(run / "contigs.tsv")[1:]} != {"NA"}
+    assert {row[12] for row in rows(run / "contigs.tsv")[1:]} != {"NA"}
 
     other = tmp_path / "other.safetensors"
     virnuc.done("train", *classes, "--out", other, *chosen, *FAST, "--seed", 1, "--champion")
