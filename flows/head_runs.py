@@ -23,7 +23,7 @@ from tasks.run_entries import EVALUATED_RUN, evaluation_entry
 from tasks.stages import Resumable
 from tasks.tracking import start_tracking, track
 from virnuc_core.files import require_utf8
-from virnuc_core.models.catalogue import index_path, is_own_head
+from virnuc_core.models.catalogue import is_own_head
 from virnuc_core.pipeline import TRAIN, Run, Training
 from virnuc_core.remote import is_url
 from virnuc_core.results.run_opening import (
@@ -126,9 +126,9 @@ def _require_places(
     read = (*itertools.filterfalse(is_url, files.paths), *groups)
     require_absolute(*read, str(head))
     require_head_name(head)
-    for written in (head, card_of(head), index_path(head)):
+    for written in (head, card_of(head)):
         require_no_input(written, read)
     require_replaceable(head, is_own_head, "head", force=force)
     if not head.exists() and not is_plan(RunFolder(Path(f"{head}{EMBED_SUFFIX}")).plan):
-        require_none(filter(os.path.lexists, (card_of(head), index_path(head))), head)
+        require_none(filter(os.path.lexists, [card_of(head)]), head)
     return read

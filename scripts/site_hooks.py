@@ -31,7 +31,7 @@ COMMANDS: Final = "commands.md"
 API: Final = "api-reference.md"
 COPIES: Final = "files"
 API_NAMES: Final = (
-    *(f"virnuc_core.api.{name}" for name in ("embed", "predict", "open_embeddings", "export_embeddings")),
+    *(f"virnuc_core.api.{name}" for name in ("embed", "predict", "open_embeddings")),
     *(f"virnuc_core.api.{name}" for name in ("Embedder", "Predictor", "Predictions")),
     *(f"virnuc_core.settings.{name}" for name in ("EngineSettings", "ScoringSettings")),
     *(f"virnuc_core.results.embeddings.{name}" for name in ("Embeddings", "Rows")),

@@ -16,7 +16,6 @@ from tasks.run_entries import EVALUATED_RUN, EVALUATION
 from tasks.stages import Resumable
 from virnuc_core.errors import MismatchError
 from virnuc_core.files import write_text
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.pipeline import Training
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.run_json import RunReport
@@ -56,8 +55,6 @@ class TrainingReport:
         """A few lines for the terminal."""
         lines = [f"test records, {line}" for line in scores_in_words(self.head.levels)]
         lines += [f"head: {self.head.path}", f"its card: {card_of(self.head.path)}"]
-        if (index := index_path(self.head.path)).exists():
-            lines.append(f"index of its training records, to be kept beside it: {index}")
         return "\n".join(lines)
 
 

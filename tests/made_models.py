@@ -29,7 +29,7 @@ from virnuc_core.models.checkpoint import (
 from virnuc_core.models.classifier import MLPClassifier
 from virnuc_core.models.contig_head import ContigHead, HeadSpec, load_contig_head, save_contig_head
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.tables import write_tables
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
@@ -109,7 +109,7 @@ def copy_of(run: MadeRun, root: Path) -> MadeRun:
 def write_results(run: MadeRun) -> None:
     """All files of a computed run except its report."""
     aggregate(run.folder, run.plan, run.store)
-    write_tables(run.folder, run.store, head=contig_head_of(run.plan), index=genome_index_of(run.plan))
+    write_tables(run.folder, run.store, head=contig_head_of(run.plan))
 
 
 def plan_run(

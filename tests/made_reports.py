@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.made_lanes import counters, report
 from tests.made_plans import PLAN
-from virnuc_core.checked_hdf5 import SCHEMA_VERSION, write_attributes
 from virnuc_core.results.fdr import SampleCalls
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.run_json import RunReport
@@ -24,8 +22,6 @@ from virnuc_core.sequences.frames import chunk_table
 from virnuc_core.specs import ChunkRule, FrameRule
 
 CHUNK_LENGTH = 500
-EVIDENCE = 4.0
-Stretch = tuple[str, int, int, float]
 CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored": None}
 
 
@@ -33,8 +29,7 @@ CLASS_OF_CALL = {"virus": "prokaryotic virus", "other": "bacterium", "unscored":
 class MadeContig:
     """A contig by the scores of its chunks, None for one without a score; regions are (start, end).
 
-    The others are of runs over the longest stretches: class of a contig, and classes of its chunks; evidence of a chunk is
-    `EVIDENCE` times its distance from 0.5; stretches are (frame, start, bases, p_virus).
+    The class of a contig is of runs over the longest stretches.
     """
 
     name: str
@@ -43,8 +38,6 @@ class MadeContig:
     tier: str = "likely"
     length: int | None = None
     predicted: str | None = None
-    chunk_classes: tuple[str | None, ...] | None = None
-    stretches: tuple[tuple[Stretch, ...], ...] | None = None
 
     @property
     def bases(self) -> int:
@@ -138,27 +131,6 @@ def write_run(
     return folder, {**run.document, "finished": "2026-01-02T03:04:05+00:00"}
 
 
-def write_stretches(folder: RunFolder, contigs: Sequence[MadeContig]) -> None:
-    """Writes the embeddings file of a run over the longest stretches; contigs without stretches of their own have one a chunk."""
-    ids, rows = [], []
-    for contig in contigs:
-        made = contig.stretches or tuple(
-            (("F2", 1, 120, p),) if p is not None else () for p in contig.p_virus
-        )
-        for i, stretches in enumerate(made):
-            for frame, start, bases, p in stretches:
-                ids.append(f"{contig.name}_chunk_{i + 1}{frame}".encode())
-                rows.append((start, bases // 3, p))
-    start, residues, p_virus = np.array(rows, np.float64).reshape(-1, 3).T
-    with h5py.File(folder.embeddings, "w") as file:
-        file["frame_ids"] = np.array(ids, "S")
-        file["starts"] = start.astype(np.int64)
-        file["sizes"] = np.stack((residues, np.full(len(rows), CHUNK_LENGTH)), axis=1).astype(np.int64)
-        file["scores"] = np.stack((1 - p_virus, p_virus), axis=1).astype(np.float32)
-        attributes = {"schema_version": SCHEMA_VERSION, "kind": "predict", "frames": "longest"}
-        write_attributes(file, attributes)
-
-
 def _counts(contigs: Sequence[MadeContig], rejected: int) -> TableCounts:
     calls = [contig.call for contig in contigs]
     scores = [p for contig in contigs for p in contig.scored]
@@ -184,10 +156,7 @@ def _contig_rows(contigs: Sequence[MadeContig], frames: FrameRule) -> Iterator[t
         counted = (contig.bases, len(contig.p_virus), len(scored), viral)
         row = (contig.name, number, *counted, share, mean_p, contig.call, tier)
         predicted = contig.predicted or CLASS_OF_CALL[contig.call]
-        relative = (
-            (0.25, f"genome {number % 3}", "Microviridae" if number % 2 else None) if scored else (None,) * 3
-        )
-        yield row if frames == "open" else (*row, mean_p, predicted, *relative)
+        yield row if frames == "open" else (*row, mean_p, predicted, 0.25 if scored else None)
 
 
 def _chunk_rows(
@@ -202,9 +171,7 @@ def _chunk_rows(
                 row = (*where, None, None, call, "no_open_frame" if frames == "open" else "no_stretch")
             else:
                 row = (*where, "F1", p, call, "scored")
-            own = CLASS_OF_CALL[call] if contig.chunk_classes is None else contig.chunk_classes[i]
-            evidence = None if p is None or contig.call != "virus" else EVIDENCE * (p - 0.5)
-            yield row if frames == "open" else (*row, own, evidence)
+            yield row if frames == "open" else (*row, CLASS_OF_CALL[call])
 
 
 def _region_rows(contigs: Sequence[MadeContig]) -> Iterator[tuple[object, ...]]:

@@ -14,7 +14,7 @@ import click
 
 from virnuc_cli.options import Answer, CommandGroup, command
 from virnuc_core import __version__
-from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageError
+from virnuc_core.errors import DamagedFileError, DeviceError, UsageError
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
@@ -31,7 +31,6 @@ _FRESH: Final = "Start over: keep nothing of an earlier run."
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
 _RUN: Final = click.Argument(["run"], metavar="RUN")
 _PATH: Final = click.Argument(["path"])
-_EMBEDDINGS: Final = click.Argument(["embeddings"], metavar="EMBEDDINGS")
 _OUT_FOLDER: Final = click.Option(
     ["--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
 )
@@ -226,54 +225,6 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
 
 @command(
     cli,
-    _RUN,
-    click.Option(
-        ["--labels"], metavar="FILE.tsv", help="Table of contig and class: adds metrics by class [none]."
-    ),
-)
-def report(run: str, labels: str | None) -> Answer:
-    """Writes the report of the finished run in folder RUN anew, report.html, with metrics by class if there are labels."""
-    from flows.outputs import require_run
-    from virnuc_core.results.report.data import read_labels
-    from virnuc_core.results.report.page import write_report_page
-    from virnuc_core.results.run_json import records_of, require_unchanged, write_document
-    from virnuc_core.results.run_opening import open_run_folder
-
-    require_run(Path(run))
-    if labels is not None and not Path(labels).is_file():
-        raise InputError(f"--labels {labels} is no file: give a tab-separated table of contig and class.")
-    classes = None if labels is None else read_labels(Path(labels))
-    with open_run_folder(Path(run), force=False) as folder:
-        document = _read_report(folder.root, folder.report)
-        require_unchanged(folder.report, folder.page)
-        write_report_page(folder, document, classes)
-        others = [record for record in document["files"] if record["name"] != folder.page.name]
-        write_document(folder.report, {**document, "files": others + records_of([folder.page])})
-    counts = document["counts"]
-    return Answer(
-        {"report": str(folder.page), "counts": counts, "labels": labels},
-        f"report of {counts['records']} contigs: {folder.page}",
-    )
-
-
-def _read_report(root: Path, path: Path) -> dict[str, Any]:
-    from virnuc_core.files import parse_object
-
-    if not path.exists():
-        raise InputError(
-            f"{root} has no {path.name}, so its run is not finished: run the same command again."
-        )
-    try:
-        document = parse_object(path.read_bytes())
-    except ValueError as error:
-        raise DamagedFileError(f"{path} cannot be read ({error}): run the same command again.") from error
-    if document.get("kind") != "predict":
-        raise UsageError(f"{root} holds no predict run: only those have a report.")
-    return document
-
-
-@command(
-    cli,
     _INPUTS,
     click.Option(
         ["--out"], required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
@@ -332,103 +283,40 @@ def _drop_empty_table(path: Path) -> None:
 
 @command(
     cli,
-    _EMBEDDINGS,
+    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
     click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.Option(["--out"], required=True, metavar="FILE.tsv", help="Table of one score pair a frame."),
-)
-def score(embeddings: str, head: str, out: str) -> Answer:
-    """Scores stored EMBEDDINGS with another classifier head."""
-    from flows.outputs import require_no_input
-    from virnuc_cli.preflight import require_writable
-    from virnuc_core.results.rescore import score_embeddings  # imports torch
-
-    require_no_input(Path(out), [embeddings, head])
-    require_writable(Path(out))
-    rows = score_embeddings(Path(embeddings), head, Path(out))
-    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
-
-
-@command(
-    cli,
-    _EMBEDDINGS,
     click.Option(
-        ["--to"], required=True, metavar="FILE", help="The new file; .npz, .npy or .h5ad says what it is."
-    ),
-    click.Option(
-        ["--vectors"],
-        type=click.Choice(["all", "dna", "protein"]),
-        default="all",
-        help="Of a predict run, the vectors of one model [all: DNA and protein side by side].",
+        ["--out"],
+        required=True,
+        metavar="DIR|FILE.tsv",
+        help="New run folder, or table of the frames' scores.",
     ),
 )
-def export(embeddings: str, to: str, vectors: str) -> Answer:
-    """Writes EMBEDDINGS for NumPy (.npz, .npy) or AnnData (.h5ad)."""
-    from flows.outputs import require_no_input
-    from virnuc_cli.preflight import require_writable
-    from virnuc_core.results.embeddings import export_embeddings
+def score(path: str, head: str, out: str) -> Answer:
+    """Score the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
 
-    require_no_input(Path(to), (embeddings,))
-    require_writable(Path(to))
-    rows = export_embeddings(embeddings, to, vectors=None if vectors == "all" else vectors)
-    return Answer({"out": to, "counts": {"rows": rows}}, f"{rows} rows in {to}")
-
-
-@command(
-    cli,
-    _RUN,
-    click.Option(
-        ["--index"],
-        metavar="INDEX",
-        help="Index of genomes, or the folder of another run with the same head [that of the run's head].",
-    ),
-    click.Option(
-        ["--top"], type=click.IntRange(min=1), default=5, metavar="K", help="Genomes for each contig [5]."
-    ),
-    click.Option(["--out"], default="-", metavar="FILE|-", help="Table of the genomes; - is stdout [-]."),
-)
-def search(run: str, index: str | None, top: int, out: str) -> Answer:
-    """Finds the nearest genomes of the contigs in folder RUN by their embeddings.
-
-    RUN is a finished predict run with a head for the longest stop-free stretches.
+    With a run folder, all of its tables and its report are made in the new folder DIR.
     """
     from flows.outputs import require_no_input
     from virnuc_cli.preflight import require_writable
-    from virnuc_core.results.search import search_lines, search_run, write_search  # imports torch
+    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
 
-    if out != "-":
-        require_no_input(Path(out), filter(None, [index]))
-        require_writable(Path(out))
-    found = search_run(Path(run), None if index is None else Path(index), top)
-    contigs = len(found["contig"].unique())
-    document = {"run": run, "index": index, "counts": {"contigs": contigs, "rows": len(found)}}
-    if out == "-":
-        text = search_lines(found).decode().rstrip("\n")
-        return Answer({**document, "neighbours": found.to_pylist()}, text)
-    write_search(found, Path(out))
-    return Answer({**document, "out": out}, f"nearest genomes of {contigs} contigs in {out}")
+    if Path(path).is_dir():
+        report = score_run(Path(path), head, Path(out))
+        return Answer(report.document, report.summary)
+    require_no_input(Path(out), [path, head])
+    require_writable(Path(out))
+    rows = score_embeddings(Path(path), head, Path(out))
+    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 
 @command(cli, _PATH)
 def inspect(path: str) -> Answer:
-    """Says what PATH is (run folder, shard, embeddings, checkpoint) and whether it is whole."""
-    return _inspected(path, thorough=False)
+    """Identify PATH (run folder, shard, embeddings, head, checkpoint, sequences) and verify that it is intact."""
+    from virnuc_core.results.inspect import inspect_path  # imports torch
 
-
-@command(cli, _PATH)
-def fsck(path: str) -> Answer:
-    """Checks a run's folder, or one file, byte by byte, and says what is not whole and what to do.
-
-    inspect compares each file with its own checksums; fsck also compares every row of the vectors with the shards, and
-    the tables with what follows from these.
-    """
-    return _inspected(path, thorough=True)
-
-
-def _inspected(path: str, *, thorough: bool) -> Answer:
-    from virnuc_core.results.integrity import inspect_path  # imports torch
-
-    found = inspect_path(Path(path), thorough=thorough)
-    return Answer(found.document, found.summary, 0 if found.is_complete else DamagedFileError.exit_code)
+    found = inspect_path(Path(path))
+    return Answer(found.document, found.summary, 0 if found.is_intact else DamagedFileError.exit_code)
 
 
 @command(cli, settings="virnuc_core.benchmark.settings:BenchSettings")

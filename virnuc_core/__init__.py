@@ -4,15 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from virnuc_core.api import (
-        Embedder,
-        Predictor,
-        embed,
-        export_embeddings,
-        open_embeddings,
-        predict,
-        search,
-    )
+    from virnuc_core.api import Embedder, Predictor, embed, open_embeddings, predict
 
 __version__: Final = "0.1.0"
 
@@ -21,10 +13,8 @@ __all__ = [
     "Predictor",
     "__version__",
     "embed",
-    "export_embeddings",
     "open_embeddings",
     "predict",
-    "search",
 ]
 
 

@@ -23,8 +23,7 @@ from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.pipeline import embed_run, predict_run
 from virnuc_core.remote import output_path
-from virnuc_core.results.embeddings import Embeddings, export_embeddings
-from virnuc_core.results.search import search_run
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.writers import NOT_AVAILABLE
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.reader import rejection_reason
@@ -46,10 +45,8 @@ __all__ = [
     "Predictions",
     "Predictor",
     "embed",
-    "export_embeddings",
     "open_embeddings",
     "predict",
-    "search",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -63,8 +60,6 @@ _TEXT_COLUMNS: Final = (
     "status",
     "best_frame",
     "class",
-    "nearest",
-    "lineage",
     "id",
     "file",
     "reason",
@@ -268,7 +263,7 @@ def open_embeddings(path: str | Path) -> Embeddings:
 
     Args:
         path: the `embeddings.h5` of a predict run, the output of an embed run, or a file of another program: HDF5 with the
-            same datasets, an `.npz` with ids and vectors, or VirNucPro's `*_merged.pt`.
+            same datasets, or VirNucPro's `*_merged.pt`.
 
     Raises:
         InputError: the file does not exist.
@@ -276,25 +271,6 @@ def open_embeddings(path: str | Path) -> Embeddings:
         CheckpointError: it is a torch file with anything but tensors and names.
     """
     return Embeddings(path)
-
-
-def search(run: str | Path, *, index: str | Path | None = None, top: int = 5) -> pd.DataFrame:
-    """The genomes of an index that are nearest to the contigs of a run, as `virnuc search` finds them.
-
-    Args:
-        run: folder of a finished predict run with a head for the longest stop-free stretches.
-        index: file of an index, or folder of another such run; None for the index of the run's head.
-        top: how many for each contig.
-
-    Raises:
-        MismatchError: the index or the other run is of another head, or a run has no embeddings of contigs.
-        UsageError: no index is given and the head has none, or `top` is not positive.
-        VirnucError: any other failure; the message says what to do.
-    """
-    if top < 1:
-        raise UsageError(f"top is {top}, and must be at least 1.")
-    found = search_run(Path(run), None if index is None else Path(index), top)
-    return pd.DataFrame(found.to_pydict())
 
 
 @contextmanager

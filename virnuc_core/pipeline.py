@@ -25,7 +25,7 @@ from virnuc_core.models.catalogue import chunk_rule_of, frames_of
 from virnuc_core.plain_text import without_secrets
 from virnuc_core.remote import is_url, output_path, require_place, stage_in, stage_out
 from virnuc_core.results.aggregate import aggregate as merge_shards
-from virnuc_core.results.contig_scores import contig_head_of, genome_index_of
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.run_json import RunAs, RunReport, write_report
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.results.tables import TableCounts, write_tables
@@ -213,7 +213,6 @@ def plan(run: Run) -> None:
     """Writes the plan, or verifies the existing one."""
     run.plan = run.lanes.plan(run.folder, run.config, run.kind)
     run.plan.require_own_series()
-    genome_index_of(run.plan)  # fails before the computation
 
 
 def embed(run: Run) -> None:
@@ -235,9 +234,8 @@ def aggregate(run: Run) -> None:
 
 def classify(run: Run) -> None:
     """Classifies chunks and contigs from the scores, and writes the tables."""
-    head, index = contig_head_of(run.plan), genome_index_of(run.plan)
-    store = FrameStore.open(run.folder.frames)
-    run.counts = write_tables(run.folder, store, run.plan.threshold, head=head, fdr=run.plan.fdr, index=index)
+    plan, store = run.plan, FrameStore.open(run.folder.frames)
+    run.counts = write_tables(run.folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
 
 
 def fit(run: Training) -> None:

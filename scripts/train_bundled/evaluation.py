@@ -13,9 +13,10 @@ from scripts.train_bundled.network import Network, Tokens
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.memory import to_device
-from virnuc_core.results.nearest import COVERAGE, UNKNOWN, GenomeIndex, errors_by_novelty
 from virnuc_core.training.fit import fit_contig_temperature, fit_temperature
+from virnuc_core.training.novelty import COVERAGE
 
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 _CHUNK_LENGTHS: Final = (300, 500, 2000)
@@ -69,7 +70,6 @@ def evaluate(
     network: Network,
     genomes: Genomes,
     tokenizer: DnabertTokenizer,
-    index: GenomeIndex,
 ) -> dict[str, object]:
     """Figures over all chunks and contigs; those without a row count as the least viral."""
     figures: dict[str, object] = {}
@@ -93,39 +93,35 @@ def evaluate(
         own["auroc of the mean"] = round(float(roc_auc_score(contigs.is_viral, mean)), 4)
         embedded = np.unique(chunks.record)
         is_wrong = ((margins > 0) != contigs.is_viral)[embedded]
-        own |= _nearest_figures(
-            contigs.take(embedded), found.embedding.cpu().numpy()[embedded], is_wrong, index
-        )
+        novelty = network.head.novelty(found.embedding).cpu().numpy()[embedded]
+        own |= _novelty_figures(novelty, is_wrong, float(network.head.novelty_limit))
         figures[f"contigs of {length} bp, chunks of {chunk_length}"] = own
     return figures
 
 
-def _nearest_figures(
-    contigs: Genomes,
-    embeddings: npt.NDArray[np.float32],
-    is_wrong: npt.NDArray[np.bool_],
-    index: GenomeIndex,
-) -> dict[str, object]:
-    """Errors by novelty, and the lineage of the nearest genome: how often it is given at all, and then right."""
-    neighbours = index.search(embeddings)
-    depth, nearest = index.supported_ranks(neighbours), neighbours.rows[:, 0]
-    limit = np.inf if index.unsure_above is None else index.unsure_above
-    ratio = errors_by_novelty(neighbours.novelty, is_wrong)
-    figures: dict[str, object] = {
+def _novelty_figures(novelty: Float32, is_wrong: npt.NDArray[np.bool_], limit: float) -> dict[str, object]:
+    """Errors by novelty, and the share of contigs that are unsure for it."""
+    ratio = errors_by_novelty(novelty, is_wrong)
+    return {
         "errors": round(float(is_wrong.mean()), 4),
         f"errors of the {COVERAGE:.0%} least novel, over all": None if np.isnan(ratio) else round(ratio, 3),
-        "unsure for novelty": round(float((neighbours.novelty > limit).mean()), 3),
-        UNKNOWN: round(float((depth < 0).mean()), 3),
+        "unsure for novelty": round(float((novelty > limit).mean()), 3),
     }
-    for number, (rank, labels) in enumerate(contigs.lineages.items()):
-        is_labelled = np.array([bool(label) for label in labels])
-        given = is_labelled & (depth >= number) & index.lineages[number].is_known[nearest]
-        right = index.lineages[number].equal(nearest, labels)[given]
-        figures[f"{rank} of the nearest"] = {
-            "given": round(float(given.sum() / max(1, is_labelled.sum())), 3),
-            "right": round(float(right.mean()), 3) if len(right) else None,
-        }
-    return figures
+
+
+def errors_by_novelty(novelty: Float32, is_wrong: npt.NDArray[np.bool_], coverage: float = COVERAGE) -> float:
+    """Share of wrong calls among the least novel of n contigs, a share of `coverage`, over the share among all of them.
+
+    Below 1, novel contigs are called wrongly more often than others. Equally novel contigs at the limit count in part, each
+    alike. NaN without a wrong call.
+    """
+    levels, level = np.unique(novelty, return_inverse=True)
+    counts = np.bincount(level, minlength=len(levels))
+    wrong = np.bincount(level, is_wrong, len(levels))
+    covered = coverage * len(novelty)
+    taken = np.clip(covered - (np.cumsum(counts) - counts), 0, counts)
+    total = wrong.sum()
+    return float((taken / counts * wrong).sum() / covered / (total / len(novelty))) if total else np.nan
 
 
 def _figures(

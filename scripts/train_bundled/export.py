@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.train_bundled.network import Network
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.checkpoint import (
     DNABERT,
     TOKEN_TYPE,
@@ -21,11 +19,9 @@ from virnuc_core.models.checkpoint import (
     config_sizes,
     read_weights,
 )
-from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head, save_contig_head
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.hub import SUMS_NAME, write_sums
-from virnuc_core.results.nearest import GenomeIndex, save_index
 from virnuc_core.specs import ModelSpec
 
 _ESM2: Final = "esm2_tiny"
@@ -34,10 +30,8 @@ TOKENIZER: Final = f"{_DNABERT}/tokenizer.json"
 _HEAD: Final = "heads/tiny.safetensors"
 
 
-def export(
-    network: Network, tokenizer: Path, folder: Path, settings: dict[str, Any], index: GenomeIndex
-) -> None:
-    """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/ with the index; weights are fp16, heads fp32."""
+def export(network: Network, tokenizer: Path, folder: Path, settings: dict[str, Any]) -> None:
+    """Writes esm2_tiny/ as transformers does, dnabert_tiny/ as its authors do, and heads/; weights are fp16, heads fp32."""
     for name, encoder, config in (
         (_ESM2, network.esm2, _esm2_config(network.esm2.spec)),
         (_DNABERT, network.dnabert, _dnabert_config(network.dnabert.spec)),
@@ -53,7 +47,6 @@ def export(
     head = folder / _HEAD
     head.parent.mkdir(exist_ok=True)
     save_contig_head(network.head, head, {"training": settings})
-    save_index(replace(index, head=classifier_fingerprint(head)), index_path(head))
     write_sums(head.parent, head.parent.glob("*.safetensors"))
 
 
@@ -62,7 +55,10 @@ def load_exported(network: Network, folder: Path) -> None:
     for name, encoder in ((_ESM2, network.esm2), (_DNABERT, network.dnabert)):
         checkpoint = Checkpoint.open(folder / name, encoder.spec.family, name=name)
         encoder.load_state_dict(read_weights(checkpoint, "cpu", torch.float32))
-    network.head.load_state_dict(load_contig_head(folder / _HEAD).state_dict())
+    state = load_contig_head(folder / _HEAD).state_dict()
+    # Fitted again to what the training gives.
+    del state["centroids"], state["novelty_limit"]
+    network.head.load_state_dict(state, strict=False)
 
 
 def published_tensors(model: Encoder) -> dict[str, Tensor]:

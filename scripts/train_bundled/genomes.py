@@ -13,7 +13,6 @@ import numpy.typing as npt
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.results.nearest import RANKS
 
 Int64 = npt.NDArray[np.int64]
 
@@ -133,13 +132,6 @@ class Genomes:
     def is_viral(self) -> npt.NDArray[np.bool_]:
         """Bool (R,)."""
         return np.asarray((self.classes < NUM_VIRUS) | (self.classes == ANY_VIRUS))
-
-    @property
-    def lineages(self) -> dict[str, tuple[str, ...]]:
-        """R labels for each rank of an index of genomes, "" where unknown."""
-        names = (*CLASSES, "")
-        classes = tuple(names[number] for number in self.classes.tolist())
-        return dict(zip(RANKS, (classes, self.families, self.genera), strict=True))
 
     def take(self, rows: Int64) -> "Genomes":
         """Selects records."""

@@ -8,7 +8,7 @@ on chunks of several lengths and contigs of 1 to 24 chunks, some of them DNA dra
 exponential average of the weights is kept. The state is in the work folder: a training that was stopped, or ended after
 `--seconds`, goes on with the same command. With `--start` it begins with the models and the vocabulary that an earlier
 training wrote. `--val` is measured and never trained on; the settings were chosen with the help of its figures. A share of
-the groups of relatives is held out to set the temperatures, and the limits of the index of training genomes.
+the groups of relatives is held out to set the temperatures, and the limit of novelty.
 """
 
 import argparse
@@ -42,11 +42,12 @@ from scripts.train_bundled.data import (
 from scripts.train_bundled.evaluation import calibrate, evaluate
 from scripts.train_bundled.export import TOKENIZER, export, load_exported
 from scripts.train_bundled.genomes import Genomes
-from scripts.train_bundled.index import index_genomes
 from scripts.train_bundled.network import DNABERT_SPEC, Network
+from scripts.train_bundled.novelty import embed_genomes
 from scripts.train_bundled.relatives import relatives
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.training.contigs import ContigBatch, ContigSampler, LossWeights, make_batch
+from virnuc_core.training.novelty import fit_novelty
 
 Int64 = npt.NDArray[np.int64]
 
@@ -273,23 +274,23 @@ def write_models(
     out: Path,
     started_with: dict[str, Any] | None,
 ) -> None:
-    """Calibrates the models, indexes the genomes, writes all of it, and measures it.
+    """Calibrates the models, fits the centroids of novelty, writes all of it, and measures it.
 
     `started_with` are the settings of the training whose models this one began with.
     """
     settings = trainer.settings
     network, encode = trainer.average.in_bf16(), DnabertTokenizer(tokenizer)
     calibrate(network, held, encode)
-    index = index_genomes(network, known, held, encode, settings.seed)
-    export(trainer.average, tokenizer, out, asdict(settings), index)
+    own, _ = embed_genomes(network, known, encode)
+    fit_novelty(network.head, own, *embed_genomes(network, held, encode), settings.seed)
+    export(trainer.average, tokenizer, out, asdict(settings))
     report = {
         "start": started_with,
         "settings": asdict(settings),
         "views": [asdict(view) for view in VIEWS],
-        "index": index.figures,
         "figures": {
-            "held out": evaluate(network, held, encode, index),
-            "val": evaluate(network, val, encode, index),
+            "held out": evaluate(network, held, encode),
+            "val": evaluate(network, val, encode),
         },
     }
     print(json.dumps(report["figures"], indent=1))

@@ -13,7 +13,6 @@ from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.report.reading import iter_batches
 from virnuc_core.results.report.totals import BINS, histogram
 from virnuc_core.results.run_json import speeds
-from virnuc_core.results.tables import PREDICTION_SCHEMAS
 from virnuc_core.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def run_figures(folder: RunFolder) -> "Iterator[tuple[str, Figure]]":
     plan = read_plan(folder.plan)
     if folder.predictions_parquet.exists():
         counts = np.zeros(BINS, np.int64)
-        for batch in iter_batches(folder.predictions_parquet, PREDICTION_SCHEMAS[plan.frames], ["p_virus"]):
+        for batch in iter_batches(folder.predictions_parquet, ["p_virus"]):
             counts += histogram(batch["p_virus"].drop_null().to_numpy())
         yield "p_virus", p_virus_figure(counts.tolist(), plan.threshold)
     journals = [

@@ -39,13 +39,12 @@ def test_the_viral_contigs_of_the_examples_are_found(
     viral = [contig for contig in calls if calls[contig] == "virus"]
     assert calls.keys() == labels.keys()
     assert set(viral) == {contig for contig in labels if labels[contig] == "virus"}
-    p_virus, classes, novelty, nearest = (
-        column(out / "contigs.tsv", "contig", name) for name in ("p_virus", "class", "novelty", "nearest")
+    p_virus, classes, novelty = (
+        column(out / "contigs.tsv", "contig", name) for name in ("p_virus", "class", "novelty")
     )
     assert {contig for contig, p in p_virus.items() if float(p) >= 0.5} == set(viral)
     assert {contig for contig, name in classes.items() if name.endswith("virus")} == set(viral)
     assert all(0 <= float(distance) <= 2 for distance in novelty.values())
-    assert "NA" not in nearest.values()
     with gzip.open(out / "viral_contigs.fa.gz", "rt") as file:
         assert [record.id for record in SeqIO.parse(file, "fasta")] == viral
     tiers = column(out / "regions.tsv", "contig", "tier")
@@ -53,8 +52,8 @@ def test_the_viral_contigs_of_the_examples_are_found(
     assert set(tiers.values()) <= {"confident", "likely"}
     assert pq.read_table(out / "contigs.parquet")["contig"].to_pylist() == list(calls)
 
-    virnuc.done("fsck", out)
+    virnuc.done("inspect", out)
     (out / "regions.bed").write_text("")
-    changed = virnuc("fsck", out)
+    changed = virnuc("inspect", out)
     assert changed.code == 4
     assert "regions.bed is not as it was" in changed.out

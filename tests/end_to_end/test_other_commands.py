@@ -1,7 +1,6 @@
-"""Commands without a flow (frames, score, inspect, report), and the command line itself."""
+"""Commands without a flow (frames, score, inspect), and the command line itself."""
 
 import gzip
-import json
 from pathlib import Path
 
 import click
@@ -110,38 +109,11 @@ def test_score_and_inspect_what_predict_has_left(
 
     shard = next((run / "shards").iterdir())
     for path in (run, run / "embeddings.h5", models.esm2, models.head, shard):
-        assert "whole" in virnuc.done("inspect", path).out
+        assert ", intact" in virnuc.done("inspect", path).out
     (run / "embeddings.h5").write_bytes((run / "embeddings.h5").read_bytes()[:-50])
     damaged = virnuc("inspect", run, "--json")
-    assert (damaged.code, damaged.document["whole"]) == (4, False)
+    assert (damaged.code, damaged.document["intact"]) == (4, False)
     virnuc.refused(3, "none", "inspect", tmp_path / "none")
-
-
-def test_a_report_is_written_anew_with_classes(virnuc: CommandLine, run: Path, tmp_path: Path) -> None:
-    report, page, contigs = (run / name for name in ("run.json", "report.html", "contigs.tsv"))
-    labels = tmp_path / "labels.tsv"
-    labels.write_text("contig_0\tbacteria\ncontig_1\tphage\n")
-    document = virnuc.done("report", run, "--labels", labels, "--json").document
-    assert document["report"] == str(page)
-    assert '"bacteria","phage"' in page.read_text()
-    recorded = {file["name"]: file["size"] for file in json.loads(report.read_text())["files"]}
-    assert recorded["report.html"] == page.stat().st_size
-    virnuc.done("fsck", run)
-
-    before, table = report.read_bytes(), contigs.read_text()
-    contigs.write_text(table.replace("contig_0", "contig_9", 1))
-    assert "predictions.tsv" not in virnuc.refused(4, str(contigs), "report", run)
-    assert report.read_bytes() == before
-    contigs.write_text(table)
-    labels.write_text("one\n")
-    virnuc.refused(3, "labels.tsv", "report", run, "--labels", labels)
-    virnuc.refused(3, "absent", "report", run, "--labels", tmp_path / "absent")
-    report.write_text("{}")
-    virnuc.refused(2, "no predict run", "report", run)
-    report.unlink()
-    virnuc.refused(3, "its run is not finished", "report", run)
-    (run / "plan.json").unlink()
-    virnuc.refused(3, "no folder of a run", "report", run)
 
 
 def test_unexpected_errors_and_those_of_the_disk_are_one_line_unless_debugging(

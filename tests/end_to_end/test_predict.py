@@ -99,7 +99,7 @@ def test_another_threshold_reuses_the_shards(
     assert strict["shards"] == {"total": 5, "computed": 0}
     assert json.loads((run / "run.json").read_text())["threshold"] == strict["threshold"] == 0.999
     assert strict["counts"]["viral_chunks"] < before["counts"]["viral_chunks"]
-    virnuc.done("fsck", run)
+    virnuc.done("inspect", run)
     virnuc.refused(2, "threshold", *command, "--threshold", 1.5)
 
 
@@ -128,7 +128,7 @@ def test_contigs_are_called_at_a_promised_rate(
             assert row[8] == "unscored" or (row[8] == "virus") == (
                 threshold is not None and float(row[10]) >= threshold
             )
-        virnuc.done("fsck", run)
+        virnuc.done("inspect", run)
     assert (document["counts"]["contigs_virus"], threshold) == (0, None)
     assert [row[:-1] for row in rows(run / "predictions.tsv")] == usual
     assert (

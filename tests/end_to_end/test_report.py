@@ -11,9 +11,8 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.made_browser import chromium
-from tests.made_reports import MadeContig, island, many_contigs, write_run, write_stretches
+from tests.made_reports import MadeContig, island, many_contigs, write_run
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report.data import Limits
 from virnuc_core.results.report.page import write_report_page
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
@@ -42,17 +41,12 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Any]:
     def open_report(
         contigs: Sequence[MadeContig],
         *,
-        labels: dict[str, str] | None = None,
         notes: Sequence[str] = (),
-        stretches: bool = False,
-        limits: Limits | None = None,
         **made: Any,
     ) -> Page:
         folder, document = write_run(tmp_path, contigs, **made)
-        if stretches:
-            write_stretches(folder, contigs)
         document["notes"] = [*document["notes"], *notes]
-        write_report_page(folder, document, labels, limits)
+        write_report_page(folder, document)
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
         page.set_default_timeout(20_000)
         page.on("console", lambda message: complaints.append(message.text))
@@ -136,7 +130,7 @@ def test_sorts_by_each_column_with_what_is_unknown_last(show: Any) -> None:
 
 def test_filters_by_name_call_tier_and_length(show: Any) -> None:
     made = [*many_contigs(60), island("prophage")]
-    page = show(made, labels={"contig_3": "phage"})
+    page = show(made)
 
     def leaves(is_left: Callable[[MadeContig], bool]) -> None:
         left = {contig.name for contig in made if is_left(contig)}
@@ -146,7 +140,7 @@ def test_filters_by_name_call_tier_and_length(show: Any) -> None:
     page.fill("[name=text]", "CONTIG_1")
     leaves(lambda c: c.name.startswith("contig_1"))
     page.fill("[name=text]", "phage")
-    leaves(lambda c: c.name in ("prophage", "contig_3"))
+    leaves(lambda c: c.name == "prophage")
     page.click("text=Reset")
     has_status(page, "61 contigs")
     page.uncheck("[name=call][value=other]")
@@ -161,7 +155,7 @@ def test_filters_by_name_call_tier_and_length(show: Any) -> None:
     page.click("text=Reset")
     page.select_option("[name=part]", label="viral in part")
     leaves(lambda c: c.name == "prophage")
-    page.select_option("[name=class]", label="phage")
+    page.fill("[name=text]", "nothing")
     has_status(page, "0 of 61 contigs")
     expect(page.locator(".nothing")).to_be_visible()
 
@@ -223,88 +217,30 @@ def test_islands_are_drawn_when_they_come_into_sight_in_light_and_dark(show: Any
 
 def test_hostile_names_are_text(show: Any) -> None:
     made = [MadeContig(name=name, p_virus=(0.9,) * 5, regions=((1, 2500),)) for name in HOSTILE]
-    labels = {name: f"class {name}" for name in HOSTILE}
     rejected = [("9", name, name, "0", name) for name in HOSTILE]
-    page = show(made, labels=labels, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
+    page = show(made, rejected=rejected, links={HOSTILE[0]: 'https://x.example/"><b>'})
     assert sorted(rows(page)) == sorted(HOSTILE)
     page.locator(".open").first.click()
     assert page.evaluate("window.hacked === undefined")
     assert page.evaluate("document.querySelectorAll('script, img, iframe, body b b').length") == 2
-    text = page.evaluate("document.getElementById('classes').textContent")
-    assert all(f"class {name}" in text for name in HOSTILE)
 
 
 def test_the_longest_stretches_are_named(show: Any) -> None:
     made = MadeContig(name="mixed", p_virus=(0.9, 0.2, None))
-    page = show([made, MadeContig(name="other", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1))], frames="longest")
+    other = MadeContig(name="other", p_virus=(0.1, 0.3, 0.2, 0.1, 0.1), regions=((1, 500),))
+    page = show([made, other], frames="longest")
     assert "longest stop-free stretches" in page.inner_text("#facts")
     assert "1 of 8 chunks (13\u2009%) has no stop-free stretch of 10 codons" in page.inner_text("#unscored")
     assert page.locator("td.c-predicted").all_inner_texts() == ["prokaryotic virus", "bacterium"]
     assert [text.strip() for text in page.locator("td.c-p_virus").all_inner_texts()] == ["0.550", "0.160"]
-    assert "embeddings.h5 was not beside the tables" in page.inner_text("#why")
+    classes = page.locator("#found table").inner_text()
+    assert "prokaryotic virus\t1\t1,500 bp" in classes
+    assert "bacterium\t1\t2,500 bp" in classes
+    assert "bacterium · 20\u2009% in regions · novelty 0.250" in page.inner_text("#regions .card")
     row(page, "mixed").click()
-    assert page.locator(".detail .track").count() == 1
-    nearest = "Nearest genome: genome 1 (Microviridae) · novelty 0.250"
-    assert nearest in page.locator(".detail").inner_text()
-
-
-def test_a_called_contig_shows_why_and_keys_read_it(show: Any) -> None:
-    rows = ((("F1", 0, 300, 0.95), ("R2", 1, 90, 0.4)), (("F3", 2, 498, 0.7),), (), (("R3", 2, 150, 0.1),))
-    classes = ("prokaryotic virus", "eukaryotic virus", None, "bacterium")
-    mixed = MadeContig(
-        name="mixed", p_virus=(0.9, 0.75, None, 0.25), stretches=rows, chunk_classes=classes, length=1990
-    )
-    long = MadeContig(name="long", p_virus=tuple(0.9 if i % 3 else 0.3 for i in range(300)))
-    page = show(
-        [mixed, long, MadeContig(name="one", p_virus=(0.9,)), MadeContig(name="other", p_virus=(0.1,) * 5)],
-        frames="longest",
-        stretches=True,
-    )
-    assert page.locator("#why .card").count() == 3
-    assert "taking this chunk out lowers them by 2" in page.inner_text("#why")
-    classes_table = page.locator("#found table").inner_text()
-    assert "prokaryotic virus\t3\t152 kb" in classes_table
-    assert "bacterium\t1\t2,500 bp" in classes_table
-
-    track = open_track(page, "mixed")
-    assert "2 of 3 chunks speak for a virus, 1 against; most for it: chunk 1, 1.6." in track.inner_text()
-    assert track.locator("svg [class^=class-virus]").count() == 2
-    assert track.locator("svg [class*=sure-]").count() == 4
-    track.locator(".plot").focus()
-    for said in (
-        "Taking this chunk out lowers the contig's log-odds of a virus by 1.6. Class of the chunk: prokaryotic virus. "
-        "Scored from 1 – 300 bp (F1, p_virus 0.95) and 410 – 499 bp (R2, p_virus 0.40).",
-        "Taking this chunk out lowers the contig's log-odds of a virus by 1.0. Class of the chunk: eukaryotic virus. "
-        "Scored from 500 – 997 bp (F3, p_virus 0.70).",
-        "It has no score, so it has no part in the call.",
-        "Taking this chunk out raises the contig's log-odds of a virus by 1.0. Class of the chunk: bacterium. "
-        "Scored from 1,839 – 1,988 bp (R3, p_virus 0.10).",
-    ):
-        page.keyboard.press("ArrowRight")
-        assert track.locator(".reading").inner_text() == said
-    row(page, "mixed").click()
-    open_track(page, "long")
-    assert "left out in 32 blocks" in track.inner_text()
-    track.locator(".plot").focus()
-    page.keyboard.press("ArrowRight")
-    assert "Taking 10 chunks out together (1 to 10)" in track.locator(".reading").inner_text()
-    row(page, "long").click()
-    open_track(page, "one")
-    assert "one chunk with a score" in track.inner_text()
-    row(page, "one").click()
-    open_track(page, "other")
-    assert track.locator(".reading").count() == 0
-
-
-def test_the_page_says_when_it_holds_the_evidence_of_some_contigs_only(show: Any) -> None:
-    made = [MadeContig(name=f"virus_{i}", p_virus=(0.9,) * 6) for i in range(5)]
-    few = MadeContig(name="few", p_virus=(0.1,))
-    page = show([*made, few], frames="longest", stretches=True, limits=Limits(evidence=13))
-    assert "it holds the evidence of 2 of 5 called contigs" in page.inner_text("#why")
-    assert page.locator("#why .card").count() == 2
-    assert page.locator("#why a[href='predictions.tsv']").count() == 1
-    row(page, "few").click()
-    assert "4 chunks or more and those called viral; this one has 1." in page.locator(".detail").inner_text()
+    detail = page.locator(".detail")
+    assert "4 chunks or more; this one has 3." in detail.inner_text()
+    assert "Novelty 0.250" in detail.inner_text()
 
 
 def test_contigs_called_at_a_promised_rate_are_on_their_side_of_its_threshold(show: Any) -> None:

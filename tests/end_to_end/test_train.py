@@ -1,6 +1,5 @@
 """`virnuc train` and `virnuc evaluate`: from labelled sequences to a head, its metrics and its calls."""
 
-import hashlib
 import json
 import os
 import signal
@@ -25,10 +24,9 @@ from tests.unit.training.test_labels import made_record, write_genbank
 from virnuc_cli.main import main
 from virnuc_core.env_config import env
 from virnuc_core.inference import sharding
-from virnuc_core.models.catalogue import HeadPurpose, index_path, read_purpose
+from virnuc_core.models.catalogue import HeadPurpose, read_purpose
 from virnuc_core.models.contig_head import ContigHead
 from virnuc_core.models.heads import load_head
-from virnuc_core.results.nearest import LEAST_CHUNKS, UNKNOWN, load_index
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -74,8 +72,7 @@ def content(head: Path) -> dict[str, bytes]:
     """The head and all files about it."""
     training = Path(f"{head}.run") / "training"
     about = [training / name for name in ("figures.json", "records.tsv", *PLOTS)]
-    beside = (index_path(head), head.with_suffix(".md"))
-    return {path.name: path.read_bytes() for path in (head, *beside, *about)}
+    return {path.name: path.read_bytes() for path in (head, head.with_suffix(".md"), *about)}
 
 
 def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
@@ -105,11 +102,8 @@ def test_a_head_comes_with_its_card_and_its_figures(trained: Path) -> None:
     ):
         assert said in card
 
-    index = load_index(index_path(trained), hashlib.sha256(trained.read_bytes()).hexdigest())
-    assert figures["index"]["pieces"] == len(index)
-    training = {row[1] for row in rows(run / "training" / "records.tsv") if row[4] == "train"}
-    assert set(index.names.values) <= training
-    assert {index.lineage(row)["class"] for row in range(len(index))} == {"viral", "other"}
+    assert len(loaded.centroids)
+    assert 0 < loaded.novelty_limit < 2
 
     client = MlflowClient(f"sqlite:///{env().home / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("virnuc")
@@ -128,7 +122,7 @@ def test_the_same_command_computes_nothing_and_gives_the_same_files(
     result = virnuc.done("train", *classes, "--out", trained, *chosen, *FAST, "--json")
     assert result.document["shards"]["computed"] == 0 < result.document["shards"]["total"]
     assert content(trained) == before
-    virnuc.done("fsck", f"{trained}.run")
+    virnuc.done("inspect", f"{trained}.run")
 
 
 def test_an_evaluation_of_the_records_held_out_gives_the_figures_of_the_card_and_of_its_tables(
@@ -235,27 +229,8 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     assert figures["chunks"]["scored"] == figures["chunks"]["count"]
     assert {row[7] for row in rows(out / "run" / "predictions.tsv")[1:]} == {"scored"}
     contigs = rows(out / "run" / "contigs.tsv")
-    assert contigs[0][-5:] == ["p_virus", "class", "novelty", "nearest", "lineage"]
-    nearest = virnuc.done("search", out / "run", "--top", 2).out.splitlines()
-    assert nearest[0].split("\t") == ["contig", "rank", "name", "similarity", "class", "family", "group"]
-    assert [line.split("\t")[:2] for line in nearest[1:]] == [
-        [row[0], k] for row in contigs[1:] for k in "12"
-    ]
-    for row, line in zip(contigs[1:], nearest[1::2], strict=True):
-        is_short = int(row[4]) < LEAST_CHUNKS
-        assert row[13] in ({"NA"} if is_short else {line.split("\t")[2], UNKNOWN})
-        assert float(row[12]) == pytest.approx(1 - float(line.split("\t")[3]), abs=2e-6)
-    other = tmp_path / "nearest.tsv"
-    searched = virnuc.done(
-        "search", out / "run", "--index", out / "run", "--top", 1, "--out", other, "--json"
-    )
-    assert searched.document["counts"] == {"contigs": len(contigs) - 1, "rows": len(contigs) - 1}
-    assert rows(other)[0] == nearest[0].split("\t")
-    assert {row[3] for row in rows(other)[1:]} == {"1.000000"}
-    listed = virnuc.done("search", out / "run", "--index", index_path(head), "--top", 1, "--json").document
-    assert [line["name"] for line in listed["neighbours"]] == [line.split("\t")[2] for line in nearest[1::2]]
-    virnuc.refused(2, "is the input", "search", out / "run", "--index", head, "--out", head)
-    virnuc.refused(2, "--top", "search", out / "run", "--top", 0)
+    assert contigs[0][-3:] == ["p_virus", "class", "novelty"]
+    assert all(0 <= float(row[12]) <= 2 for row in contigs[1:])
     called = [(row[0].startswith("viral"), row[8], row[11]) for row in contigs[1:]]
     assert sum(kind == (call == "virus") for kind, call, _ in called) > 0.9 * len(called)
     assert {(call, name) for _, call, name in called} == {("virus", "viral"), ("other", "other")}
@@ -268,7 +243,6 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     of_longest = out / "run" / "embeddings.h5"
     refusal = "trained for the open reading frames of chunks, and these vectors are of their longest"
     virnuc.refused(4, refusal, "score", of_longest, "--head", models.head, "--out", table)
-    virnuc.refused(4, "is not an index of genomes", "search", out / "run", "--index", head)
 
     command = ("predict", classes[3], "--out", run, *flags)
     found = virnuc.done(*command, "--head", models.head, "--json").document
@@ -278,7 +252,7 @@ def test_a_head_for_the_longest_stretches_scores_every_chunk_and_no_open_frames(
     resumed = "frames: was open, now longest"
     virnuc.refused(4, resumed, *command, "--head", head)
     assert virnuc.done(*command, "--head", head, "--force", "--json").document["frames"] == "longest"
-    virnuc.done("fsck", run)
+    virnuc.done("inspect", run)
 
 
 def test_a_head_for_open_frames_states_so(

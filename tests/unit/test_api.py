@@ -13,8 +13,7 @@ from tests.made_models import MadeModels, MadeRun
 from virnuc_core import embed, predict
 from virnuc_core.api import Predictions
 from virnuc_core.errors import CheckpointError, InputError, UsageError, VirnucError
-from virnuc_core.results.integrity import check_run
-from virnuc_core.run_folder import RunFolder
+from virnuc_core.results.inspect import inspect_path
 
 PROTEINS = ["MKVLAAGIVGLCAKAYAE", "mkv", "MSTNPKPQRKTKRNTNRRPQDVKFPGG", "MKV", "MXBZUO*-."]
 
@@ -32,7 +31,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sys, virnuc_core; print(sorted({'torch', 'numpy', 'pandas', 'h5py'} & set(sys.modules)), dir(virnuc_core))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] ")
-    for name in ("embed", "predict", "open_embeddings", "export_embeddings"):
+    for name in ("embed", "predict", "open_embeddings"):
         assert name in done.stdout
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = virnuc_core.no_such_name
@@ -97,7 +96,7 @@ def test_a_script_without_guard_writes_what_a_run_with_lanes_writes(
     folder = finished_run.folder
     results = [path for path in folder.results if path not in folder.timed]
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in results)
-    assert not [finding.message for finding in check_run(RunFolder(out), thorough=True) if finding.is_bad]
+    assert inspect_path(out).problems == ()
 
 
 def test_frames_have_the_columns_of_the_tables(made_models: MadeModels, tmp_path: Path) -> None:

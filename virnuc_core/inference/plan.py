@@ -30,7 +30,7 @@ from virnuc_core.specs import (
 )
 from virnuc_core.versions import series
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 Kind = Literal["predict", "embed", "train"]
 
 # These affect no vector and no score.
@@ -76,15 +76,11 @@ class PlannedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedHead:
-    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path.
-
-    `index` is the SHA-256 of the index of its training genomes, None without one.
-    """
+    """A classifier head; `fingerprint` is the SHA-256 of its weights, `location` an absolute path."""
 
     name: str
     fingerprint: str
     location: str
-    index: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +163,6 @@ class RunPlan:
                     values |= {f"{model.family}.{k}": v for k, v in model.fingerprint_fields.items()}
             elif field.name == "head":
                 values[field.name] = value and value.fingerprint
-                values |= {"head.index": value.index} if value and value.index else {}
             elif field.name == "shards":
                 values["shards"] = [(shard.begin, shard.end) for shard in value]
             elif field.name == "min_length":
@@ -251,8 +246,6 @@ def _shown(plan: RunPlan, key: str, value: Any) -> str:
         return next((f"{m.name} ({value[:12]})" for m in plan.models if m.family == family), "none")
     if key == "head":
         return f"{plan.head.name} ({value[:12]})" if plan.head else "none"
-    if key == "head.index" and value:
-        return str(value[:12])
     if key == "shards":
         return f"{len(value)} shards"
     if key == "switches":

@@ -12,7 +12,6 @@ import torch
 from virnuc_core import __version__
 from virnuc_core.env_config import env
 from virnuc_core.errors import DamagedFileError, MismatchError, UsageError
-from virnuc_core.files import file_digest
 from virnuc_core.inference.device import default_token_budget, resolve_precision
 from virnuc_core.inference.plan import (
     Kind,
@@ -25,7 +24,7 @@ from virnuc_core.inference.plan import (
 )
 from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, index_path, resolve_head
+from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
 from virnuc_core.models.encoder import validate_repr_layer
@@ -192,7 +191,10 @@ def make_plan(
     models = plan_models(config, devices, existing or before, store.meta.frames)
     if kind != "predict" and config.embeddings == "none":
         raise UsageError("--embeddings none leaves nothing to write: choose float32 or float16.")
-    head = _plan_head(config, models, existing, store.meta) if kind == "predict" else None
+    head = None
+    if kind == "predict":
+        before_head = existing.head if existing else None
+        head = plan_head(head_of(config), models, store.meta.chunk_length, store.meta.frames, before_head)
     if existing and existing.input_digest == store.meta.content_sha256 and config.shard_seconds is None:
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
@@ -367,13 +369,20 @@ def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
     return all(getattr(before, name) == getattr(now, name) for name in same)
 
 
-def _plan_head(
-    config: RunConfig, models: tuple[PlannedModel, ...], existing: RunPlan | None, store: StoreMeta
+def plan_head(
+    name: str,
+    models: tuple[PlannedModel, ...],
+    chunk_length: ChunkRule | None,
+    frames: FrameRule,
+    before: PlannedHead | None = None,
 ) -> PlannedHead:
-    """The head, checked against the chunks, their frames and the embedding widths of the models."""
-    name = head_of(config)
-    path = resolve_head(name, store.chunk_length, store.frames)
-    before = existing.head if existing else None
+    """A head by name or path; `before` is that of an earlier plan.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        MismatchError: it is for other chunks, frames of them, or models.
+    """
+    path = resolve_head(name, chunk_length, frames)
     widths = [model.spec.embedding_dim for model in models]
     if not takes_widths(head := load_head(path), *widths):
         given = " and ".join(
@@ -385,13 +394,7 @@ def _plan_head(
     short_name = name if name in BUNDLED_HEADS else path.name
     if before is not None and before.location == str(path):
         short_name = before.name
-    index = index_path(path)
-    digest = file_digest(index) if store.frames == "longest" and index.is_file() else None
-    if store.frames == "longest" and digest is None:
-        _log.info("plan: head %s has no index of genomes (%s)", short_name, index.name)
-    return PlannedHead(
-        name=short_name, fingerprint=classifier_fingerprint(path), location=str(path), index=digest
-    )
+    return PlannedHead(name=short_name, fingerprint=classifier_fingerprint(path), location=str(path))
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:

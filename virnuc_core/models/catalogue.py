@@ -24,7 +24,6 @@ from virnuc_core.specs import (
 
 RANDOM: Final = "random:"  # before a catalogue name: its architecture with weights drawn at random
 HEAD_METADATA: Final = "virnuc_head"  # entry of a head's metadata, JSON: what it was trained for
-INDEX_SUFFIX: Final = ".index.safetensors"
 _PREFIXES: Final[dict[str, Family]] = {"esm2": "esm2", "dnabert": "dnabert_s"}
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUNDLED: Final = Path(__file__).parent / "bundled"
@@ -140,11 +139,6 @@ class HeadPurpose:
 
     chunk_length: int | None = None
     frames: FrameRule = "open"
-
-
-def index_path(head: Path) -> Path:
-    """Where the index of a head's training genomes lies, if there is one: beside HEAD.safetensors as HEAD.index.safetensors."""
-    return head.with_suffix(INDEX_SUFFIX)
 
 
 def find_entries(name: str, family: Family | None) -> list[CatalogueEntry]:

@@ -28,6 +28,7 @@ from virnuc_core.specs import CODE_WIDTH
 
 # With few or easy validation records the temperature would tend to 0, and every score to 0 or 1.
 TEMPERATURE_BOUNDS: Final = (0.25, 20.0)
+MAX_NOVELTY: Final = 2.0
 _KERNEL: Final = 7
 _DILATIONS: Final = (1, 4)
 # Chunks on either side that the hidden state of a chunk depends on.
@@ -35,6 +36,7 @@ _REACH: Final = sum(_DILATIONS) * (_KERNEL // 2)
 _SEGMENT_CHUNKS: Final = 1 << 12
 # Rows of a matrix product on the CPU.
 _BLOCK_ROWS: Final = 256
+_COMPARED_CONTIGS: Final = 1 << 12  # at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +125,16 @@ class ContigHead(nn.Module):
         self.chunk_temperature: Tensor
         self.context_temperature: Tensor
         self.contig_temperature: Tensor
+        self.centroids: Tensor
+        self.novelty_limit: Tensor
         # Temperatures of chunks alone and in context, and of contigs as intercept and slope over the logarithm of the number
         # of chunks.
         self.register_buffer("chunk_temperature", torch.ones(()))
         self.register_buffer("context_temperature", torch.ones(()))
         self.register_buffer("contig_temperature", torch.tensor([1.0, 0.0]))
+        # Unit vectors (M, Z) that stand for the embeddings of the training contigs, and the novelty above which a contig is novel.
+        self.register_buffer("centroids", torch.empty(0, code))
+        self.register_buffer("novelty_limit", torch.tensor(MAX_NOVELTY))
 
     @property
     def in_features(self) -> int:
@@ -226,6 +233,15 @@ class ContigHead(nn.Module):
             attention=(weight / total[contig]).mean(1),
         )
 
+    def novelty(self, embedding: Tensor) -> Tensor:
+        """1 - cosine to the nearest centroid, fp32 (R,), 0..2, of embeddings (R, Z) of length 1; NaN without centroids."""
+        if not len(self.centroids):
+            return torch.full((len(embedding),), torch.nan)
+        # In double precision, so that fp32 does not depend on how many are multiplied at a time.
+        centroids = self.centroids.double().T
+        nearest = [(part.double() @ centroids).amax(1) for part in embedding.split(_COMPARED_CONTIGS)]
+        return (1 - torch.cat(nearest)).clamp(0, MAX_NOVELTY).float()
+
     def _hidden(self, codes: Tensor, contig: Tensor, begin: int, end: int) -> Tensor:
         """Hidden states (n, W) of the chunks begin..end-1, from these and all chunks that they depend on."""
         first, last = max(0, begin - _REACH), min(end + _REACH, len(codes))
@@ -297,7 +313,12 @@ def load_contig_head(path: Path) -> ContigHead:
         # Without memory for what a damaged specification asks for: the tensors of the file take their places.
         with torch.device("meta"):
             head = ContigHead(spec)
-        head.load_state_dict(state, assign=True)
+            # Heads may have any number of centroids, or none.
+            head.centroids = torch.empty(state.get("centroids", head.centroids).shape)
+        neutral = {"centroids": torch.empty(0, spec.code_width), "novelty_limit": torch.tensor(MAX_NOVELTY)}
+        head.load_state_dict({**neutral, **state}, assign=True)
+        if head.centroids.ndim != 2 or head.centroids.shape[1] != spec.code_width:
+            raise ValueError(f"its centroids are of shape {tuple(head.centroids.shape)}")
         if min(head.chunk_temperature, head.context_temperature) <= 0:
             raise ValueError("its temperature is not above zero")
     except (LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as error:

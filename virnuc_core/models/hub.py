@@ -21,7 +21,6 @@ from virnuc_core.models.catalogue import (
     CatalogueEntry,
     HubCommit,
     find_entries,
-    index_path,
     known_names,
     require_known_model,
     split_family,
@@ -365,14 +364,9 @@ def _verified(name: str, location: Path, entry: CatalogueEntry | None) -> Verifi
     weights = open_weights(location) if entry is None else Checkpoint.open(location, entry.family)
     problems = []
     if not isinstance(weights, Checkpoint):
-        index = index_path(location)
-        if name in BUNDLED_HEADS and not index.is_file():
-            problems.append(f"{index} is missing")
-        digests = {path: new_digest(path) for path in (location, index) if path == location or path.is_file()}
+        digests = {location: new_digest(location)}
         fingerprint = digests[location]
-        facts = (
-            f"head for {describe_inputs(weights)}{', with an index of genomes' if index in digests else ''}"
-        )
+        facts = f"head for {describe_inputs(weights)}"
     else:
         spec = weights.spec
         tokenizer = weights.tokenizer_path if spec.family == "dnabert_s" else None

@@ -10,15 +10,11 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.results.nearest import LEAST_CHUNKS, GenomeIndex
-
 NO_FRAME: Final = 255
 DEFAULT_THRESHOLD: Final = 0.5
 VIRUS: Final = "virus"
 OTHER: Final = "other"
 UNSCORED: Final = "unscored"
-# Most blocks of chunks that are left out of a contig, one at a time, for their evidence.
-OCCLUSIONS: Final = 32
 Tier = Literal["confident", "likely", "unsure"]
 
 # Minimum number of scored chunks, minimum distance of mean_p from 0.5 on the side of the call, and
@@ -45,7 +41,6 @@ class ChunkCalls:
         best_frame: number of the most confident frame, `NO_FRAME` where not scored.
         p_region: what regions are found from, NaN where not scored.
         classes: number of the class, -1 where not scored; None for open reading frames.
-        evidence: see `virnuc_core.results.contig_scores.chunk_evidence`, NaN without any; None for open reading frames.
     """
 
     is_scored: Bool
@@ -54,7 +49,6 @@ class ChunkCalls:
     best_frame: npt.NDArray[np.uint8]
     p_region: Float64
     classes: Int64 | None = None
-    evidence: Float64 | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +60,7 @@ class ContigCalls:
         p_call: what the call is made from, NaN without scored chunks: `mean_p`, or the score of the head.
         tiers: confidence in each call; None without scored chunks.
         classes: number of the class, -1 without scored chunks; None for open reading frames.
-        novelty: 1 - similarity to the nearest training genome, 0..2, NaN without scored chunks or index; None for open
-            reading frames, as the next two.
-        nearest: name of that genome, see `GenomeIndex.describe`; None where there is no novelty.
-        lineage: its label of the deepest supported rank; None where none is supported.
+        novelty: see `ContigScores`; None for open reading frames.
     """
 
     chunks: Int64
@@ -81,13 +72,6 @@ class ContigCalls:
     tiers: list[Tier | None]
     classes: Int64 | None = None
     novelty: Float64 | None = None
-    nearest: list[str | None] | None = None
-    lineage: list[str | None] | None = None
-
-    @property
-    def similarity(self) -> Float64 | None:
-        """To the nearest training genome, cosine (R,), -1..1; NaN or None as `novelty`."""
-        return None if self.novelty is None else 1 - self.novelty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +84,9 @@ class ContigScores:
         p_contig: (R,).
         chunk_classes: (C, 2) numbers of the most probable class that is no virus, and of the most probable virus; -1 without a row.
         contig_classes: (R, 2), likewise.
-        codes: fp32 (S, Z) of the S chunks with a row.
         embedding: fp32 (R, 64) of length 1, NaN without a row.
+        novelty: (R,) distance to the nearest centroid of the head, 1 - cosine, 0..2; NaN without a row or centroids.
+        is_novel: (R,) whether that is above the head's limit.
     """
 
     p_chunk: Float64
@@ -109,8 +94,9 @@ class ContigScores:
     p_contig: Float64
     chunk_classes: Int64
     contig_classes: Int64
-    codes: npt.NDArray[np.float32]
     embedding: npt.NDArray[np.float32]
+    novelty: Float64
+    is_novel: Bool
 
 
 def call_chunks(
@@ -212,7 +198,7 @@ def call_scored_contigs(
 ) -> ContigCalls:
     """Calls contigs from the scores of the head; `chunks` are their calls, and `contigs` (C,) their contigs, from 0.
 
-    The tier depends on the number of scored chunks and on the probability of the call.
+    The tier depends on the number of scored chunks and on the probability of the call; novel contigs are unsure.
     """
     calls = call_contigs(chunks, contigs, len(scores.p_contig), threshold)
     is_virus = scores.p_contig >= threshold
@@ -221,43 +207,14 @@ def call_scored_contigs(
     tiers[calls.scored_chunks == 0] = None
     for tier, least_chunks, least_p in reversed(_CONTIG_TIER_RULES):
         tiers[(calls.scored_chunks >= least_chunks) & (p_right >= least_p)] = tier
+    tiers[scores.is_novel] = "unsure"
     return replace(
         calls,
         p_call=scores.p_contig,
         is_virus=is_virus,
         tiers=tiers.tolist(),
         classes=_classes_of_calls(is_virus, scores.contig_classes),
-    )
-
-
-def look_up_contigs(calls: ContigCalls, scores: ContigScores, index: GenomeIndex | None) -> ContigCalls:
-    """Adds the nearest training genome of each contig with an embedding; None if the head has no index.
-
-    A contig more novel than the index's limit is unsure, whatever its probability. One of fewer than `LEAST_CHUNKS` scored chunks
-    has a novelty, and no nearest genome.
-
-    Raises:
-        MismatchError: the index holds embeddings of another width.
-    """
-    num_contigs = len(scores.embedding)
-    novelty = np.full(num_contigs, np.nan)
-    nearest, lineage = np.full((2, num_contigs), None, np.object_)
-    tiers = np.array(calls.tiers, np.object_)
-    if index is not None:
-        rows = np.flatnonzero(~np.isnan(scores.embedding[:, 0]))
-        found = index.search(scores.embedding[rows])
-        novelty[rows] = found.novelty
-        nearest[rows], lineage[rows] = index.describe(found)
-        is_short = calls.scored_chunks < LEAST_CHUNKS
-        nearest[is_short] = lineage[is_short] = None
-        if index.unsure_above is not None:
-            tiers[novelty > index.unsure_above] = "unsure"
-    return replace(
-        calls,
-        tiers=tiers.tolist(),
-        novelty=novelty,
-        nearest=nearest.tolist(),
-        lineage=lineage.tolist(),
+        novelty=scores.novelty,
     )
 
 

@@ -1,18 +1,14 @@
-"""Embeddings files: virnuc's own HDF5, files of other programs, and export to other formats (docs/formats.md)."""
+"""Embeddings files: virnuc's own HDF5, and files of other programs (docs/formats.md)."""
 
-import json
 import logging
 import os
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, get_args
 
 import h5py
 import numpy as np
@@ -29,7 +25,6 @@ from virnuc_core.checked_hdf5 import (
     stored_dataset,
 )
 from virnuc_core.errors import DamagedFileError, InputError, UsageError
-from virnuc_core.files import atomic_path
 from virnuc_core.plain_text import cell_text
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import CODE_WIDTH, Family, FrameRule
@@ -59,26 +54,15 @@ _FORMS: Final = {
 }
 _BLOCK_ROWS: Final = 4096
 _TEXT_BYTES: Final = 1 << 28  # of text of any length, held before it is counted
-_READ_BYTES: Final = 1 << 20
-# Limits on decompressed size, against zip bombs: this many bytes, or this many times the size in the file.
-_MAX_UNPACKED_BYTES: Final = 1 << 30
-_MAX_COMPRESSION: Final = 20
 _MAX_PICKLE_BYTES: Final = 1 << 26  # about a million names, which torch.save puts into one pickle
-_NPY_HEADERS: Final[dict[tuple[int, int], Callable[[IO[bytes]], Any]]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_LOCAL_HEADER: Final = struct.Struct("<26x2H")  # lengths of the name and of the extra field
-_READ_ERRORS: Final = (*HDF5_ERRORS, EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error)
+_READ_ERRORS: Final = (*HDF5_ERRORS, EOFError, zipfile.BadZipFile)
 _RUN_AGAIN: Final = "run the command that made it again"
 _EXPECTED: Final = (
-    "give the embeddings.h5 of a predict run, the file of an embed run, an .npz with ids and vectors, or the "
-    "*_merged.pt of VirNucPro"
+    "give the embeddings.h5 of a predict run, the file of an embed run, or the *_merged.pt of VirNucPro"
 )
 _FRAME_ID: Final = re.compile(
     rf"(?P<contig>.*)_chunk_(?P<chunk>[0-9]+)(?P<frame>{'|'.join(FRAME_NAMES)})", re.DOTALL
 )
-_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal arrays give byte-identical files
 
 _log = logging.getLogger(__name__)
 
@@ -351,80 +335,6 @@ class Rows:
         return f"<{' and '.join(self.names)}: {self.shape[0]} x {self.shape[1]} {self.dtype}, in {self._file.path}>"
 
 
-def export_embeddings(embeddings: str | Path, to: str | Path, *, vectors: str | None = None) -> int:
-    """Writes an embeddings file in the format named by the suffix of `to`, and returns the number of rows.
-
-    `.npy` is the matrix of vectors alone; `.npz` also has ids, scores and attributes. Both are written block by block. `.h5ad` is
-    an AnnData with the vectors as `X`, ids and scores as `obs` and the attributes as `uns`; it is built in memory and needs the
-    package `anndata`. `vectors` is `dna` or `protein`, for one model of a predict run; None exports both side by side.
-
-    Raises:
-        UsageError: the suffix is unknown, the file has no such vectors, or `anndata` is not installed.
-        InputError: the embeddings file does not exist.
-        DamagedFileError: it is incomplete or corrupt.
-    """
-    path = Path(to)
-    writers = {".npz": _write_npz, ".npy": _write_npy, ".h5ad": _write_h5ad}
-    if path.suffix not in writers:
-        raise UsageError(f"{path} has none of the suffixes {', '.join(writers)}, which say what to write.")
-    with Embeddings(embeddings) as source:
-        rows = source.matrix(vectors)
-        with atomic_path(path) as temporary:
-            writers[path.suffix](temporary, source, rows)
-        return len(source)
-
-
-def _write_npy(path: Path, source: Embeddings, rows: Rows) -> None:
-    with path.open("wb") as file:
-        _write_rows(file, rows)
-
-
-def _write_npz(path: Path, source: Embeddings, rows: Rows) -> None:
-    """Like `numpy.savez`, but without holding all vectors in memory."""
-    columns = {"ids": np.array(source.ids, np.str_), "attributes": np.array(json.dumps(source.attrs))}
-    given = (name for name in (SCORES, LENGTHS, CODES, STARTS, SIZES) if name in source)
-    columns |= {name: source.rows(name, 0, len(source)) for name in given}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("vectors", *columns):
-            with archive.open(zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH), "w", force_zip64=True) as member:
-                if name in columns:
-                    np.lib.format.write_array(member, columns[name], allow_pickle=False)
-                else:
-                    _write_rows(member, rows)
-
-
-def _write_rows(file: IO[bytes], rows: Rows) -> None:
-    descr = np.lib.format.dtype_to_descr(rows.dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": rows.shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    for begin in range(0, len(rows), _BLOCK_ROWS):
-        file.write(np.ascontiguousarray(rows[begin : begin + _BLOCK_ROWS], rows.dtype).tobytes())
-
-
-def _write_h5ad(path: Path, source: Embeddings, rows: Rows) -> None:
-    try:
-        import anndata
-        import pandas as pd
-    except ImportError as error:
-        raise UsageError(
-            "writing .h5ad needs the package anndata: pip install 'virnuc[anndata]', or choose .npz."
-        ) from error
-    names = [name for part in rows.names for name in source.vector_names(part)]
-    data = anndata.AnnData(
-        X=rows[:],
-        obs=_with_plain_strings(source.as_dataframe()),
-        var=_with_plain_strings(pd.DataFrame(index=names)),
-        uns=dict(source.attrs),
-    )
-    data.write_h5ad(path, convert_strings_to_categoricals=False)
-
-
-def _with_plain_strings(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Converts strings to Python objects: not every anndata can write those of every pandas."""
-    plain = table.astype({name: object for name in table.columns if table[name].dtype.kind not in "iuf"})
-    return plain.set_index(table.index.astype(object))
-
-
 class _Content(NamedTuple):
     file: h5py.File | None
     datasets: dict[str, Any]
@@ -444,7 +354,7 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
         raise InputError(f"embeddings file {path} does not exist: {_EXPECTED}.")
     if path.is_dir():
         raise InputError(f"{path} is a folder: {_EXPECTED}.")
-    found = "file of another format than HDF5, .npz and torch"
+    found = "file of another format than HDF5 and torch"
     if h5py.is_hdf5(path):
         found = recognise_hdf5(path)
         if found not in ("shard", "damaged HDF5 file"):
@@ -455,9 +365,7 @@ def _reader_of(path: Path) -> Callable[[Path], _Content]:
             if names & set(IDS.values()) and names & set(MATRICES):
                 return _read_foreign_hdf5
     elif zipfile.is_zipfile(path):
-        with _reading(path, _EXPECTED), zipfile.ZipFile(path) as archive:
-            is_npz = all(name.endswith(".npy") for name in archive.namelist())
-        return _read_npz if is_npz else _read_virnucpro
+        return _read_virnucpro
     else:
         with path.open("rb") as file:
             if file.read(1) == b"\x80":
@@ -478,53 +386,6 @@ def _read_foreign_hdf5(path: Path) -> _Content:
     names = [name for name in file if name == ids or name in _DATASETS]
     datasets = {name: stored_dataset(file, name, text=name == ids) for name in names}
     return _Content(file, datasets, plain_attributes(file))
-
-
-def _read_npz(path: Path) -> _Content:
-    with zipfile.ZipFile(path) as archive:
-        wanted = {*IDS.values(), *_DATASETS, "attributes"}
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        arrays = {name: _npy_array(path, archive, members[name]) for name in members if name in wanted}
-    if not arrays.keys() & set(IDS.values()):
-        raise ValueError("it has no ids")
-    attributes = json.loads(str(arrays.pop("attributes", "{}")))
-    vectors = arrays.get(FEATURES)
-    if vectors is not None and attributes.get("kind") == "embed":
-        arrays[EMBED_VECTORS] = arrays.pop(FEATURES)
-    elif vectors is not None and vectors.ndim == 2:
-        widths = [attributes.get(f"{name}_embedding_dim", 0) for name in VECTORS.values()]
-        if sum(widths) == vectors.shape[1]:
-            del arrays[FEATURES]
-            arrays |= zip(VECTORS.values(), np.split(vectors, widths[:1], axis=1), strict=True)
-    if not arrays.keys() & set(MATRICES):
-        raise ValueError("it has no vectors")
-    return _Content(None, arrays, attributes)
-
-
-def _npy_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """An array of the archive, memory-mapped unless compressed; raises ValueError for Python objects or a wrong size."""
-    with archive.open(member) as file:
-        shape, is_fortran, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
-        if dtype.hasobject:
-            raise ValueError(
-                f"{member.filename} holds Python objects, which could run code: save text and numbers"
-            )
-        begin = file.tell()
-        if prod(shape) * dtype.itemsize != member.file_size - begin:
-            raise ValueError(f"{member.filename} declares another size than it has")
-        if member.compress_type != zipfile.ZIP_STORED:
-            if member.file_size > max(_MAX_UNPACKED_BYTES, _MAX_COMPRESSION * member.compress_size):
-                raise ValueError(f"{member.filename} is much larger in memory than in the file")
-            values = np.frombuffer(file.read(), dtype)
-            return values.reshape(shape, order="F" if is_fortran else "C")
-        while file.read(_READ_BYTES):  # zipfile verifies the CRC at the end of a member
-            pass
-    if not prod(shape):
-        return np.empty(shape, dtype)
-    with path.open("rb") as raw:
-        raw.seek(member.header_offset)
-        begin += raw.tell() + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size)))
-    return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
 
 
 def _read_virnucpro(path: Path) -> _Content:

@@ -6,7 +6,7 @@ calls are the largest set whose mean probability of not being a virus is at most
 
 The promise has to hold for scores that are only about calibrated and for samples of any size, so a `Guard` stands between the
 scores and the calls. Without it, scores with an AUROC of 0.98 that are a fifth too confident (a calibration error of 0.02) give
-35 % false calls for a promise of 10 % where 0.5 % are viruses. `observe_rates` shows what a guard is worth on labelled sequences.
+35 % false calls for a promise of 10 % where 0.5 % are viruses. `tests.fdr_rates` shows what a guard is worth on labelled sequences.
 
 Sources: Saerens, Latinne and Decaestecker (2002), "Adjusting the outputs of a classifier to new a priori probabilities", Neural
 Computation 14, 21-41, for the share; Storey (2003), "The positive false discovery rate: a Bayesian interpretation and the
@@ -145,34 +145,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureDesign:
-    """Samples made of labelled sequences: `repeats` of `size` each, with viruses drawn with probability `share`."""
-
-    share: float
-    size: int
-    repeats: int
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ObservedRates:
-    """What became of a promise, over all samples of a design.
-
-    Attributes:
-        calls: number in all samples.
-        fdr: mean over the samples of the share of false calls among the calls, 0 in samples without calls.
-        pooled_fdr: share of false calls among the calls of all samples, None without calls. Where most samples have no virus,
-            it is above `fdr`, which the promise is about.
-        recall: share of the viruses of all samples that were called, None without viruses.
-    """
-
-    calls: int
-    fdr: float
-    pooled_fdr: float | None
-    recall: float | None
-
-
 def estimate_mixture(p_virus: Float64, prior: float = DEFAULT_PRIOR, guard: Guard = DEFAULT_GUARD) -> Mixture:
     """Estimates the share of viruses of one sample and shifts its probabilities to that share.
 
@@ -269,45 +241,6 @@ def call_sample(
         threshold=found,
         expected_fdr=expected_fdr,
         expected_false=expected_false,
-    )
-
-
-def observe_rates(
-    p_virus: Float64,
-    is_viral: Bool,
-    design: MixtureDesign,
-    fdr: float,
-    prior: float = DEFAULT_PRIOR,
-    guard: Guard = DEFAULT_GUARD,
-) -> ObservedRates:
-    """Keeps score of a promise in samples drawn, with replacement, from labelled sequences.
-
-    Args:
-        p_virus: float64 (n,) as for `estimate_mixture`.
-        is_viral: bool (n,), the labels; both kinds are needed.
-        design: the samples to draw.
-        fdr: promised rate.
-        prior: share of viruses that the probabilities are calibrated for.
-        guard: what to allow for.
-
-    Raises:
-        ValueError: a value is out of range, or the sequences are all of one kind.
-    """
-    rng = np.random.default_rng(design.seed)
-    others, viruses = np.flatnonzero(~is_viral), np.flatnonzero(is_viral)
-    counts = np.empty((design.repeats, 3), np.int64)
-    for repeat in range(design.repeats):
-        viral = int(rng.binomial(design.size, design.share))
-        rows = np.concatenate((rng.choice(viruses, viral), rng.choice(others, design.size - viral)))
-        sample = p_virus[rows]
-        is_called = call_at_fdr(sample, estimate_mixture(sample, prior, guard), fdr).is_virus
-        counts[repeat] = viral, is_called.sum(), is_called[viral:].sum()
-    viral_total, calls, false = counts.sum(0).tolist()
-    return ObservedRates(
-        calls=calls,
-        fdr=float((counts[:, 2] / np.maximum(1, counts[:, 1])).mean()),
-        pooled_fdr=false / calls if calls else None,
-        recall=(calls - false) / viral_total if viral_total else None,
     )
 
 

@@ -26,7 +26,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from virnuc_core.results.calls import DEFAULT_THRESHOLD, Tier
-from virnuc_core.results.writers import ResultWriter, decimals, fasta_record, header_line, six_decimals
+from virnuc_core.results.writers import (
+    decimals,
+    fasta_record,
+    header_line,
+    open_parquet,
+    open_stream,
+    six_decimals,
+)
 from virnuc_core.run_folder import RunFolder
 
 # Log-odds of virus; the lower half is not viral. MAX_LOG_ODDS and MIN_LOG_ODDS bound the magnitude of a chunk's log-odds.
@@ -234,14 +241,14 @@ class RegionFiles:
     that format says, or else as `%XX`.
     """
 
-    def __init__(self, folder: RunFolder, writer: ResultWriter, stack: ExitStack, threshold: float) -> None:
+    def __init__(self, folder: RunFolder, stack: ExitStack, threshold: float) -> None:
         self._threshold = threshold
         enter = stack.enter_context
-        self._write_table = enter(writer.stream(folder.regions))
-        self._write_bed = enter(writer.stream(folder.regions_bed))
-        self._write_gff3 = enter(writer.stream(folder.regions_gff3))
-        self._append = enter(writer.parquet(folder.regions_parquet, REGION_SCHEMA))
-        self._write_fasta = enter(writer.stream(folder.regions_fasta, compress=True))
+        self._write_table = enter(open_stream(folder.regions))
+        self._write_bed = enter(open_stream(folder.regions_bed))
+        self._write_gff3 = enter(open_stream(folder.regions_gff3))
+        self._append = enter(open_parquet(folder.regions_parquet, REGION_SCHEMA))
+        self._write_fasta = enter(open_stream(folder.regions_fasta, compress=True))
         self._write_table(header_line(REGION_SCHEMA.names))
         self._write_gff3(b"##gff-version 3\n")
 

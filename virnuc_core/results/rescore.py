@@ -1,5 +1,8 @@
-"""Re-scoring of stored vectors with another head."""
+"""Scores stored vectors with another head: those of a run, into a run of its own, or those of an embeddings file."""
 
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,15 +10,110 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from virnuc_core.errors import DamagedFileError, UsageError
-from virnuc_core.inference.runner import Scorer
+from virnuc_core.errors import DamagedFileError, InputError, MismatchError, UsageError
+from virnuc_core.files import temporary_name
+from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
+from virnuc_core.inference.planning import plan_head
+from virnuc_core.inference.runner import Scorer, load_planned_head
+from virnuc_core.inference.shard import (
+    ShardCounters,
+    ShardResult,
+    missing_shards,
+    shard_identity,
+    write_shard,
+)
 from virnuc_core.models.catalogue import resolve_head
 from virnuc_core.models.heads import load_head
+from virnuc_core.results.aggregate import aggregate
+from virnuc_core.results.contig_scores import contig_head_of
 from virnuc_core.results.embeddings import FEATURES, SCORES, SIZES, VECTORS, Embeddings
-from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines
-from virnuc_core.results.writers import ResultWriter, header_line
+from virnuc_core.results.run_json import RunReport, write_report
+from virnuc_core.results.run_opening import open_run_folder
+from virnuc_core.results.tables import FRAME_COLUMNS, frame_lines, write_tables
+from virnuc_core.results.writers import header_line, open_stream
+from virnuc_core.run_folder import RunFolder
+from virnuc_core.sequences.frame_store import FrameStore
 
 _BLOCK_ROWS: Final = 2048
+
+
+def score_run(run: Path, head: str, out: Path) -> RunReport:
+    """Makes all tables of the predict run in folder `run` with another head, in folder `out`, from the stored vectors.
+
+    `out` is a finished run like any other, without vectors; `head` is the name of a bundled one or a path.
+
+    Raises:
+        CheckpointError: the head cannot be used.
+        DamagedFileError: a file of the run is missing or corrupt.
+        InputError: the run is not finished.
+        MismatchError: the head is for other chunks, frames or models; or `out` holds another run.
+        UsageError: it is no predict run, or has kept no vectors.
+    """
+    source = RunFolder(run)
+    if not source.report.exists():
+        raise InputError(f"{run} holds no finished run: give the --out of a `virnuc predict` that has ended.")
+    old = read_plan(source.plan)
+    if old.kind != "predict":
+        raise UsageError(f"{run} holds no predict run: only those have tables.")
+    old.require_own_series()
+    new_head = plan_head(head, old.models, old.chunk_length, old.frames)
+    plan = replace(old, head=new_head, embeddings="none", warnings=_warnings(old, run))
+    store = FrameStore.open(source.frames)
+    with open_run_folder(out, force=False) as folder, Embeddings(source.embeddings, own=True) as file:
+        matrices = _matrices_of_both_models(file)
+        if file.attrs["plan_fingerprint"] != old.fingerprint or len(file) != store.num_frames:
+            raise MismatchError(f"{file.path} is not of {source.plan}: run the same command again.")
+        if not folder.plan.exists():
+            _copy_store(store.folder, folder.frames)
+            write_plan(folder.plan, plan)
+        elif read_plan(folder.plan).fingerprint != plan.fingerprint:
+            raise MismatchError(f"{out} holds another run: choose another --out.")
+        _write_shards(folder, plan, store, file, matrices)
+        work = aggregate(folder, plan, store)
+        counts = write_tables(folder, store, plan.threshold, contig_head_of(plan), plan.fdr)
+        report = RunReport(plan=plan, out=str(out), counts=counts, work=work, lanes=(), seconds={}, links={})
+        write_report(folder.report, report)
+    return report
+
+
+def _warnings(plan: RunPlan, run: Path) -> tuple[str, ...]:
+    if plan.embeddings == "float32":
+        return ()
+    return (
+        f"Scored from the {plan.embeddings} vectors of {run.name}: a run with this head may differ in the last digits.",
+    )
+
+
+def _copy_store(source: Path, target: Path) -> None:
+    if not target.exists():
+        temporary = temporary_name(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(source, temporary, copy_function=_link)
+        temporary.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file that never changes, or a copy on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _write_shards(
+    folder: RunFolder, plan: RunPlan, store: FrameStore, file: Embeddings, matrices: tuple[str, ...]
+) -> None:
+    assert plan.head is not None
+    scorer = Scorer(load_planned_head(plan.head), "cpu")
+    folder.shards.mkdir(exist_ok=True)
+    for index in missing_shards(folder, [shard.index for shard in plan.shards]):
+        shard = plan.shards[index]
+        rows = np.arange(shard.begin, shard.end)
+        vectors = [_finite_rows(file, name, shard.begin, shard.end) for name in matrices]
+        found = scorer.score(*vectors, sizes=store.sizes(rows) if plan.frames == "longest" else None)
+        counters = ShardCounters(frames=len(rows), residues=0, bases=0, models=())
+        result = ShardResult(dna=None, protein=None, counters=counters, **found)
+        write_shard(folder.shard(index), result, shard_identity(plan, shard))
 
 
 def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
@@ -41,7 +139,7 @@ def score_embeddings(embeddings: Path, head: str, out: Path) -> int:
                 f"{file.path} has no {SIZES!r}, which a head for the longest stop-free stretches needs. Give the embeddings.h5 "
                 "of a predict run."
             )
-        with ResultWriter().stream(out) as write:
+        with open_stream(out) as write:
             write(header_line(FRAME_COLUMNS))
             for begin in range(0, len(file), _BLOCK_ROWS):
                 end = min(begin + _BLOCK_ROWS, len(file))

@@ -76,10 +76,6 @@ class RunReport:
         bundled = {str(entry.source.resolve()) for entry in CATALOGUE if isinstance(entry.source, Path)}
         is_bundled = any(model.location in bundled for model in self.plan.models)
         notes = [BUNDLED_NOTE] if is_bundled and self.counts is not None else []
-        if self.plan.head and self.plan.frames == "longest" and self.plan.head.index is None:
-            notes.append(
-                f"head {self.plan.head.name} has no index of training genomes, so novelty, nearest and lineage are empty."
-            )
         return (*notes, *self.plan.warnings)
 
     @property
@@ -257,18 +253,3 @@ def read_records(report: Path) -> dict[str, FileRecord]:
             f"{report} does not say what the result files of the run are ({error!r}): run the same command again."
         ) from error
     return {record.name: record for record in records}
-
-
-def require_unchanged(report: Path, apart_from: Path) -> None:
-    """Compares the result files beside a run.json with their records; deleted files and `apart_from` are ignored.
-
-    Raises:
-        DamagedFileError: run.json has no such records, or files were changed; the message names each.
-    """
-    records = {report.parent / name: record for name, record in read_records(report).items()}
-    existing = [path for path in records if path != apart_from and path.exists()]
-    if changed := [str(path) for path in existing if FileRecord.of(path) != records[path]]:
-        raise DamagedFileError(
-            f"not as when {report.name} was written: {', '.join(changed)}. Run the command that made the run again: "
-            "it writes the result files from the shards."
-        )

@@ -5,8 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -30,19 +29,18 @@ from virnuc_core.results.calls import (
     call_contigs,
     call_scored_chunks,
     call_scored_contigs,
-    look_up_contigs,
 )
 from virnuc_core.results.embeddings import CODES, SCORES, Embeddings
 from virnuc_core.results.fdr import SampleCalls, call_sample
-from virnuc_core.results.nearest import GenomeIndex
 from virnuc_core.results.regions import ChunkScores, Region, RegionFiles, find_regions
 from virnuc_core.results.writers import (
-    ResultComparison,
-    ResultWriter,
     count_values,
     fasta_record,
     header_line,
     joined_lines,
+    open_parquet,
+    open_sorted_lines,
+    open_stream,
     shortest_digits,
     table_lines,
 )
@@ -83,20 +81,11 @@ _CONTIG_SCHEMA: Final = pa.schema(
 _CLASS: Final = pa.field("class", pa.string())
 PREDICTION_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _PREDICTION_SCHEMA,
-    "longest": _PREDICTION_SCHEMA.append(_CLASS).append(pa.field("evidence", pa.float64())),
+    "longest": _PREDICTION_SCHEMA.append(_CLASS),
 }
 CONTIG_SCHEMAS: Final[dict[FrameRule, pa.Schema]] = {
     "open": _CONTIG_SCHEMA,
-    "longest": pa.schema(
-        [
-            *_CONTIG_SCHEMA,
-            ("p_virus", pa.float64()),
-            _CLASS,
-            ("novelty", pa.float64()),
-            ("nearest", pa.string()),
-            ("lineage", pa.string()),
-        ]
-    ),
+    "longest": pa.schema([*_CONTIG_SCHEMA, ("p_virus", pa.float64()), _CLASS, ("novelty", pa.float64())]),
 }
 # The column that contigs are called from.
 CALL_COLUMN: Final[dict[FrameRule, str]] = {"open": "mean_p", "longest": "p_virus"}
@@ -138,22 +127,19 @@ def write_tables(
     folder: RunFolder,
     store: FrameStore,
     threshold: float = DEFAULT_THRESHOLD,
-    writer: ResultWriter | None = None,
     head: "ContigHead | None" = None,
     fdr: float | None = None,
-    index: GenomeIndex | None = None,
 ) -> TableCounts:
     """Writes the tables of a predict run, each complete or absent.
 
     `threshold` is the probability from which the call is virus; `head` is that of a run over the longest stretches, and None for
     another run. With `fdr`, contigs are called at this false discovery rate at most instead: all of them are scored before, and
-    again for the tables, so that no more than their probabilities is kept. `index` is that of the head, None without one.
+    again for the tables, so that no more than their probabilities is kept.
 
     Raises:
         DamagedFileError: the embeddings file is missing or corrupt.
         MismatchError: it has other rows than the store.
     """
-    writer = writer or ResultWriter()
     with ExitStack() as stack:
         embeddings = stack.enter_context(Embeddings(folder.embeddings, own=True))
         if len(embeddings) != store.num_frames:
@@ -168,14 +154,14 @@ def write_tables(
                 sample = call_sample(_joined(block.p_contig for block in blocks), threshold, fdr)
             found = sample.threshold if sample else None
             contig_threshold = math.inf if found is None else found
-        caller = _Caller(store, embeddings, head, index, threshold, contig_threshold)
-        tables = _Tables(folder, store, threshold, writer, stack)
+        caller = _Caller(store, embeddings, head, threshold, contig_threshold)
+        tables = _Tables(folder, store, threshold, stack)
         with _in_parallel(caller.call, store, head) as called:
             for block in called:
                 tables.add(block)
         if head is not None and fdr is None:
             sample = call_sample(_joined(tables.p_contig), threshold)
-        write_rejected = stack.enter_context(writer.stream(folder.rejected))
+        write_rejected = stack.enter_context(open_stream(folder.rejected))
         with store.rejected_path.open("rb") as rejected:
             for line in rejected:
                 write_rejected(line)
@@ -193,25 +179,6 @@ def write_tables(
         regions=tables.counts["regions"],
         sample=sample,
     )
-
-
-def differing_tables(
-    folder: RunFolder,
-    store: FrameStore,
-    threshold: float,
-    head: "ContigHead | None" = None,
-    fdr: float | None = None,
-    index: GenomeIndex | None = None,
-) -> set[Path]:
-    """Existing tables of a predict run that differ from what `write_tables` would write; nothing is written.
-
-    Raises:
-        DamagedFileError: the embeddings file is missing or corrupt.
-        MismatchError: it has other rows than the store.
-    """
-    comparison = ResultComparison()
-    write_tables(folder, store, threshold, comparison, head, fdr, index)
-    return comparison.differing
 
 
 def contig_blocks(store: FrameStore) -> Iterator[tuple[int, int]]:
@@ -270,17 +237,6 @@ def _score_block(
     )
 
 
-def _with_evidence(
-    head: "ContigHead", chunks: ChunkCalls, contig: Int64, scores: ContigScores, is_virus: Bool
-) -> ChunkCalls:
-    """Adds the evidence of chunks, (C,) of contigs `contig`, whose contigs `is_virus` (R,) are called virus."""
-    from virnuc_core.results.contig_scores import chunk_evidence  # imports torch
-
-    evidence = np.full(len(contig), np.nan)
-    evidence[chunks.is_scored] = chunk_evidence(head, scores.codes, contig[chunks.is_scored], is_virus)
-    return replace(chunks, evidence=evidence)
-
-
 def _joined(blocks: Iterable[Float64]) -> Float64:
     return np.concatenate([np.empty(0), *blocks])
 
@@ -315,7 +271,6 @@ class _Caller:
     store: FrameStore
     embeddings: Embeddings
     head: "ContigHead | None"
-    index: GenomeIndex | None
     threshold: float
     contig_threshold: float
 
@@ -337,8 +292,6 @@ class _Caller:
             classes, p_contig = tuple(map(cell_text, self.head.spec.classes)), found.p_contig
             chunks = call_scored_chunks(chunks, found, self.threshold)
             contigs = call_scored_contigs(chunks, contig, found, self.contig_threshold)
-            contigs = look_up_contigs(contigs, found, self.index)
-            chunks = _with_evidence(self.head, chunks, contig, found, contigs.is_virus)
         starts, ends = store.chunk_start[begin:end], store.chunk_end[begin:end]
         spans = ChunkScores(contig=contig, start=starts, end=ends, p_virus=chunks.p_region)
         chunk_table = _prediction_table(store, begin, end, chunks, classes)
@@ -373,7 +326,6 @@ class _Tables:
         folder: RunFolder,
         store: FrameStore,
         threshold: float,
-        writer: ResultWriter,
         stack: ExitStack,
     ) -> None:
         self.counts: Counter[str] = Counter()
@@ -383,15 +335,15 @@ class _Tables:
         prediction_schema, contig_schema = (
             schemas[store.meta.frames] for schemas in (PREDICTION_SCHEMAS, CONTIG_SCHEMAS)
         )
-        self._write_chunks = enter(writer.stream(folder.predictions))
-        self._append_chunks = enter(writer.parquet(folder.predictions_parquet, prediction_schema))
-        self._write_contigs = enter(writer.stream(folder.contigs))
-        self._append_contigs = enter(writer.parquet(folder.contigs_parquet, contig_schema))
-        self._write_viral = enter(writer.stream(folder.viral_contigs, compress=True))
-        self._regions = RegionFiles(folder, writer, stack, threshold)
-        self._write_frames = enter(writer.stream(folder.prediction_results))
+        self._write_chunks = enter(open_stream(folder.predictions))
+        self._append_chunks = enter(open_parquet(folder.predictions_parquet, prediction_schema))
+        self._write_contigs = enter(open_stream(folder.contigs))
+        self._append_contigs = enter(open_parquet(folder.contigs_parquet, contig_schema))
+        self._write_viral = enter(open_stream(folder.viral_contigs, compress=True))
+        self._regions = RegionFiles(folder, stack, threshold)
+        self._write_frames = enter(open_stream(folder.prediction_results))
         highest_header = header_line(_HIGHEST_SCORE_COLUMNS)
-        self._append_highest = enter(writer.sorted_lines(folder.highest_score, highest_header))
+        self._append_highest = enter(open_sorted_lines(folder.highest_score, highest_header))
         self._write_chunks(header_line(prediction_schema.names))
         self._write_contigs(header_line(contig_schema.names))
         self._write_frames(header_line(FRAME_COLUMNS))
@@ -440,8 +392,6 @@ def _prediction_table(
     ]
     if calls.classes is not None:
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
-    if calls.evidence is not None:
-        columns.append(pa.array(calls.evidence, mask=np.isnan(calls.evidence)))
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 
@@ -464,7 +414,7 @@ def _contig_table(store: FrameStore, first: int, calls: ContigCalls, classes: tu
     if calls.classes is not None:
         columns.append(pa.array(calls.p_call, mask=~is_scored))
         columns.append(pa.array(classes).take(pa.array(calls.classes, mask=~is_scored)))
-        columns += [pa.array(calls.novelty, from_pandas=True), calls.nearest, calls.lineage]
+        columns.append(pa.array(calls.novelty, from_pandas=True))
     return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
 
 

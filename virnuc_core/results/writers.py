@@ -1,16 +1,12 @@
-"""Writes result files, or compares them with existing ones: bytes, Parquet tables and sorted lines.
+"""Writes result files: bytes, Parquet tables and sorted lines.
 
-The methods of `ResultWriter` and `ResultComparison` are context managers that yield a function to pass the content to.
+The files are opened by context managers, which yield a function to pass the content to.
 """
 
-import gzip
-import io
 import tempfile
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Final
@@ -40,103 +36,41 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
-class ResultWriter:
-    """Writes result files; each appears when its block ends without an error."""
-
-    @contextmanager
-    def stream(self, path: Path, *, compress: bool = False) -> Iterator[Write]:
-        """Opens a file of bytes."""
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            if compress:
-                with _compressing(file) as write:
-                    yield write
-            else:
-                yield file.write
-
-    @contextmanager
-    def parquet(self, path: Path, schema: pa.Schema) -> Iterator[AppendRows]:
-        """Opens a Parquet file, with row groups of `ROW_GROUP_ROWS`."""
-        with (
-            atomic_path(path) as temporary,
-            temporary.open("wb") as file,
-            pq.ParquetWriter(file, schema, compression="zstd") as writer,
-        ):
-            groups = _RowGroups(schema, lambda rows: writer.write_table(rows, ROW_GROUP_ROWS))
-            yield groups.append
-            groups.finish()
-
-    @contextmanager
-    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AppendRows]:
-        """Opens a table of text, whose rows are sorted by their first column (by code points)."""
-        # Unnamed, so that a killed process leaves no file behind.
-        with tempfile.TemporaryFile(dir=path.parent) as spilled:
-            rows = SortedRows(spilled)
-            yield rows.append
-            with self.stream(path) as write:
-                write(header)
-                for part in rows:
-                    write(joined_lines(part.columns))
+@contextmanager
+def open_stream(path: Path, *, compress: bool = False) -> Iterator[Write]:
+    """A new file of bytes; like those below, it appears when the block ends without an error."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        if compress:
+            with _compressing(file) as write:
+                yield write
+        else:
+            yield file.write
 
 
-class ResultComparison(ResultWriter):
-    """Compares instead of writing, in bounded memory, and collects existing files that differ.
+@contextmanager
+def open_parquet(path: Path, schema: pa.Schema) -> Iterator[AppendRows]:
+    """A new Parquet file, with row groups of `ROW_GROUP_ROWS`."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("wb") as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        groups = _RowGroups(schema, lambda rows: writer.write_table(rows, ROW_GROUP_ROWS))
+        yield groups.append
+        groups.finish()
 
-    Compressed files are compared by content, since the output of zlib and pyarrow depends on their version.
-    """
 
-    def __init__(self) -> None:
-        self.differing: set[Path] = set()
-
-    @contextmanager
-    def stream(self, path: Path, *, compress: bool = False) -> Iterator[Write]:
-        """See `ResultWriter`."""
-        if not path.exists():
-            yield lambda _: None
-            return
-        with gzip.open(path) if compress else path.open("rb") as found:
-
-            def compare(expected: bytes) -> None:
-                if path not in self.differing and _read(found, len(expected)) != expected:
-                    self.differing.add(path)
-
-            yield compare
-            if path not in self.differing and _read(found, 1) != b"":
-                self.differing.add(path)
-
-    @contextmanager
-    def parquet(self, path: Path, schema: pa.Schema) -> Iterator[AppendRows]:
-        """See `ResultWriter`."""
-        try:
-            found = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError):  # pyarrow raises OSError for what it cannot parse, too
-            if path.exists():
-                self.differing.add(path)
-            yield lambda _: None
-            return
-        with found:
-            is_same: list[bool] = []
-
-            def compare(rows: pa.Table) -> None:
-                is_same.append(_has_row_group(found, len(is_same), rows))
-
-            groups = _RowGroups(schema, compare)
-            yield groups.append
-            groups.finish()
-            if not all(is_same) or found.schema_arrow != schema or len(is_same) != found.num_row_groups:
-                self.differing.add(path)
-
-    @contextmanager
-    def sorted_lines(self, path: Path, header: bytes) -> Iterator[AppendRows]:
-        """See `ResultWriter`; compares sums of digests, which do not depend on the order, so nothing is sorted."""
-        expected = 0
-
-        def append(rows: pa.Table) -> None:
-            nonlocal expected
-            expected += sum(map(_digest, io.BytesIO(joined_lines(rows.columns))))
-
-        yield append
-        if path.exists() and _sorted_digest(path, header) != expected:
-            self.differing.add(path)
+@contextmanager
+def open_sorted_lines(path: Path, header: bytes) -> Iterator[AppendRows]:
+    """A new table of text, whose rows are sorted by their first column (by code points)."""
+    # Unnamed, so that a killed process leaves no file behind.
+    with tempfile.TemporaryFile(dir=path.parent) as spilled:
+        rows = SortedRows(spilled)
+        yield rows.append
+        with open_stream(path) as write:
+            write(header)
+            for part in rows:
+                write(joined_lines(part.columns))
 
 
 @contextmanager
@@ -156,38 +90,6 @@ def _compressing(file: IO[bytes]) -> Iterator[Write]:
 
         yield write
         compressed.write(waiting)
-
-
-def _read(file: gzip.GzipFile | io.BufferedReader, size: int) -> bytes | None:
-    try:
-        return file.read(size)
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        return None
-
-
-def _has_row_group(file: pq.ParquetFile, number: int, rows: pa.Table) -> bool:
-    try:
-        return number < file.num_row_groups and bool(file.read_row_group(number).equals(rows))
-    except (pa.ArrowException, OSError):
-        return False
-
-
-def _digest(line: bytes) -> int:
-    return int.from_bytes(blake2b(line, digest_size=32).digest())
-
-
-def _sorted_digest(path: Path, header: bytes) -> int | None:
-    """Sum of the digests of the lines after the header; None if they are not sorted, or the header differs."""
-    total, previous = 0, b""
-    with path.open("rb") as lines:
-        if next(lines, b"") != header:
-            return None
-        for line in lines:
-            if (name := _first_column(line)) < previous:
-                return None
-            previous = name
-            total += _digest(line)
-    return total
 
 
 class _RowGroups:
@@ -272,11 +174,6 @@ def _merged(runs: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
             else:
                 del following[number]
         yield _sorted(parts)
-
-
-def _first_column(line: bytes) -> bytes:
-    """As bytes: UTF-8 sorts by code points."""
-    return line.partition(b"\t")[0]
 
 
 def count_values(column: pa.ChunkedArray) -> dict[str, int]:

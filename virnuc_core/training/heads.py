@@ -15,10 +15,9 @@ from virnuc_core.files import make_folder, write_text
 from virnuc_core.inference.plan import RunPlan, read_plan
 from virnuc_core.inference.runner import Scorer
 from virnuc_core.inference.shard import ShardCounters, ShardResult, iter_shard_results, sum_counters
-from virnuc_core.models.catalogue import index_path
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import ContigHead, HeadSpec
-from virnuc_core.models.heads import Head, load_head, save_head
+from virnuc_core.models.heads import load_head, save_head
 from virnuc_core.results.calls import (
     ChunkCalls,
     ContigCalls,
@@ -28,7 +27,6 @@ from virnuc_core.results.calls import (
     call_scored_contigs,
 )
 from virnuc_core.results.contig_scores import score_contigs
-from virnuc_core.results.nearest import save_index
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import LEAST_RESIDUES
@@ -42,7 +40,6 @@ from virnuc_core.training.fit import (
     train_contig_head,
     train_head,
 )
-from virnuc_core.training.genome_index import LabelledPieces, build_index, embed_pieces
 from virnuc_core.training.labels import (
     GenBankCounts,
     LabelledFiles,
@@ -53,6 +50,7 @@ from virnuc_core.training.labels import (
     read_table,
 )
 from virnuc_core.training.metrics import KnownCalls, Metrics, measure
+from virnuc_core.training.novelty import embed_pieces, fit_novelty
 from virnuc_core.training.split import (
     PARTS,
     TEST,
@@ -255,7 +253,7 @@ def split_labelled(folder: RunFolder, table: RecordTable, settings: HeadSettings
 def fit_head(
     folder: RunFolder, table: RecordTable, split: RecordSplit, settings: HeadSettings, out: Path
 ) -> FittedHead:
-    """Fits, calibrates, writes and measures a head; one for the longest stretches gets an index of its training records beside it.
+    """Fits, calibrates, writes and measures a head.
 
     Raises:
         DamagedFileError: a shard is missing, incomplete or corrupt.
@@ -263,14 +261,8 @@ def fit_head(
     """
     plan, store = read_plan(folder.plan), FrameStore.open(folder.frames)
     fit = _fit_classifier if plan.frames == "open" else _fit_contig_head
-    trained, work, pieces = fit(folder, plan, store, table, split, settings)
-    # An index of an earlier head must not stay beside this one.
-    index_path(out).unlink(missing_ok=True)
+    trained, work = fit(folder, plan, store, table, split, settings)
     save_head(trained.head, out, _facts(plan, trained, settings))
-    index = None
-    if pieces is not None:
-        index = build_index(*pieces, classifier_fingerprint(out), settings.trainer.seed)
-        save_index(index, index_path(out))
     calls = _test_calls(folder, plan, store, table, split, out)
     warnings = _warnings(split, trained)
     for warning in warnings:
@@ -282,7 +274,6 @@ def fit_head(
         "warnings": warnings,
         "history": [asdict(one) for one in trained.history],
         "test": {level: asdict(measure(known)) for level, known in calls.items()},
-        **({} if index is None else {"index": index.figures}),
     }
     write_text(folder.training / "figures.json", json.dumps(document, indent=1) + "\n")
     return FittedHead(
@@ -324,7 +315,7 @@ def _fit_classifier(
     table: RecordTable,
     split: RecordSplit,
     settings: HeadSettings,
-) -> tuple[TrainedHead, ShardCounters, None]:
+) -> tuple[TrainedHead, ShardCounters]:
     records = record_of_frames(store)
     rng = np.random.default_rng(settings.trainer.seed)
     sampled = [
@@ -334,7 +325,7 @@ def _fit_classifier(
     features, work = read_features(folder, plan, [one.rows for one in sampled])
     train, validation = (one.with_features(x) for one, x in zip(sampled, features, strict=True))
     trained = train_head(train, validation, settings.trainer, calibrate=split.can_calibrate)
-    return trained, work, None
+    return trained, work
 
 
 def _fit_contig_head(
@@ -344,7 +335,7 @@ def _fit_contig_head(
     table: RecordTable,
     split: RecordSplit,
     settings: HeadSettings,
-) -> tuple[TrainedHead, ShardCounters, tuple[LabelledPieces, LabelledPieces]]:
+) -> tuple[TrainedHead, ShardCounters]:
     rng = np.random.default_rng(settings.trainer.seed)
     sampled = [
         sample_runs(table, store, split.part == part, settings.group_power, settings.most_frames, rng)
@@ -355,27 +346,12 @@ def _fit_contig_head(
     dna_width, protein_width = (model.spec.embedding_dim for model in plan.models)
     spec = HeadSpec(dna_width=dna_width, protein_width=protein_width, classes=table.class_names, num_virus=1)
     trained = train_contig_head(train, validation, spec, settings.trainer, calibrate=split.can_calibrate)
-    runs = zip((train, validation), sampled, strict=True)
-    own, held_out = (
-        _pieces(trained.head, part, one.records, table, settings.trainer.seed) for part, one in runs
-    )
-    return trained, work, (own, held_out)
-
-
-def _pieces(head: Head, runs: LabelledRuns, records: Int64, table: RecordTable, seed: int) -> LabelledPieces:
-    """Pieces of the records of runs, whose rows in the table are `records` (T,)."""
+    head, seed = trained.head, settings.trainer.seed
     assert isinstance(head, ContigHead)
-    embeddings, run, num_chunks = embed_pieces(head, runs, seed)
-    unknown = ("",) * len(table.names)
-    classes = [table.class_names[number] for number in table.classes.tolist()]
-    return LabelledPieces(
-        embeddings=embeddings,
-        genome=records[run],
-        num_chunks=num_chunks,
-        names=table.names,
-        lineages={"class": classes, "family": unknown, "group": table.group_names},
-        groups=table.groups,
-    )
+    own, _ = embed_pieces(head, train, seed)
+    held_out, run = embed_pieces(head, validation, seed)
+    fit_novelty(head, own, held_out, sampled[1].records[run], seed)
+    return trained, work
 
 
 def _test_calls(

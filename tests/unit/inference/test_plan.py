@@ -82,11 +82,6 @@ def with_esm2(**changes: object) -> RunPlan:
     return replace(PLAN, models=(PLAN.models[0], model("esm2", **changes)))
 
 
-def with_index(digest: str) -> RunPlan:
-    assert PLAN.head is not None
-    return replace(PLAN, head=replace(PLAN.head, index=digest))
-
-
 LARGE = {"name": "3B", "weights_fingerprint": "9" * 64}
 DEEPER = {**LARGE, "spec": replace(PLAN.models[1].spec, num_layers=36), "repr_layer": 36}
 OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
@@ -108,7 +103,6 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
         (replace(PLAN, embeddings="none"), "embeddings: was float32, now none"),
         (replace(PLAN, head=OTHER_HEAD), f"head: was head_500.pth ({'d' * 12}), now mine ({'0' * 12})"),
         (replace(PLAN, head=None), f"head: was head_500.pth ({'d' * 12}), now none"),
-        (with_index("e" * 64), f"head.index: was none, now {'e' * 12}"),
         (replace(PLAN, models=PLAN.models[:1]), f"esm2.weights_fingerprint: was tiny ({'a' * 12}), now none"),
         (with_esm2(**LARGE), f"esm2.weights_fingerprint: was tiny ({'a' * 12}), now 3B ({'9' * 12})"),
         (with_esm2(**DEEPER), f"esm2.weights_fingerprint: was tiny ({'a' * 12}), now 3B ({'9' * 12})"),

@@ -14,7 +14,7 @@ from tests.made_hub import COMMIT, git_sha1, running_hub
 from tests.made_models import GOLDEN
 from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
 from virnuc_core.files import file_digest
-from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, index_path
+from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 from virnuc_core.models.hub import (
     SUMS_NAME,
     check_hash,
@@ -150,7 +150,7 @@ def test_bundled_files_are_those_that_are_listed() -> None:
         assert [check(path)[1] for path in files] == [""] * len(files)
 
 
-def test_the_index_of_the_bundled_head_is_verified_with_it(
+def test_the_bundled_head_is_verified_with_its_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = shutil.copytree(BUNDLED_HEADS["tiny"].parent, tmp_path / "heads")
@@ -161,11 +161,8 @@ def test_the_index_of_the_bundled_head_is_verified_with_it(
         ("dnabert:tiny", ()),
         ("tiny", ()),
     ]
-    index = index_path(heads / "tiny.safetensors")
-    index.write_bytes(index.read_bytes()[:-1])
-    assert "tiny.index.safetensors is not what it was" in verify_all("tiny")[-1].summary
-    index.unlink()
-    assert "tiny.index.safetensors is missing" in verify_all("tiny")[-1].summary
+    (heads / "SHA256SUMS").write_text(f"{'0' * 64}  tiny.safetensors\n")
+    assert "tiny.safetensors is not what it was" in verify_all("tiny")[-1].summary
     assert [each.document for each in verify_all("esm2:tiny")] == [found[0].document]
 
 

@@ -108,7 +108,7 @@ def test_tiers(p_virus: list[float], threshold: float, tier: str) -> None:
     assert call_contigs(call(frames, threshold), contigs, 1, threshold).tiers == [tier]
 
 
-def scores_of(p_chunk: list[float], p_contig: float) -> ContigScores:
+def scores_of(p_chunk: list[float], p_contig: float, *, is_novel: bool = False) -> ContigScores:
     """Scores of one contig; class 2 is the best that is no virus, class 1 the best virus."""
     p = np.array(p_chunk)
     classes = np.where(np.isnan(p)[:, None], -1, [[2, 1]])
@@ -118,8 +118,9 @@ def scores_of(p_chunk: list[float], p_contig: float) -> ContigScores:
         p_contig=np.array([p_contig]),
         chunk_classes=classes,
         contig_classes=np.array([[2, 1]]) if len(p) else np.array([[-1, -1]]),
-        codes=np.zeros((int((~np.isnan(p)).sum()), 64), np.float32),
         embedding=np.zeros((1, 64), np.float32),
+        novelty=np.array([0.5]),
+        is_novel=np.array([is_novel]),
     )
 
 

@@ -1,16 +1,11 @@
-"""Embeddings files: opened, exported and scored again, also those of other programs and hostile ones."""
+"""Embeddings files: opened and scored again, also those of other programs and hostile ones."""
 
 import io
-import json
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import anndata
 import h5py
 import hypothesis.strategies as st
 import numpy as np
@@ -32,7 +27,7 @@ from virnuc_core.errors import (
 from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import Embeddings, export_embeddings
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.rescore import score_embeddings
 
 NO_CHECKSUMS = "carries no checksums of virnuc"
@@ -126,7 +121,7 @@ def test_files_of_other_kinds_are_called_by_their_name(
     kinds = {
         finished_run.folder.shard(0): "shard",
         write_hdf5(tmp_path / "foreign.h5", {"dna": [1.0]}): "HDF5 file that virnuc did not write",
-        tmp_path / "text.h5": "file of another format than HDF5, .npz and torch",
+        tmp_path / "text.h5": "file of another format than HDF5 and torch",
         tmp_path / "cut.h5": "damaged HDF5 file",
     }
     for other, kind in kinds.items():
@@ -150,17 +145,8 @@ def test_files_of_other_programs_open_with_a_warning(
         write_hdf5(tmp_path / "renamed.h5", {"ids": arrays["frame_ids"], "dna": dna, "protein": protein}),
         write_hdf5(tmp_path / "more.h5", {**arrays, "labels": np.arange(3)}),
     ]
-    for number, content in enumerate(
-        (
-            {"ids": ids, "dna": dna, "protein": protein},
-            {"ids": ids, "vectors": np.asfortranarray(both)},
-            {"ids": ids, "vectors": both.astype(np.float64)},
-            {"frame_ids": np.array(ids, "S"), "vectors": both},
-        )
-    ):
-        for save in (np.savez, np.savez_compressed):
-            files.append(tmp_path / f"{save.__name__}_{number}.npz")
-            save(files[-1], **content)
+    for number, vectors in enumerate((both, both.astype(np.float64))):
+        files.append(write_hdf5(tmp_path / f"both_{number}.h5", {"ids": ids, "vectors": vectors}))
     for path in files:
         caplog.clear()
         with Embeddings(path) as found:
@@ -245,43 +231,7 @@ def test_no_code_runs_from_features(container: str, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"ids": np.array(["a", "b"], object), "vectors": np.zeros((2, 3))}, "ids.npy holds Python objects"),
-        ({"ids": ["a"], "vectors": np.zeros((2, 3))}, "another form"),
-        ({"ids": ["a", "b"], "vectors": np.zeros(2)}, "another form"),
-        ({"ids": ["a", "b"], "vectors": np.zeros((2, 3), np.int64)}, "another form"),
-        ({"ids": [1, 2], "vectors": np.zeros((2, 3))}, "another form"),
-        ({"vectors": np.zeros((2, 3))}, "no ids"),
-        ({"ids": ["a", "b"], "X": np.zeros((2, 3))}, "no vectors"),
-        ({"ids": ["a"], "vectors": np.zeros((1, 3)), "attributes": np.array("[")}, "cannot be read"),
-    ],
-)
-def test_other_archives_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", **content)
-    with pytest.raises(DamagedFileError, match=message):
-        Embeddings(tmp_path / "x.npz")
-
-
-def test_archives_that_are_damaged_or_lie(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    np.savez(path, ids=["a", "b"], vectors=np.ones((2, 300), np.float32))
-    content = bytearray(path.read_bytes())
-    content[content.index(np.ones(8, np.float32).tobytes())] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DamagedFileError, match="CRC"):
-        Embeddings(path)
-    np.savez(path, ids=["a", "b"])
-    with zipfile.ZipFile(path, "a") as archive, archive.open("vectors.npy", "w") as header:
-        declared = {"descr": "<f4", "fortran_order": False, "shape": (2, 1 << 40)}
-        np.lib.format.write_array_header_1_0(header, declared)
-    with pytest.raises(DamagedFileError, match="declares"):
-        Embeddings(path)
-
-
-@pytest.mark.filterwarnings("ignore")  # of NumPy, about headers
-@pytest.mark.parametrize("suffix", ["h5", "npz", "packed.npz", "pt", "old.pt"])
+@pytest.mark.parametrize("suffix", ["h5", "pt", "old.pt"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.booleans(), at=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
 def test_altered_files_are_read_or_refused(
@@ -291,8 +241,6 @@ def test_altered_files_are_read_or_refused(
     ids, vectors = ["a_chunk_1F1", "b_chunk_1R1"], np.ones((2, 3), np.float32)
     if suffix == "h5":
         write_hdf5(path, {"frame_ids": ids, "vectors": vectors})
-    elif suffix.endswith("npz"):
-        (np.savez_compressed if "packed" in suffix else np.savez)(path, ids=ids, vectors=vectors)
     else:
         content = {"ids": ids, "data": torch.from_numpy(vectors)}
         torch.save(content, path, _use_new_zipfile_serialization="old" not in suffix)
@@ -360,55 +308,6 @@ def test_a_file_without_names_is_damaged(path: Path, tmp_path: Path) -> None:
             Embeddings(file, own=own)
 
 
-def test_an_exported_npz_has_all_of_it_and_comes_back(path: Path, opened: Embeddings, tmp_path: Path) -> None:
-    exported, again = tmp_path / "vectors.npz", tmp_path / "again.npz"
-    assert export_embeddings(path, exported) == len(opened)
-    with np.load(exported, allow_pickle=False) as found:
-        assert np.array_equal(found["vectors"], opened.vectors[:])
-        assert found["vectors"].dtype == np.float32
-        assert found["ids"].tolist() == opened.ids
-        assert np.array_equal(found["scores"], opened.scores)
-        assert json.loads(str(found["attributes"])) == opened.attrs
-    with Embeddings(exported) as back:
-        require_same(back, opened)
-        assert back.attrs == opened.attrs
-        assert back.datasets == ("dna", "protein")
-        assert back.as_dataframe().equals(opened.as_dataframe())
-    export_embeddings(exported, again)
-    assert again.read_bytes() == exported.read_bytes()
-
-
-def test_an_exported_npy_and_h5ad_are_the_matrix(
-    path: Path, opened: Embeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virnuc_core.results.embeddings._BLOCK_ROWS", 7)
-    npy, h5ad = tmp_path / "vectors.npy", tmp_path / "vectors.h5ad"
-    for to in (npy, h5ad):
-        export_embeddings(path, to, vectors="protein")
-    assert np.array_equal(np.load(npy, mmap_mode="r"), opened.matrix("protein")[:])
-    data, table = anndata.read_h5ad(h5ad), opened.as_dataframe()
-    assert np.array_equal(data.X, opened.matrix("protein")[:])
-    assert data.obs_names.tolist() == opened.ids
-    for column in ("p_virus", "contig"):
-        assert data.obs[column].tolist() == table[column].tolist()
-    assert data.var_names[:2].tolist() == ["protein_0", "protein_1"]
-    assert data.uns["plan_fingerprint"] == opened.attrs["plan_fingerprint"]
-
-
-def test_what_cannot_be_exported(path: Path, tmp_path: Path) -> None:
-    for name in ("vectors.csv", "vectors"):
-        with pytest.raises(UsageError, match="h5ad"):
-            export_embeddings(path, tmp_path / name)
-    script = (
-        "import sys; sys.modules['anndata'] = None\n"
-        "from virnuc_core.results.embeddings import export_embeddings\n"
-        f"export_embeddings({str(path)!r}, {str(tmp_path / 'x.h5ad')!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "UsageError: writing .h5ad needs the package anndata: pip install 'virnuc[anndata]'" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_same_head_gives_the_same_scores(
     path: Path, finished_run: MadeRun, made_models: MadeModels, tmp_path: Path
 ) -> None:
@@ -419,9 +318,6 @@ def test_the_same_head_gives_the_same_scores(
     for left, right in zip(old[1:], new[1:], strict=True):
         values = [[float(text) for text in line.split("\t")[2:]] for line in (left, right)]
         assert values[0] == pytest.approx(values[1], abs=1e-6)
-    export_embeddings(path, tmp_path / "exported.npz")
-    score_embeddings(tmp_path / "exported.npz", head, tmp_path / "again.tsv")
-    assert (tmp_path / "again.tsv").read_bytes() == out.read_bytes()
     score_embeddings(path, str(make_head(tmp_path / "other.safetensors", 192, seed=3)), out)
     assert out.read_text().splitlines() != new
 
@@ -463,21 +359,23 @@ def test_heads_that_do_not_fit(path: Path, tmp_path: Path) -> None:
         ({"embeddings": np.zeros((1, 96), np.float32)}, UsageError, "no dna and no protein vectors"),
         ({"vectors": np.full((1, 192), np.nan)}, DamagedFileError, r"row 0 .*not finite"),
         (
-            {"vectors": np.zeros((1, 192), np.float32), "attributes": '{"frames": "longest"}'},
+            {"vectors": np.zeros((1, 192), np.float32), "frames": "longest"},
             MismatchError,
             "these vectors are of their longest stop-free stretches",
         ),
         (
-            {"vectors": np.zeros((1, 192), np.float32), "attributes": '{"frames": 24}'},
+            {"vectors": np.zeros((1, 192), np.float32), "frames": "all"},
             DamagedFileError,
-            "'frames' is 24, and must be open or longest",
+            "'frames' is 'all', and must be open or longest",
         ),
     ],
 )
 def test_vectors_that_cannot_be_scored(
     content: dict[str, Any], error: type[Exception], message: str, made_models: MadeModels, tmp_path: Path
 ) -> None:
-    np.savez(tmp_path / "x.npz", ids=["a"], **content)
+    attributes = {name: value for name, value in content.items() if name == "frames"}
+    arrays = {name: value for name, value in content.items() if name != "frames"}
+    path = write_hdf5(tmp_path / "x.h5", {"ids": ["a"], **arrays}, attributes)
     with pytest.raises(error, match=message):
-        score_embeddings(tmp_path / "x.npz", str(made_models.head), tmp_path / "scores.tsv")
+        score_embeddings(path, str(made_models.head), tmp_path / "scores.tsv")
     assert not (tmp_path / "scores.tsv").exists()

@@ -14,13 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from tests.fdr_rates import MixtureDesign, ObservedRates, observe_rates
 from virnuc_core.results.fdr import (
     Guard,
-    MixtureDesign,
-    ObservedRates,
     call_at_fdr,
     estimate_mixture,
-    observe_rates,
 )
 from virnuc_core.training.metrics import calibration_error
 

@@ -1,14 +1,12 @@
 """A run over the longest stop-free stretches of chunks, with a head that was trained for them."""
 
 import gzip
-import io
 import os
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,20 +25,19 @@ from tests.slow_frames import slow_strands
 from virnuc_core.errors import MismatchError, UsageError
 from virnuc_core.inference import CPU_LIBRARIES
 from virnuc_core.inference.device import cpu_has_fast_bf16
-from virnuc_core.inference.plan import read_plan, write_plan
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.inference.planning import index_inputs
 from virnuc_core.models.catalogue import frames_of, require_head
 from virnuc_core.models.contig_head import ContigHead, save_contig_head
 from virnuc_core.models.heads import load_head
 from virnuc_core.results import contig_scores, tables
 from virnuc_core.results.aggregate import aggregate
-from virnuc_core.results.embeddings import Embeddings, export_embeddings
+from virnuc_core.results.embeddings import Embeddings
 from virnuc_core.results.fdr import call_at_fdr, estimate_mixture
-from virnuc_core.results.integrity import check_run, inspect_path
+from virnuc_core.results.inspect import inspect_path
 from virnuc_core.results.regions import ChunkScores, find_regions
-from virnuc_core.results.report.evidence import read_stretches
 from virnuc_core.results.rescore import score_embeddings
-from virnuc_core.results.tables import differing_tables, write_tables
+from virnuc_core.results.tables import write_tables
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import CHUNKS_BY_RECORD
@@ -54,6 +51,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, contigs: Path, made_models: Ma
     made.compute()
     write_results(made)
     return made
+
+
+def tables_of(run: MadeRun) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.folder.results if path.exists()}
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -132,15 +133,6 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
         [other, viral] = found.logits[0].tensor_split([virus])[::-1]
         is_viral = contig.p_virus >= 0.5
         assert contigs["class"][record] == names[viral.argmax() if is_viral else other.argmax() + virus]
-        evidence = chunks.evidence[own]
-        assert evidence.isna().all() != is_viral
-        if is_viral and len(own) > 1:
-            number = torch.tensor([len(own)])
-            for chunk in range(len(own)):
-                rest = torch.cat((pooled[:chunk], pooled[chunk + 1 :]))
-                without = head.contigs(rest, torch.zeros(len(rest), dtype=torch.int64), 1).logits
-                lost = head.contig_margin(found.logits, number) - head.contig_margin(without, number)
-                assert evidence.iloc[chunk] == pytest.approx(lost.item(), abs=2e-3)
         p_context[own] = head.chunk_margin(found.context).sigmoid().numpy()
     assert set(contigs.call) == {"virus", "other", "unscored"}
     assert (contigs.call != np.where(contigs.mean_p >= 0.5, "virus", "other"))[
@@ -158,24 +150,32 @@ def test_calls_are_those_of_each_contig_alone(run: MadeRun, made_models: MadeMod
     assert names == contigs.contig[contigs.call == "virus"].tolist()
 
 
-def test_the_report_draws_the_stretches_of_called_contigs(run: MadeRun) -> None:
-    chunks = pd.read_parquet(run.folder.predictions_parquet)
-    contigs = pd.read_parquet(run.folder.contigs_parquet)
-    is_own = chunks.contig.isin(contigs.contig[contigs.call == "virus"]).to_numpy()
-    own = np.flatnonzero(is_own & (chunks.status == "scored"))
-    numbers = np.cumsum(chunks.status == "scored").to_numpy()[own] - 1
-    ids = [run.store.chunk_id_column(chunk, chunk + 1).to_pylist()[0] for chunk in own.tolist()]
-    found = read_stretches(run.folder.embeddings, numbers, ids)
-    rows = np.flatnonzero(np.isin(run.store.frame_chunk, own))
-    assert run.store.dna is not None
-    assert np.repeat(own, found.counts).tolist() == run.store.frame_chunk[rows].tolist()
-    assert found.frames.tolist() == run.store.frame_number[rows].tolist()
-    assert found.starts.tolist() == run.store.frame_start[rows].tolist()
-    assert found.bases.tolist() == run.store.dna.lengths[rows].tolist()
-    with Embeddings(run.folder.embeddings, own=True) as file:
-        assert file.scores is not None
-        assert found.p_virus.tolist() == file.scores[rows, 1].tolist()
-    assert len(read_stretches(run.folder.embeddings, np.empty(0, np.int64), []).frames) == 0
+def test_novel_contigs_are_unsure(run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
+    made, usual = copy_of(run, tmp_path / "run"), copy_of(run, tmp_path / "usual")
+    head = contig_head(made_models, 0.3)
+    write_tables(usual.folder, usual.store, head=head)
+    with (
+        Embeddings(run.folder.embeddings, own=True) as file,
+        tables.scoring_contigs(head, run.store, file) as blocks,
+    ):
+        embeddings = np.concatenate([block.embedding for block in blocks])
+    is_scored = ~np.isnan(embeddings[:, 0])
+    centroids = embeddings[is_scored][:4]
+    expected = 1 - (embeddings @ centroids.T).max(1)
+    limit = float(np.nanmedian(expected))
+    head.centroids = torch.from_numpy(centroids)
+    head.novelty_limit.fill_(limit)
+    write_tables(made.folder, made.store, head=head)
+    found, without = (pd.read_parquet(one.folder.contigs_parquet) for one in (made, usual))
+    assert without.novelty.isna().all()
+    np.testing.assert_allclose(found.novelty, expected, atol=1e-6)
+    is_novel = found.novelty.to_numpy() > limit
+    assert 0 < is_novel.sum() < is_scored.sum()
+    assert set(found.tier[is_novel]) == {"unsure"}
+    assert "likely" in set(without.tier[is_novel])
+    assert found.tier[~is_novel].equals(without.tier[~is_novel])
+    same = ["contig", "call", "p_virus", "class", "mean_p"]
+    pd.testing.assert_frame_equal(found[same], without[same])
 
 
 def test_a_chunk_of_one_row_has_the_score_of_its_row(run: MadeRun) -> None:
@@ -197,9 +197,10 @@ def test_the_tables_do_not_depend_on_threads_or_much_on_blocks(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert differing_tables(made.folder, made.store, 0.5, head) == set()
+        write_tables(made.folder, made.store, head=head)
     finally:
         torch.set_num_threads(before)
+    assert tables_of(made) == tables_of(run)
     for size in (1, 7):
         monkeypatch.setattr(tables, "_BLOCK_CHUNKS", size)
         monkeypatch.setattr(contig_scores, "_BLOCK_CHUNKS", size)
@@ -258,15 +259,7 @@ def test_contigs_are_called_at_a_promised_rate(
         made.folder.contigs.name,
         made.folder.contigs_parquet.name,
         made.folder.viral_contigs.name,
-        made.folder.predictions.name,
-        made.folder.predictions_parquet.name,
     }
-    chunks = pd.read_parquet(made.folder.predictions_parquet)
-    is_called = chunks.contig.isin(contigs.contig[contigs.call == "virus"]) & (chunks.status == "scored")
-    assert (chunks.evidence.notna() == is_called).all()
-    before = pd.read_parquet(io.BytesIO(usual[made.folder.predictions_parquet]))
-    pd.testing.assert_frame_equal(chunks.drop(columns="evidence"), before.drop(columns="evidence"))
-    assert differing_tables(made.folder, made.store, 0.5, head, fdr) == set()
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
@@ -306,19 +299,6 @@ def test_a_sample_of_one_contig_and_of_none_with_a_score(
         assert set(read(made.folder.contigs).call) == {"unscored"}
 
 
-def test_fsck_compares_with_the_promised_rate(run: MadeRun, made_models: MadeModels, tmp_path: Path) -> None:
-    made = copy_of(run, tmp_path / "run")
-    write_tables(made.folder, made.store, head=contig_head(made_models), fdr=0.001)
-
-    def differing() -> list[str]:
-        found = check_run(made.folder, thorough=True)
-        return [one.path.name for one in found if "not what the shards give" in one.message]
-
-    assert "contigs.tsv" in differing()
-    write_plan(made.folder.plan, replace(run.plan, fdr=0.001))
-    assert differing() == []
-
-
 def test_a_head_for_open_frames_keeps_no_promise(
     contigs: Path, made_models: MadeModels, tmp_path: Path
 ) -> None:
@@ -329,39 +309,24 @@ def test_a_head_for_open_frames_keeps_no_promise(
     require_head(made_models.config(fdr=0.05, head=str(made_models.longest_head)))
 
 
-def test_fsck_compares_the_tables_if_the_head_is_there(
-    run: MadeRun, made_models: MadeModels, tmp_path: Path
-) -> None:
+def test_a_new_process_gives_the_same_tables(run: MadeRun, tmp_path: Path) -> None:
     made = copy_of(run, tmp_path / "run")
-    head = tmp_path / "head.safetensors"
-    shutil.copyfile(made_models.longest_head, head)
-    assert run.plan.head is not None
-    write_plan(made.folder.plan, replace(run.plan, head=replace(run.plan.head, location=str(head))))
-
-    def problems() -> list[str]:
-        found = check_run(made.folder, thorough=True)
-        return [one.message for one in found if one.is_bad and one.path not in made.folder.timed]
-
-    assert problems() == []
-    text = made.folder.contigs.read_text()
-    made.folder.contigs.write_text(text.replace("\tvirus\t", "\tother\t", 1))
-    assert [f"{made.folder.contigs} is not what the shards give" in text for text in problems()] == [True]
-    head.unlink()
-    assert [
-        text.startswith("the tables cannot be compared with the shards: head longest") for text in problems()
-    ] == [True]
-
-
-def test_a_new_process_gives_the_same_tables(run: MadeRun) -> None:
+    for path in made.folder.results:
+        path.unlink(missing_ok=True)
     script = f"""
-from virnuc_core.results.integrity import check_run
+from pathlib import Path
+from tests.made_models import MadeRun
+from tests.made_models import write_results
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.run_folder import RunFolder
-found = check_run(RunFolder(__import__("pathlib").Path({str(run.folder.root)!r})), thorough=True)
-print([one.message for one in found if "not what the shards give" in one.message])
+from virnuc_core.sequences.frame_store import FrameStore
+folder = RunFolder(Path({str(made.folder.root)!r}))
+write_results(MadeRun(folder, FrameStore.open(folder.frames), read_plan(folder.plan)))
 """
     # These settle how products are rounded, and the importing process may have them by chance.
     environment = {name: value for name, value in os.environ.items() if name not in CPU_LIBRARIES}
-    assert subprocess.check_output([sys.executable, "-c", script], env=environment, text=True) == "[]\n"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert tables_of(made) == tables_of(run)
 
 
 def test_stored_starts_are_where_the_dna_begins(
@@ -381,26 +346,11 @@ def test_stored_starts_are_where_the_dna_begins(
         assert (file.frames, file.attrs["frames"]) == ("longest", "longest")
         assert file.starts is not None
         assert file.starts.tolist() == store.frame_start.tolist() == file.as_dataframe().start.tolist()
-    export_embeddings(run.folder.embeddings, tmp_path / "x.npz")
-    with Embeddings(tmp_path / "x.npz") as exported:
-        assert exported.frames == "longest"
-        assert exported.starts is not None
-        assert exported.starts.tolist() == store.frame_start.tolist()
-        assert {"codes", "sizes"} <= set(exported.names)
-    assert (
-        score_embeddings(tmp_path / "x.npz", str(made_models.longest_head), tmp_path / "x.tsv")
-        == store.num_frames
-    )
-    assert (tmp_path / "x.tsv").read_bytes() == run.folder.prediction_results.read_bytes()
-    np.savez(
-        tmp_path / "y.npz",
-        ids=["a"],
-        dna=np.zeros((1, 4)),
-        protein=np.zeros((1, 4)),
-        attributes='{"frames": "longest"}',
-    )
+    with h5py.File(tmp_path / "y.h5", "w") as other:
+        other["ids"], other["dna"], other["protein"] = ["a"], np.zeros((1, 4)), np.zeros((1, 4))
+        other.attrs["frames"] = "longest"
     with pytest.raises(UsageError, match="has no 'sizes', which a head for the longest"):
-        score_embeddings(tmp_path / "y.npz", str(made_models.longest_head), tmp_path / "y.tsv")
+        score_embeddings(tmp_path / "y.h5", str(made_models.longest_head), tmp_path / "y.tsv")
     with Embeddings(finished_run.folder.embeddings, own=True) as file:
         assert (file.frames, file.starts) == ("open", None)
 
@@ -481,6 +431,6 @@ def test_a_head_for_vectors_of_other_widths_is_refused_when_planning(
     message = "takes DNA and protein vectors of 100 and 92 numbers, but dnabert gives 96 and .* gives 96"
     with pytest.raises(MismatchError, match=message):
         plan_run(tmp_path / "run", contigs, config)
-    facts = dict(inspect_path(tmp_path / "head.safetensors").facts)
+    facts = inspect_path(tmp_path / "head.safetensors").facts
     assert facts["classes"] == "phage, other virus, bacterium, plasmid"
     assert facts["frames"] == "longest stop-free stretches"

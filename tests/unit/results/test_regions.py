@@ -29,7 +29,6 @@ from virnuc_core.results.regions import (
     find_regions,
     log_odds,
 )
-from virnuc_core.results.writers import ResultWriter
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frames import chunk_table
 
@@ -169,7 +168,7 @@ def written(folder: Path, names: list[str], *places: tuple[int, int, float]) -> 
     ]
     run = RunFolder(folder)
     with ExitStack() as stack:
-        files = RegionFiles(run, ResultWriter(), stack, 0.5)
+        files = RegionFiles(run, stack, 0.5)
         files.extend(regions, names, [10_000] * len(names), lambda contig: b"ACGTTGCAAC"[contig:] * 1000)
     return run
 

@@ -4,7 +4,6 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,23 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.made_reports import EVIDENCE, MadeContig, island, many_contigs, write_run, write_stretches
-from virnuc_core.errors import DamagedFileError, InputError
+from tests.made_reports import MadeContig, island, many_contigs, write_run
 from virnuc_core.results.fdr import SampleCalls
-from virnuc_core.results.report import evidence, reading
-from virnuc_core.results.report.data import (
-    LEVELS,
-    MAX_CLASSES,
-    NO_SCORE,
-    UNLABELLED,
-    Limits,
-    RunFacts,
-    gather,
-    histogram,
-    quantise,
-    read_labels,
-)
-from virnuc_core.results.report.evidence import NO_CLASS
+from virnuc_core.results.report import reading
+from virnuc_core.results.report.data import LEVELS, NO_SCORE, Limits, gather, histogram, quantise
 from virnuc_core.results.report.page import script_json, write_report_page
 from virnuc_core.results.report.totals import BINS
 from virnuc_core.specs import FrameRule
@@ -58,7 +44,6 @@ def test_every_number_is_that_of_the_tables(tmp_path: Path, monkeypatch: pytest.
         assert columns[column] == table[source]
     assert [names["calls"][call] for call in columns["call"]] == table["call"]
     assert [names["tiers"][tier] for tier in columns["tier"]] == [tier or "NA" for tier in table["tier"]]
-    assert "class" not in columns
     assert sum(found["chunk_histogram"]) == document["counts"]["scored_chunks"]
     assert found["rejected"]["reasons"] == {"not DNA": 5, "empty sequence": 4}
     assert found["rejected"]["first"] == [list(row) for row in REJECTED]
@@ -100,22 +85,17 @@ def test_a_run_over_the_longest_stretches_shows_the_score_and_class_of_its_conti
     assert [names[-1 if number is None else number] for number in columns["predicted"]] == table[
         "class"
     ].to_pylist()
-    genomes = [*columns["genomes"], None]
-    nearest = [genomes[-1 if number is None else number] for number in columns["nearest"]]
-    assert nearest == table["nearest"].to_pylist()
     assert columns["novelty"] == table["novelty"].to_pylist()
-    assert columns["lineage"] == [lineage or "" for lineage in table["lineage"].to_pylist()]
+    sums = {found["names"]["predicted"][one["class"]]: one for one in found["predicted"]}
+    assert [sums[name]["is_virus"] for name in ("prokaryotic virus", "bacterium")] == [True, False]
+    assert sum(one["contigs"] for one in sums.values()) == sum(bool(contig.scored) for contig in MADE)
+    assert sum(one["bases"] for one in sums.values()) == sum(contig.bases for contig in MADE if contig.scored)
     assert found["totals"]["p_sum"] == pytest.approx(sum(p for p in p_virus.to_pylist() if p is not None))
     assert sum(found["totals"]["histogram"][BINS // 2 :]) == 0
     (tmp_path / "open").mkdir()
     opened = gather(*write_run(tmp_path / "open", MADE))
     assert (opened["call_column"], opened["names"]["predicted"]) == ("mean_p", [])
-    assert not {"predicted", "nearest", "novelty"} & set(opened["contigs"])
-    no_probability = pa.array([2.5] * len(table))
-    table = table.set_column(table.schema.get_field_index("novelty"), "novelty", no_probability)
-    pq.write_table(table, folder.contigs_parquet)
-    with pytest.raises(DamagedFileError, match="novelty is out of range"):
-        gather(folder, document)
+    assert not {"predicted", "novelty"} & set(opened["contigs"])
 
 
 def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:
@@ -135,69 +115,6 @@ def test_the_sample_is_described_in_words_and_numbers(tmp_path: Path) -> None:
         )
 
 
-def unpacked(text: str, dtype: str) -> list[float]:
-    numbers: list[float] = np.frombuffer(b64decode(text), dtype).tolist()
-    return numbers
-
-
-def test_called_contigs_have_evidence_class_and_stretches_of_each_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
-    monkeypatch.setattr(evidence, "_BLOCK_ROWS", 3)
-    classes = (("prokaryotic virus", "eukaryotic virus", None, "plasmid"), ("bacterium", "eukaryotic virus"))
-    rows = ((("F3", 2, 90, 0.75), ("R1", 4, 300, 0.2)), (("F1", 0, 33, 0.9),), (), (("R2", 1, 60, 0.1),))
-    mixed = MadeContig(
-        name="mixed", p_virus=(0.9, 0.8, None, 0.3), chunk_classes=classes[0], stretches=rows, predicted="new"
-    )
-    short = MadeContig(
-        name="short", p_virus=(0.4, 0.9), chunk_classes=classes[1], predicted="eukaryotic virus"
-    )
-    made = [*many_contigs(5), mixed, island("island"), MadeContig(name="other", p_virus=(0.2,) * 4), short]
-    folder, document = write_run(tmp_path, made, frames="longest")
-    write_stretches(folder, made)
-    found = gather(folder, document)
-    why, names = found["evidence"], found["names"]["predicted"]
-    called = [contig for contig in made if contig.call == "virus"]
-    assert [found["contigs"]["name"][row] for row in why["rows"]] == [one.name for one in called]
-    assert {row for row, one in enumerate(made) if one.call == "virus"} <= set(found["tracks"]["rows"])
-    p_virus = [p for contig in called for p in contig.p_virus]
-    expected = [np.nan if p is None else EVIDENCE * (p - 0.5) for p in p_virus]
-    np.testing.assert_allclose(unpacked(why["values"], "<f4"), expected, rtol=1e-6)
-    shown = [None if number == NO_CLASS else names[number] for number in unpacked(why["classes"], "u1")]
-    table = pq.read_table(folder.predictions_parquet).to_pylist()
-    assert shown == [row["class"] for row in table if row["contig"] in {one.name for one in called}]
-    viral = {names[number] for number in found["predicted"]["viral"]}
-    assert viral == {"prokaryotic virus", "eukaryotic virus", "new"}
-    sums = {names[one["class"]]: (one["contigs"], one["bases"]) for one in found["predicted"]["totals"]}
-    assert (sums["new"], sums["eukaryotic virus"]) == ((1, 2000), (1, 1000))
-    assert sum(number for number, _ in sums.values()) == sum(one.call != "unscored" for one in made)
-
-    own = why["stretches"]
-    counts = unpacked(own["counts"], "u1")
-    begin = sum(len(one.p_virus) for one in called[: called.index(mixed)])
-    assert counts[begin : begin + 4] == [2, 1, 0, 1]
-    first = sum(counts[:begin])
-    frames, starts, bases, p_virus = (
-        unpacked(own[name], dtype)[first : first + 4]
-        for name, dtype in (("frames", "u1"), ("starts", "<u4"), ("bases", "<u4"), ("p_virus", "<f4"))
-    )
-    assert (frames, starts, bases) == ([2, 3, 0, 4], [2, 4, 0, 1], [90, 300, 33, 60])
-    assert p_virus == pytest.approx([0.75, 0.2, 0.9, 0.1])
-
-    limits = Limits(evidence=6)
-    assert [
-        found["contigs"]["name"][row] for row in gather(folder, document, None, limits)["evidence"]["rows"]
-    ] == [one.name for one in sorted(called, key=lambda one: -sum(p >= 0.5 for p in one.scored))[:1]]
-    write_stretches(folder, [*many_contigs(5), mixed, made[6], short, made[7]])
-    with pytest.raises(DamagedFileError, match=rf"{folder.embeddings} has other rows than the tables"):
-        gather(folder, document)
-    folder.embeddings.unlink()
-    assert gather(folder, document)["evidence"]["stretches"] is None
-    (tmp_path / "open").mkdir()
-    assert not {"evidence", "predicted"} & set(gather(*write_run(tmp_path / "open", made)))
-
-
 def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: Path) -> None:
     islands = {f"island_{i}" for i in range(5)}
     made = [*many_contigs(30), *map(island, sorted(islands)), MadeContig(name="n" * 900, p_virus=(0.9,) * 50)]
@@ -205,7 +122,7 @@ def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: 
         contigs=10, chunks=250, regions=2, rejected=3, reasons=1, name_letters=50, files=0, lanes=0
     )
     folder, document = write_run(tmp_path, made, rejected=REJECTED)
-    found = gather(folder, document, {contig.name: "made" for contig in made}, limits)
+    found = gather(folder, document, limits)
     columns = found["contigs"]
     assert len(columns["name"]) == 10
     assert columns["place"] == sorted(columns["place"])
@@ -218,7 +135,6 @@ def test_nothing_grows_beyond_its_limit_and_what_matters_most_is_kept(tmp_path: 
     assert found["rejected"]["reasons"] == {"not DNA": 5, "other reasons": 4}
     assert found["rejected"]["total"] == 9
     assert (found["totals"]["contigs"], found["totals"]["regions"]) == (36, 5), "sums are over all of them"
-    assert found["classes"][0]["contigs"] == 36
     assert (found["run"]["inputs"], found["run"]["num_inputs"], found["run"]["num_lanes"]) == ([], 1, 1)
 
 
@@ -231,27 +147,11 @@ def test_rows_read_at_a_time_change_nothing(
     made = [replace(contig, name=f"{contig.name}_{number}") for number, contig in enumerate(made)]
     made[3] = replace(made[3], regions=((1, 500), (1001, 2000)))
     folder, document = write_run(tmp_path, made, frames=frames)
-    labels = {contig.name: f"class {number % 3}" for number, contig in enumerate(made) if number % 4}
-    whole = gather(folder, document, labels, limits)
+    whole = gather(folder, document, limits)
     assert whole["totals"]["regions"] == 5
     for rows in (1, 2, 5):
         monkeypatch.setattr(reading, "_BATCH_ROWS", rows)
-        assert gather(folder, document, labels, limits) == whole
-
-
-def test_classes_add_up_to_all(tmp_path: Path) -> None:
-    labels = {"viral": "phage", "contig_1": "bacteria", "contig_2": "bacteria", "elsewhere": "phage"}
-    found = gather(*write_run(tmp_path, [*many_contigs(10), VIRAL]), labels)
-    classes = {one["class"]: one for one in found["classes"]}
-    assert {name: one["contigs"] for name, one in classes.items()} == {
-        "bacteria": 2,
-        "phage": 1,
-        UNLABELLED: 8,
-    }
-    assert classes["phage"]["calls"] == {"virus": 1}
-    assert found["unknown_labels"] == 1
-    names = [found["names"]["classes"][number] for number in found["contigs"]["class"]]
-    assert names == [labels.get(name, UNLABELLED) for name in found["contigs"]["name"]]
+        assert gather(folder, document, limits) == whole
 
 
 def test_levels_and_bins_of_probabilities() -> None:
@@ -267,90 +167,12 @@ def test_levels_and_bins_of_probabilities() -> None:
     assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {0: 2, 1: 1, 25: 1, 29: 1, 49: 1}
 
 
-def with_last(column: str, value: object) -> Callable[[pa.Table], pa.Table]:
-    """Changes a value of the last row."""
-    return lambda table: pa.Table.from_pylist(
-        [*table.to_pylist()[:-1], {**table.to_pylist()[-1], column: value}], table.schema
-    )
-
-
-def without_first_unscored(table: pa.Table) -> pa.Table:
-    rows = table.to_pylist()
-    rows.remove(next(row for row in rows if row["p_virus"] is None))
-    return pa.Table.from_pylist(rows, table.schema)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("contigs", with_last("mean_p", float("nan")), "mean_p is out of range"),
-        ("contigs", with_last("mean_p", 1.5), "mean_p is out of range"),
-        ("predictions", with_last("p_virus", -0.1), "p_virus is out of range"),
-        ("regions", with_last("score", float("inf")), "score is out of range"),
-        ("regions", with_last("contig", "another"), "'another' is no contig of the run"),
-        (
-            "regions",
-            lambda table: table.take([1, 0]),
-            "'island' is no contig of the run, or not in its order",
-        ),
-        ("contigs", lambda table: table.select(["contig"]), "its columns are contig"),
-        ("contigs", lambda table: table.slice(1), "and run.json has"),
-        ("predictions", without_first_unscored, "chunks of contigs"),
-        ("predictions", with_last("p_virus", None), "and run.json has"),
-    ],
-)
-def test_tables_with_other_content_are_refused(
-    name: str, change: Callable[[pa.Table], pa.Table], message: str, tmp_path: Path
-) -> None:
-    folder, document = write_run(tmp_path, MADE)
-    path = getattr(folder, f"{name}_parquet")
-    pq.write_table(change(pq.read_table(path)), path)
-    with pytest.raises(DamagedFileError, match=re.escape(str(path))) as caught:
-        gather(folder, document)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["contigs.parquet", "predictions.parquet", "regions.parquet", "rejected.tsv"]
-)
-def test_missing_and_corrupt_tables_are_refused(name: str, tmp_path: Path) -> None:
-    folder, document = write_run(tmp_path, MADE)
-    path = folder.root / name
-    for content in (None, b"", b"PAR1") if path.suffix == ".parquet" else (None, b"header\nPAR1"):
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(DamagedFileError, match=re.escape(str(path))):
-            gather(folder, document)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "named"),
-    [
-        (("counts",), None, "counts"),
-        (("stage_seconds", "index"), float("inf"), "stage_seconds.index"),
-        (("links", "mlflow_run_id"), 7, "links.mlflow_run_id"),
-        (("lanes",), [{"lane": 0}], "lanes.0.host: Field required"),
-    ],
-)
-def test_an_edited_run_json_is_refused(
-    path: tuple[str, ...], value: object, named: str, tmp_path: Path
-) -> None:
-    folder, document = write_run(tmp_path, [island("one")], links={"mlflow_run_id": "1"})
-    place = document
-    for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
-    with pytest.raises(DamagedFileError, match=rf"run\.json cannot be read \({named}"):
-        write_report_page(folder, document)
-
-
 def test_unusual_events_become_warnings(tmp_path: Path) -> None:
-    _, document = write_run(tmp_path, [island("one")])
-    assert RunFacts.model_validate_json(json.dumps(document)).warnings == []
+    folder, document = write_run(tmp_path, [island("one")])
+    assert gather(folder, document)["run"]["warnings"] == []
     document["work"]["models"][0].update(fp32_batches=1, out_of_memory=2)
     document["counts"] |= {"rejected": 3, "contigs_unscored": 1}
-    warnings = " ".join(RunFacts.model_validate_json(json.dumps(document)).warnings)
+    warnings = " ".join(gather(folder, document)["run"]["warnings"])
     for part in ("1 of 2 batches", "split 2 times", "3 records were not used", "More than half"):
         assert part in warnings
 
@@ -384,27 +206,3 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_script(tmp_path: Path) -> 
     [found] = re.findall(r'id="data">(.*?)</script>', page)
     assert json.loads(found)["contigs"]["name"] == [HOSTILE]
     assert not list(root.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("\ufeffcontig\tlabel\torganism\r\n# mine\n\na\tvirus\tx\n=1+1 long header\tbacteria\nb\t=cmd\r\na\tvirus\n",
-         {"a": "virus", "%3D1+1": "bacteria", "b": "%3Dcmd"}),
-        ("a virus\n", "line 1: 'a virus' is not a contig, a tab"),
-        ("a\tvirus\nb\t\n", "line 2"),
-        ("a\tvirus\na\tother\n", "one class"),
-        ("", "has no labels"),
-        ("contig\tclass\n", "has no labels"),
-        ("a\t\udcff\n", "not UTF-8"),
-        ("".join(f"c{i}\tclass {i}\n" for i in range(MAX_CLASSES + 1)), "is the second column the class"),
-    ],
-)  # fmt: skip
-def test_labels(content: str, expected: dict[str, str] | str, tmp_path: Path) -> None:
-    table = tmp_path / "labels.tsv"
-    table.write_bytes(content.encode(errors="surrogateescape"))
-    if isinstance(expected, dict):
-        assert read_labels(table) == expected
-    else:
-        with pytest.raises(InputError, match=expected):
-            read_labels(table)

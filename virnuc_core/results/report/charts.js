@@ -74,18 +74,6 @@ function niceTicks(highest) {
   return ticks;
 }
 
-// A small histogram without axes, for a cell of a table.
-function sparkHistogram(counts, label) {
-  const width = 100, height = 22;
-  const highest = Math.max(1, ...counts);
-  const step = width / counts.length;
-  return s("svg", { viewBox: `0 0 ${width} ${height}`, class: "spark", role: "img", "aria-label": label },
-    counts.map((value, i) => value ? s("rect", { class: i < counts.length / 2 ? "fill-other" : "fill-virus",
-      x: i * step, width: step - 0.3, y: height - Math.max(1, (value / highest) * height),
-      height: Math.max(1, (value / highest) * height) }) : null),
-    s("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }));
-}
-
 // A plain table. columns: [{name, right}], rows: arrays of strings or nodes.
 function plainTable(caption, columns, rows) {
   return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": caption },

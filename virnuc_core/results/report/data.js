@@ -6,7 +6,6 @@ const contigs = data.contigs;
 const regions = data.regions;
 const CALLS = data.names.calls;
 const TIERS = data.names.tiers;
-const CLASSES = data.names.classes; // of the labels
 const PREDICTED = data.names.predicted; // of the head
 const VIRUS = CALLS.indexOf("virus");
 const OTHER = CALLS.indexOf("other");
@@ -22,9 +21,7 @@ const CALL_COLUMN = data.call_column;
 const IS_MEAN = CALL_COLUMN === "mean_p";
 const SCORE_LEVELS = 254;
 const NO_SCORE = 255;
-const hasClasses = Boolean(contigs.class);
 const hasPredicted = Boolean(contigs.predicted);
-const hasNearest = Boolean(contigs.nearest);
 const hasTiers = contigs.tier.some((tier) => tier !== NO_TIER);
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -104,11 +101,10 @@ data.tracks.rows.reduce((begin, row) => {
   trackBegin.set(row, begin);
   return begin + contigs.chunks[row];
 }, 0);
-const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 let levels = null;
 function levelsOf(row) {
   if (!trackBegin.has(row)) return null;
-  if (!levels) levels = bytesOf(data.tracks.levels);
+  if (!levels) levels = Uint8Array.from(atob(data.tracks.levels), (letter) => letter.charCodeAt(0));
   return levels.subarray(trackBegin.get(row), trackBegin.get(row) + contigs.chunks[row]);
 }
 const levelScore = (level) => Math.min(1, (level + 0.5) / SCORE_LEVELS);

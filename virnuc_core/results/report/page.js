@@ -2,7 +2,7 @@
 
 const FAMILIES = { esm2: "ESM-2", dnabert_s: "DNABERT-S" };
 const run = data.run, counts = run.counts, totals = data.totals;
-const MAX_CARDS = 12, MAX_EXPLAINED = 6;
+const MAX_CARDS = 12;
 const FILES = ["contigs.tsv", "predictions.tsv", "regions.tsv", "viral_contigs.fa.gz", "rejected.tsv", "run.json"];
 const isOnCalibration = (note) => /calibrat/i.test(note);
 
@@ -45,6 +45,19 @@ function isWebAddress(target) {
 }
 const linkName = (name) => (name.startsWith("mlflow") ? "MLflow" : name.startsWith("prefect") ? "Prefect" : name);
 
+// Colours of the predicted classes, those of viruses and the others.
+const viralClasses = new Set(data.predicted.filter((one) => one.is_virus).map((one) => one.class));
+const classKind = (number) => {
+  const alike = [...PREDICTED.keys()].filter((one) => viralClasses.has(one) === viralClasses.has(number));
+  return `class-${viralClasses.has(number) ? "virus" : "other"}-${alike.indexOf(number) % 6}`;
+};
+const classDot = (number) => h("span", { class: `dot ${classKind(number)}`, "aria-hidden": "true" });
+const classTotals = () => {
+  const rows = [...data.predicted].sort((a, b) => b.is_virus - a.is_virus || b.contigs - a.contigs);
+  return h("div", { class: "narrow" }, plainTable("Contigs by predicted class", [{ name: "Predicted class" }, { name: "Contigs", right: true }, { name: "Bases", right: true }, { name: "of all bases", right: true }],
+    rows.map((one) => [[classDot(one.class), foreignWords(PREDICTED[one.class])], count(one.contigs), bases(one.bases), percent(one.bases, totals.bases)])));
+};
+
 const remark = (kind, name, words) => h("p", { class: kind }, h("b", { text: `${name}:` }), " ", words);
 
 function found() {
@@ -64,7 +77,7 @@ function found() {
         part("no score", counts.contigs_unscored, "unscored")], `${count(counts.records)} in all`),
       stackedBar("Chunks", [part("virus", counts.viral_chunks, "virus"), part("other", open - counts.viral_chunks, "other"),
         part("no score", counts.chunks - open, "unscored")], `${count(counts.chunks)} in all`)),
-    data.predicted && data.predicted.totals.length ? [h("h3", { text: "Contigs by predicted class" }), classTotals()] : null,
+    data.predicted.length ? [h("h3", { text: "Contigs by predicted class" }), classTotals()] : null,
     remarks.map((one) => remark(...one)));
 }
 
@@ -85,67 +98,37 @@ function confidence() {
     run.notes.filter(isOnCalibration).map((words) => remark("note", "Calibration", words)));
 }
 
-// The called contigs of which the report holds evidence, those with the most viral chunks first.
-function explainedRows() {
-  const rows = evidence ? evidence.rows : [];
-  return [...rows].sort((a, b) => contigs.viral[b] - contigs.viral[a] || contigs.length[b] - contigs.length[a] || a - b).slice(0, MAX_EXPLAINED);
-}
-
-function why() {
-  if (!evidence || !counts.contigs_virus) return;
-  const shown = explainedRows(), held = evidence.rows.length;
-  const rest = counts.contigs_virus - held;
-  section("why", "Why contigs were called viral",
-    text("Each chunk of these contigs was left out in turn, and the contig was scored again without it. A bar is what the contig's log-odds of a virus lose: "
-      + "2 up means that taking this chunk out lowers them by 2, which makes the odds about 7 times smaller; a bar down, that the contig looks more like a virus without it. "
-      + "Neighbours that say the same stand in for each other, so the bars need not add up to the log-odds of the contig."),
-    text(`${shown.length < counts.contigs_virus ? `The first ${count(shown.length)} of ${plural(counts.contigs_virus, "called contig", "called contigs")} are drawn here; open a contig in the table to see its own. ` : ""}`
-      + "The strip of colours is the class of each chunk. The arrows are the stop-free stretches that the chunks were scored from, in the three frames of either strand of the contig: "
-      + "a gene that runs through several chunks stays in one line."),
-    rest > 0 ? h("p", { class: "note" }, h("b", { text: "Not all" }), ` To keep this file small, it holds the evidence of ${count(held)} of ${count(counts.contigs_virus)} called contigs. `, fileLink("predictions.tsv"), " has it for every chunk.") : null,
-    evidence.stretches ? null : remark("note", "Note", "embeddings.h5 was not beside the tables when this page was written, so the stretches are not drawn."),
-    trackKey(true), h("div", { class: "cards" }, shown.map((row) => contigCard(row))));
-}
-
 function regionCards() {
   if (!totals.regions) return;
   // Contigs with a clear region first, of these the ones that are viral in part, and then those whose regions are longest.
   const rows = [...contigs.name.keys()].filter((row) => regionBases[row] > 0);
-  const above = new Set(explainedRows());
   rows.sort((a, b) => isClear(b) - isClear(a) || isIsland(b) - isIsland(a) || regionBases[b] - regionBases[a] || a - b);
-  const others = rows.filter((row) => !above.has(row));
-  const shown = others.slice(0, MAX_CARDS);
+  const shown = rows.slice(0, MAX_CARDS);
   const host = h("div", { class: "cards" }, shown.map((row) => contigCard(row)));
   const inPart = totals.island_contigs
     ? `${count(totals.island_contigs)} of them ${totals.island_contigs === 1 ? "is" : "are"} viral only in part, as a bacterial contig with a prophage is.`
     : "None of them is viral only in part, as a bacterial contig with a prophage would be.";
-  const isAbove = others.length < rows.length ? ` ${count(rows.length - others.length)} of the contigs ${rows.length - others.length === 1 ? "is" : "are"} drawn above.` : "";
-  const drawn = shown.length < others.length ? ` The first ${shown.length}${isAbove ? " others" : ""} are drawn here; the table has the others.` : "";
+  const drawn = shown.length < rows.length ? ` The first ${shown.length} are drawn here; the table has the others.` : "";
   section("regions", "Viral regions",
-    text(`${plural(totals.regions, "region", "regions")} in ${plural(rows.length, "contig", "contigs")}. ${inPart}${isAbove}${drawn}`),
-    shown.length ? [trackKey(false), host] : null);
+    text(`${plural(totals.regions, "region", "regions")} in ${plural(rows.length, "contig", "contigs")}. ${inPart}${drawn}`),
+    shown.length ? [trackKey(), host] : null);
 }
 
-function trackKey(isExplained) {
+function trackKey() {
   const entry = (kind, words) => h("li", {}, h("span", { class: `dot ${kind}`, "aria-hidden": "true" }), words);
-  return h("ul", { class: "legend key" }, entry("fill-virus", isExplained ? "chunk or stretch scored as virus; evidence for one" : "chunk scored as virus"),
-    entry("fill-other", isExplained ? "as other; evidence against" : "as other"), isExplained && entry("fill-virus sure-0", "pale: stretch scored near 0.5"),
+  return h("ul", { class: "legend key" }, entry("fill-virus", "chunk scored as virus"), entry("fill-other", "as other"),
     entry("line-mean", `mean over ${SMOOTHED_CHUNKS} chunks`), entry("fill-shade", "viral region"), entry("fill-unscored", "no score"),
-    h("li", { class: "dim", text: `${isExplained ? "Point at a chunk, or use the arrow keys, to read it. " : ""}Drag to zoom, double-click for the whole contig.` }));
+    h("li", { class: "dim", text: "Drag to zoom, double-click for the whole contig." }));
 }
 
-// A card of one contig; a track without evidence is drawn when it becomes visible.
+// A card of one contig; its track is drawn when it becomes visible.
 function contigCard(row) {
   const card = h("article", { class: "card" },
     h("h3", {}, foreign(contigs.name[row])),
     h("p", { class: "dim" }, `${bases(contigs.length[row])} · ${count(contigs.scored[row])} of ${plural(contigs.chunks[row], "chunk", "chunks")} scored · ${IS_MEAN ? "mean " : ""}p_virus ${probability(contigs[CALL_COLUMN][row])} · `,
-      callMark(contigs.call[row]), hasPredicted && predictedClass(row) ? [" · ", predictedClass(row)] : null, hasClasses ? [" · ", foreignWords(CLASSES[contigs.class[row]])] : null,
-      regionBases[row] ? ` · ${percent(regionBases[row], contigs.length[row])} in regions` : null),
-    nearestGenome(row));
-  if (hasEvidence(row)) { // at once: its height is not known before
-    card.append(trackFigure(row));
-    return card;
-  }
+      callMark(contigs.call[row]), hasPredicted && predictedClass(row) ? [" · ", predictedClass(row)] : null,
+      regionBases[row] ? ` · ${percent(regionBases[row], contigs.length[row])} in regions` : null,
+      hasPredicted && contigs.novelty[row] !== null ? ` · novelty ${probability(contigs.novelty[row])}` : null));
   const place = h("div", { class: "track-place" });
   card.append(place);
   whenSeen(place, () => place.replaceChildren(trackFigure(row) || text(whyNoTrack(row), { class: "dim" })));
@@ -170,25 +153,9 @@ function contigSection() {
   const cut = shown < all ? h("p", { class: "note" }, h("b", { text: "Not all" }), ` The table holds ${count(shown)} of ${count(all)} contigs: viral ones first, then those with the most viral chunks, then the longest. `, fileLink("contigs.tsv"), " has all of them.") : null;
   const tracks = data.tracks.rows.length;
   const node = section("contigs", "Contigs", cut,
-    text(`Open a contig to see its scores along the sequence; ${plural(tracks, "contig has", "contigs have")} ${data.tracks.min_chunks} chunks or more${evidence ? ", or a call as virus," : ""} and a track. A click on a heading sorts.`), ...contigTable());
+    text(`Open a contig to see its scores along the sequence; ${plural(tracks, "contig has", "contigs have")} ${data.tracks.min_chunks} chunks or more and a track. A click on a heading sorts.`), ...contigTable());
   applyFilter();
   return node;
-}
-
-function classSection() {
-  if (!hasClasses) return;
-  const rows = data.classes.map((one) => {
-    const scored = one.contigs - (one.calls.unscored || 0), viral = one.calls.virus || 0;
-    return [foreignWords(one.class), count(one.contigs), bases(one.bases), count(one.calls.unscored || 0),
-      h("b", { text: count(viral) }), percent(viral, scored), count(one.tiers.confident || 0),
-      scored ? (one.p_sum / scored).toFixed(3) : "–", sparkHistogram(one.histogram, `${one.class}: contigs by ${IS_MEAN ? "mean " : ""}p_virus`)];
-  });
-  const right = (name) => ({ name, right: true });
-  section("classes", "By class",
-    text("The classes are those of the labels given with --labels; not those that the head predicts."),
-    plainTable("Calls by class", [{ name: "Class" }, right("Contigs"), right("Bases"), right("No score"), right("Called viral"),
-      right("of scored"), ...[right("Confident"), right("Mean p_virus")], { name: `${IS_MEAN ? "Mean p" : "p"}_virus of contigs, 0 to 1` }], rows),
-    data.unknown_labels ? text(`${plural(data.unknown_labels, "label is", "labels are")} of no contig of this run.`, { class: "dim" }) : null);
 }
 
 // Why a chunk has no score, by what is embedded of chunks.
@@ -301,10 +268,8 @@ themeButton();
 header();
 found();
 confidence();
-why();
 regionCards();
 contigSection();
-classSection();
 unscored();
 computation();
 navigation();

@@ -13,27 +13,21 @@ from virnuc_core.files import write_text
 from virnuc_core.results.report.data import Limits, gather
 from virnuc_core.run_folder import RunFolder
 
-_SCRIPTS: Final = ("data.js", "charts.js", "track.js", "evidence.js", "table.js", "page.js")
+_SCRIPTS: Final = ("data.js", "charts.js", "track.js", "table.js", "page.js")
 _MARK: Final = re.compile(r"\{\{(\w+)\}\}")
 # Could end the script element or be taken for markup; in JSON these occur only in strings.
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
-def write_report_page(
-    folder: RunFolder,
-    document: Mapping[str, Any],
-    labels: Mapping[str, str] | None = None,
-    limits: Limits | None = None,
-) -> None:
-    """Writes report.html from the tables of a run, atomically; `labels` (class by contig name) adds metrics by class.
+def write_report_page(folder: RunFolder, document: Mapping[str, Any], limits: Limits | None = None) -> None:
+    """Writes report.html from run.json's content and the tables of a run, atomically.
 
     The content security policy lets a browser run only this script, apply only this style sheet, and fetch nothing.
 
     Raises:
-        DamagedFileError: a table or the document is not as virnuc writes it.
         OSError: a file cannot be read or written.
     """
-    data = gather(folder, document, labels, limits)
+    data = gather(folder, document, limits)
     style = _source("style.css")
     script = "\n".join(['"use strict";', "(() => {", *map(_source, _SCRIPTS), "})();"])
     name = data["run"]["out"].rstrip("/").rpartition("/")[2] or "run"

@@ -1,7 +1,7 @@
 """Reads the Parquet tables of a run in blocks, with the regions of each contig, and keeps the most important contigs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -11,48 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from virnuc_core.errors import DamagedFileError
 from virnuc_core.results.calls import VIRUS
 from virnuc_core.results.regions import REGION_SCHEMA
 from virnuc_core.results.report.totals import UNSURE, Row
-from virnuc_core.results.tables import CALL_COLUMN, CONTIG_SCHEMAS
+from virnuc_core.results.tables import CALL_COLUMN
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.specs import FrameRule
 
 _BATCH_ROWS: Final = 1 << 16
-# Of numbers that are no probabilities.
-_BOUNDS: Final = {"score": (-np.inf, np.inf), "evidence": (-np.inf, np.inf), "novelty": (0, 2)}
-
 _PLACED_REGIONS: Final = REGION_SCHEMA.append(pa.field("place", pa.int64()))
 
 
-def damaged(path: Path, why: object) -> DamagedFileError:
-    """The error for a table that is not as virnuc writes it."""
-    return DamagedFileError(f"{path} cannot be read as a table of a run ({why}): run the same command again.")
-
-
-def iter_batches(
-    path: Path, schema: pa.Schema, columns: Sequence[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Reads a table of a run; refuses numbers that are not finite and probabilities outside 0..1."""
-    try:
-        with pq.ParquetFile(path) as file:
-            if file.schema_arrow != schema:
-                raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)[:80]}")
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                for field in batch.schema:
-                    if pa.types.is_floating(field.type):
-                        numbers = batch[field.name].drop_null().to_numpy()
-                        low, high = _BOUNDS.get(field.name, (0, 1))
-                        if not (np.isfinite(numbers) & (numbers >= low) & (numbers <= high)).all():
-                            raise ValueError(f"{field.name} is out of range")
-                yield batch
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-    ) as error:  # pyarrow raises OSError for what it cannot parse, too
-        raise damaged(path, error) from error
+def iter_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Reads a table of a run in blocks."""
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches(_BATCH_ROWS, columns=columns)
 
 
 def iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -60,10 +33,10 @@ def iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[tuple[pa.Tabl
 
     Contigs also have `p_call`, `num_regions`, `sure_regions` (of a tier above unsure) and `viral_bases`.
     """
-    region_batches = iter_batches(folder.regions_parquet, REGION_SCHEMA)
+    region_batches = iter_batches(folder.regions_parquet)
     waiting = pa.RecordBatch.from_pylist([], REGION_SCHEMA)
     first = 0
-    for batch in iter_batches(folder.contigs_parquet, CONTIG_SCHEMAS[frames]):
+    for batch in iter_batches(folder.contigs_parquet):
         own, row = [], 0
         while len(waiting) or (waiting := next(region_batches, waiting)):
             rows = pc.index_in(waiting["contig"], batch["contig"]).fill_null(-1).to_numpy().astype(np.int64)
@@ -89,10 +62,6 @@ def iter_contigs(folder: RunFolder, frames: FrameRule) -> Iterator[tuple[pa.Tabl
             contigs = contigs.append_column(name, pa.array(values))
         yield contigs, regions
         first += len(batch)
-    for left in chain([waiting], region_batches):
-        if len(left):
-            name = left["contig"][0].as_py()
-            raise damaged(folder.regions_parquet, f"{name!r} is no contig of the run, or not in its order")
 
 
 def most_important(blocks: Iterable[tuple[pa.Table, pa.Table]], limit: int) -> list[Row]:

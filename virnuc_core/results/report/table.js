@@ -2,12 +2,11 @@
 
 const MAX_ROWS = 250;
 const FILTER_DELAY = 120; // ms
-const NO_FILTER = { text: "", calls: [...CALLS.keys()], tier: "", class: "", min: 0, max: Infinity, part: "all" };
+const NO_FILTER = { text: "", calls: [...CALLS.keys()], tier: "", min: 0, max: Infinity, part: "all" };
 
 const COLUMNS = [
   { key: "place", name: "#", label: "Row in contigs.tsv" },
   { key: "name", name: "Contig" },
-  hasClasses && { key: "class", name: "Class" },
   { key: "length", name: "Length", right: true },
   { key: "scored", name: "Scored", right: true, label: "Chunks with a score, of all chunks" },
   { key: "viral", name: "Viral", right: true, label: "Chunks called virus" },
@@ -17,7 +16,7 @@ const COLUMNS = [
   hasTiers && { key: "tier", name: "Tier" },
   { key: "regions", name: "Viral regions", right: true, label: "Bases in viral regions" },
 ].filter(Boolean);
-const ASCENDING_FIRST = ["name", "place", "call", "tier", "class", "predicted"];
+const ASCENDING_FIRST = ["name", "place", "call", "tier", "predicted"];
 
 const view = {
   rows: [], // indices of contigs, filtered and sorted
@@ -62,10 +61,9 @@ function filterBar() {
   const reset = () => { Object.assign(filter, NO_FILTER); applyFilter(); };
   return h("form", { class: "filter", role: "search", "aria-label": "Filter of contigs", onsubmit: (event) => event.preventDefault(), onreset: reset },
     h("label", { class: "wide" }, h("span", { text: "Name" }), h("input", { type: "search", name: "text", autocomplete: "off", spellcheck: "false",
-      placeholder: hasClasses ? "part of a name or class" : "part of a name", oninput: change((target) => { filter.text = target.value.trim().toLowerCase(); }) })),
+      placeholder: "part of a name", oninput: change((target) => { filter.text = target.value.trim().toLowerCase(); }) })),
     h("fieldset", {}, h("legend", { text: "Call" }), h("div", { class: "checks" }, calls)),
     hasTiers && choice("Tier", "tier", any(TIERS.slice(0, NO_TIER))),
-    hasClasses && choice("Class", "class", any(CLASSES)),
     bound("From bp", "min"), bound("To bp", "max"),
     regions.row.length > 0 && choice("Regions", "part", [["all", "any"], ["some", "with regions"], ["islands", "viral in part"]]),
     h("button", { type: "reset", class: "quiet", text: "Reset" }), view.status);
@@ -77,11 +75,9 @@ function isShown(row) {
   const filter = view.filter;
   return filter.calls.includes(contigs.call[row])
     && (filter.tier === "" || contigs.tier[row] === Number(filter.tier))
-    && (filter.class === "" || contigs.class[row] === Number(filter.class))
     && contigs.length[row] >= filter.min && contigs.length[row] <= filter.max
     && (filter.part === "all" || (filter.part === "some" ? regionBases[row] > 0 : isIsland(row)))
-    && (filter.text === "" || contigs.name[row].toLowerCase().includes(filter.text)
-      || (hasClasses && CLASSES[contigs.class[row]].toLowerCase().includes(filter.text)));
+    && (filter.text === "" || contigs.name[row].toLowerCase().includes(filter.text));
 }
 
 function applyFilter() {
@@ -129,7 +125,6 @@ function contigRow(row) {
   const cells = {
     place: () => count(contigs.place[row] + 1),
     name: () => name,
-    class: () => foreignWords(CLASSES[contigs.class[row]]),
     length: () => count(contigs.length[row]),
     scored: () => [count(contigs.scored[row]), h("span", { class: "dim", text: ` / ${count(contigs.chunks[row])}` })],
     viral: () => count(contigs.viral[row]),
@@ -145,11 +140,8 @@ function contigRow(row) {
 
 const predictedClass = (row) => (contigs.predicted[row] === null ? null : foreignWords(PREDICTED[contigs.predicted[row]]));
 
-function nearestGenome(row) {
-  if (!hasNearest || contigs.nearest[row] === null) return null;
-  return h("p", { class: "dim" }, "Nearest genome: ", foreignWords(contigs.genomes[contigs.nearest[row]]),
-    contigs.lineage[row] ? [" (", foreignWords(contigs.lineage[row]), ")"] : null, ` · novelty ${probability(contigs.novelty[row])}`);
-}
+const noveltyText = (row) =>
+  hasPredicted && contigs.novelty[row] !== null && text(`Novelty ${probability(contigs.novelty[row])}`, { class: "dim" });
 
 function scoreBar(p) {
   if (p === null) return null;
@@ -168,7 +160,7 @@ function regionCell(row) {
 function whyNoTrack(row) {
   if (!contigs.scored[row]) return "No chunk of this contig has a score, so there is nothing to draw.";
   if (contigs.chunks[row] < data.tracks.min_chunks) {
-    return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more${evidence ? " and those called viral" : ""}; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
+    return `A track is drawn for contigs of ${data.tracks.min_chunks} chunks or more; this one has ${contigs.chunks[row]}. Its scores are in predictions.tsv.`;
   }
   return "To keep this file small it holds no scores of this contig; they are in predictions.tsv.";
 }
@@ -180,7 +172,7 @@ function toggleRow(row, name) {
     view.open.delete(row);
   } else {
     const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length },
-      h("div", { class: "detail-box" }, trackFigure(row) || h("p", { class: "dim", text: whyNoTrack(row) }), nearestGenome(row))));
+      h("div", { class: "detail-box" }, trackFigure(row) || h("p", { class: "dim", text: whyNoTrack(row) }), noveltyText(row))));
     view.open.set(row, detail);
     element.after(detail);
   }

@@ -1,4 +1,4 @@
-"""Sums over the contigs of a run, or of a class of them."""
+"""Sums over the contigs of a run."""
 
 from collections import Counter
 from typing import Any, Final
@@ -25,13 +25,11 @@ class Totals:
     Attributes:
         values: contigs, bases, regions, region_bases (bases in regions), island_contigs (partly viral), hosts (not called virus,
             but with a region of a tier above unsure).
-        labelled: contigs with a label.
         predicted: contigs and bases by predicted class and whether it is one of viruses.
     """
 
     def __init__(self) -> None:
         self.values: Counter[str] = Counter()
-        self.labelled = 0
         self.predicted: dict[tuple[str, bool], Counter[str]] = {}
         self._calls: Counter[str] = Counter()
         self._tiers: Counter[str] = Counter()

@@ -28,11 +28,8 @@ function trackFigure(row) {
   if (!scores) return null;
   const name = contigs.name[row], length = contigs.length[row];
   const track = { row, scores, places: chunkPlaces(row), from: 0, to: length, cursor: -1 };
-  track.why = evidenceOf(row, scores, track.places);
-  track.base = TRACK.base + (track.why ? WHY.height : 0);
   const readout = h("output", { class: "readout", "aria-live": "polite" });
-  const reading = track.why && h("output", { class: "reading", "aria-live": "polite" });
-  const canvas = h("div", { class: track.why ? "plot has-why" : "plot", tabindex: "0", role: "group", "aria-label":
+  const canvas = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label":
     `Scores along ${name}. Left and right arrow keys read chunk by chunk, plus and minus zoom, 0 shows the whole contig.` });
   const show = (from, to) => {
     const least = Math.min(length, 4 * chunkSize(length));
@@ -53,7 +50,6 @@ function trackFigure(row) {
   const tell = () => {
     whole.disabled = track.from === 0 && track.to === length;
     readout.textContent = track.cursor < 0 ? span(track) : chunkText(track);
-    if (reading) reading.textContent = track.cursor < 0 ? "" : evidenceText(track, track.cursor);
   };
   const button = (text, label, action) => h("button", { type: "button", class: "quiet", text, "aria-label": label, onclick: action });
   const whole = button("Whole contig", "Show the whole contig", () => show(0, length));
@@ -66,7 +62,7 @@ function trackFigure(row) {
   };
   listenToTrack(track, canvas, { show, zoom, draw });
   new ResizeObserver(() => canvas.clientWidth !== track.drawn && draw()).observe(canvas);
-  return h("figure", { class: "track" }, tools, canvas, reading, track.why && evidenceSummary(track.why), regionButtons(row, show));
+  return h("figure", { class: "track" }, tools, canvas, regionButtons(row, show));
 }
 
 // What a mouse and a keyboard do on a track.
@@ -147,13 +143,13 @@ function regionButtons(row, show) {
 function drawTrack(track, width) {
   track.drawn = width;
   const { left, right, top, plot, rug } = TRACK;
-  const height = track.base + TRACK.axis;
+  const height = TRACK.base + TRACK.axis;
   track.x = (at) => left + ((at - track.from) / (track.to - track.from)) * (width - left - right);
   const y = (p) => top + (1 - p) * plot;
   const name = contigs.name[track.row];
   const found = regionsOf(track.row);
   const image = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label":
-    `p_virus${track.why ? " and evidence" : ""} along ${name}, ${span(track)}; ${plural(found.length, "viral region", "viral regions")}` });
+    `p_virus along ${name}, ${span(track)}; ${plural(found.length, "viral region", "viral regions")}` });
   found.forEach((i) => image.append(...regionShapes(track, i, width)));
   [0, THRESHOLD, 1].forEach((p) => image.append(
     s("line", { class: p === THRESHOLD ? "axis" : "grid", x1: left, x2: width - right, y1: y(p), y2: y(p) }),
@@ -165,10 +161,9 @@ function drawTrack(track, width) {
     s("path", { class: "mean", d: meanPath(track, y, width) }),
     s("path", { class: "rug", d: columns.filter((column) => !column.scored)
       .map((column) => `M${column.x.toFixed(1)} ${top + plot + 3}h${Math.max(0.5, column.width - 0.4).toFixed(1)}v${rug - 5}h${-Math.max(0.5, column.width - 0.4).toFixed(1)}z`).join("") }),
-    ...(track.why ? evidenceShapes(track, width, columns, TRACK.base) : []),
     ...positionAxis(track, width),
     s("rect", { class: "drag", y: top, height: plot, width: 0 }),
-    s("line", { class: "cursor", y1: top - 4, y2: track.base, x1: 0, x2: 0 }));
+    s("line", { class: "cursor", y1: top - 4, y2: TRACK.base, x1: 0, x2: 0 }));
   return image;
 }
 
@@ -242,7 +237,7 @@ function meanPath(track, y, width) {
 }
 
 function positionAxis(track, width) {
-  const base = track.base;
+  const base = TRACK.base;
   const range = track.to - track.from;
   const rough = range / Math.max(2, (width - TRACK.left) / 110);
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-"""The index of the training genomes by the embeddings of a trained network."""
+"""Embeddings of pieces of genomes, which the novelty of contigs is measured by."""
 
 from typing import Final
 
@@ -13,8 +13,6 @@ from scripts.train_bundled.network import Network
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn, concatenated_ranges
 from virnuc_core.models.memory import to_device
-from virnuc_core.results.nearest import GenomeIndex
-from virnuc_core.training.genome_index import LabelledPieces, build_index
 
 # Lengths of pieces and of the chunks that they are cut into: a short contig is nearest to short pieces.
 _PIECES: Final = ((5000, 2000), (500, 500))
@@ -23,35 +21,21 @@ _MOST_OF_GENOME: Final = 4  # pieces of each length
 Int64 = npt.NDArray[np.int64]
 
 
-def index_genomes(
-    network: Network, train: Genomes, held_out: Genomes, tokenizer: DnabertTokenizer, seed: int
-) -> GenomeIndex:
-    """The index, of no head yet; its limits are fitted on the held-out genomes."""
-    own, others = (embed_genomes(network, genomes, tokenizer) for genomes in (train, held_out))
-    return build_index(own, others, "", seed)
-
-
 @torch.inference_mode()
-def embed_genomes(network: Network, genomes: Genomes, tokenizer: DnabertTokenizer) -> LabelledPieces:
-    """A few pieces of each genome, of each length; names are organisms."""
-    embeddings, genome, num_chunks = [], [], []
+def embed_genomes(
+    network: Network, genomes: Genomes, tokenizer: DnabertTokenizer
+) -> tuple[npt.NDArray[np.float32], Int64]:
+    """Embeddings (P, Z) of a few pieces of each genome, of each length, and the genome of each (P,)."""
+    embeddings, genome = [], []
     for length, chunk_length in _PIECES:
         record, bases = _spread_pieces(genomes.bases, length)
         chunks = cut(genomes.of(record, bases), View(chunk_length=chunk_length), tokenizer)
         place = to_device(chunks.record, network.head.gate.weight.device)
         found = network.head.contigs(chunk_codes(network, chunks), place, len(record)).embedding
-        with_chunks, counts = np.unique(chunks.record, return_counts=True)
+        with_chunks = np.unique(chunks.record)
         embeddings.append(found.cpu().numpy()[with_chunks])
         genome.append(record[with_chunks])
-        num_chunks.append(counts)
-    return LabelledPieces(
-        embeddings=np.concatenate(embeddings),
-        genome=np.concatenate(genome),
-        num_chunks=np.concatenate(num_chunks),
-        names=genomes.organisms,
-        lineages=genomes.lineages,
-        groups=genomes.groups,
-    )
+    return np.concatenate(embeddings), np.concatenate(genome)
 
 
 def _spread_pieces(bases: ByteColumn, length: int) -> tuple[Int64, ByteColumn]:
