@@ -182,7 +182,7 @@ def test_missing_and_damaged_shards_are_computed(
     assert "Set aside" in result.err
     assert result.document["shards"] == {"total": 5, "computed": 4}
     assert {path: path.read_bytes() for path in before} == before
-    virnuc.done("fsck", run)
+    virnuc.done("inspect", run)
 
 
 @pytest.mark.parametrize(
