@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from virnuc_core.benchmark.run import machine
+from benchmarks.forward import machine
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane

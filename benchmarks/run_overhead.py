@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.lane_overhead import serving
 from benchmarks.reports import EXAMPLE, Json, command_of, options_of, print_and_write
-from virnuc_core.benchmark.run import machine
+from benchmarks.forward import machine
 from virnuc_core.inference.device import resolve_devices
 
 

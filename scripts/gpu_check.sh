@@ -42,7 +42,7 @@ step() {
 bench() {
   local name=$1
   shift
-  step "$name" "$python" -m virnuc_core.benchmark --out "$out/$name.json" "$@"
+  step "$name" "$python" -m benchmarks.forward --out "$out/$name.json" "$@"
 }
 
 step tests scripts/gpu_tests.sh "$out"
@@ -58,11 +58,10 @@ bench end_to_end_650M "${whole[@]}" --model random:650M
 bench end_to_end_3B "${whole[@]}" --model random:3B
 bench end_to_end_dnabert_s "${whole[@]}" --model random:DNABERT-S
 if [ "$devices" != "$first" ]; then
-  bench scaling_3B --devices "$devices" --precision fp16 --end-to-end 20 --scaling --model random:3B
+  bench scaling_3B --devices "$devices" --precision fp16 --end-to-end 20 --model random:3B
 fi
 
 step peers "$python" -m benchmarks.peers --device "$first" --out "$out/peers.json"
-step flash_attention "$python" -m benchmarks.flash_attention --device "$first" --out "$out/flash_attention.json"
 step accuracy "$python" -m benchmarks.accuracy "${fasta[@]}" --device "$first" --out "$out/accuracy.json"
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -17,7 +17,6 @@ from virnuc_core.errors import DamagedFileError, DeviceError, InputError, UsageE
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
-    from virnuc_core.benchmark.settings import BenchSettings
     from virnuc_core.settings import (
         EmbedSettings,
         FramesSettings,
@@ -463,15 +462,6 @@ def _inspected(path: str, *, thorough: bool) -> Answer:
 
     found = inspect_path(Path(path), thorough=thorough)
     return Answer(found.document, found.summary, 0 if found.is_complete else DamagedFileError.exit_code)
-
-
-@command(cli, settings="virnuc_core.benchmark.settings:BenchSettings")
-def bench(settings: "BenchSettings") -> Answer:
-    """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
-    from virnuc_core.benchmark.run import run_benchmark, text_table  # imports torch
-
-    result = run_benchmark(settings, shlex.join(["virnuc", "bench", *settings.arguments()]))
-    return Answer(result, text_table(result["cases"]))
 
 
 @command(

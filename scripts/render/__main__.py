@@ -20,7 +20,6 @@ from scripts.render import (
     scaling,
     scoreboard,
     settings,
-    speeds,
     tutorial,
 )
 from scripts.render.tables import ROOT, MakeTable, fill, load_results
@@ -41,7 +40,6 @@ PAGES: Final[dict[str, tuple[Path, Callable[[str], str]]]] = {
     "model-card": _page("docs/model-card.md", accuracy.MODEL_CARD),
     "accuracy": _page("docs/accuracy.md", scoreboard.TABLES),
     "settings": _page("docs/configuration.md", settings.TABLES),
-    "speeds": (ROOT / "virnuc_core" / "inference" / "speeds.json", lambda _: speeds.render(load_results())),
     "tutorial": (tutorial.PAGE, tutorial.render),
 }
 

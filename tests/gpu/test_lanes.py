@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.benchmark.synthetic import random_sequences, write_fasta
+from benchmarks.forward import random_sequences, write_fasta
 from virnuc_core.env_config import reload
 from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan

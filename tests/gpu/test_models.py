@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from benchmarks.loading import make_folder
 from tests.kernel_checks import IF_FLASH_ATTN, bounds_of
+from tests.made_models import write_model
 from virnuc_core.models.attention import TritonAttention, resolve_attention
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model
@@ -67,8 +68,11 @@ def test_weights_are_those_of_the_file_and_need_little_more_memory(
     file_format: str, precision: ResolvedPrecision, tmp_path: Path
 ) -> None:
     [entry] = find_entries("35M", "esm2")
-    make_folder(entry.spec, tmp_path, file_format)
-    checkpoint = open_checkpoint(str(tmp_path), "esm2")
+    folder = write_model(tmp_path / "model", entry.spec)
+    if file_format == "torch":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    checkpoint = open_checkpoint(str(folder), "esm2")
     torch.cuda.reset_peak_memory_stats(DEVICE)
     before = torch.cuda.memory_allocated(DEVICE)
     model = load_model(checkpoint, DEVICE, precision)

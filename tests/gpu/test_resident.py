@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from virnuc_core import Embedder, embed
-from virnuc_core.benchmark.synthetic import random_sequences
+from benchmarks.forward import random_sequences
 from virnuc_core.inference import runner
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.files import parse_object
-from virnuc_core.models.digests import kept_digest
+from virnuc_core.files import file_digest, parse_object
 from virnuc_core.models.dnabert_s import DnabertS
 from virnuc_core.models.encoder import Encoder
 from virnuc_core.models.esm2 import ESM2
@@ -351,14 +350,10 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """`fingerprint_from` the kept digests of unchanged files, and new ones of others."""
-        return self.fingerprint_from(kept_digest)
-
-    def fingerprint_from(self, digest: Callable[[Path], str]) -> str:
         """SHA-256 (hex) over those of the weight files and the tokenizer, which determine every vector."""
         total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
         for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
-            total.update(bytes.fromhex(digest(path)))
+            total.update(bytes.fromhex(_sha256(path)))
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
@@ -500,6 +495,20 @@ def _is_valid(name: str, value: object) -> bool:
     if name == "layer_norm_eps":
         return isinstance(value, int | float) and 0 < value < 1
     return type(value) is int and 0 < value < _MAX_INTEGER
+
+
+def _sha256(path: Path) -> str:
+    """SHA-256 (hex) of a file. Large files in the hub's cache are named by it; others are read once per process."""
+    path = path.resolve()
+    if path.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", path.name):
+        return path.name
+    status = path.stat()
+    return _read_sha256(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+@lru_cache(maxsize=64)
+def _read_sha256(path: Path, state: tuple[int, ...]) -> str:
+    return file_digest(path)
 
 
 def random_state_dict(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:

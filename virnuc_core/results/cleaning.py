@@ -1,4 +1,4 @@
-"""Retention: removes what finished runs no longer need, and old caches of the home folder."""
+"""Retention: removes what finished runs no longer need, and old files of the home folder."""
 
 import fcntl
 import os
@@ -7,19 +7,26 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from virnuc_core.env_config import env
 from virnuc_core.errors import DamagedFileError, UsageError
 from virnuc_core.files import parse_object
-from virnuc_core.inference.compile_cache import CacheEntry, iter_entries
-from virnuc_core.models.digests import digest_folder
 from virnuc_core.results.run_json import CLEANED, read_records, write_document
 from virnuc_core.results.run_opening import SHARD_FILES, locking
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
 
 _LOCKS: Final = (".lock", "lock")
+
+
+class CacheEntry(NamedTuple):
+    """A folder and its direct files, removed together."""
+
+    last_used: float
+    folder: Path
+    files: list[Path]
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +62,14 @@ def clean_runs(folder: Path, before: datetime, *, dry_run: bool) -> Iterator[Cle
 
 
 def clean_home(before: datetime, *, dry_run: bool) -> Iterator[Cleaned]:
-    """Removes what was last used before a moment: compiled code, digests, staged inputs, logs of `virnuc up`.
+    """Removes what was last used before a moment: staged inputs, logs of `virnuc up`.
 
     Also cleans staged runs.
     """
     home = env().home
     staging = env().staging or home / "staging"
-    for cache in (home / "compiled", digest_folder(), home / "up", staging / "inputs"):
-        for entry in iter_entries(cache):
+    for cache in (home / "up", staging / "inputs"):
+        for entry in _iter_entries(cache):
             if entry.last_used < before.timestamp():
                 yield _remove_entry(cache, entry, dry_run=dry_run)
     yield from clean_runs(staging / "outputs", before, dry_run=dry_run)
@@ -135,3 +142,15 @@ def _remove_entry(cache: Path, entry: CacheEntry, *, dry_run: bool) -> Cleaned:
                     file.unlink(missing_ok=True)
             _drop_empty(entry.folder)
     return Cleaned(path=entry.folder, num_bytes=entry.size)
+
+
+def _iter_entries(cache: Path) -> Iterator[CacheEntry]:
+    """All of a folder but empty files, which are locks; other processes may be changing it."""
+    for folder, _, names in os.walk(cache):
+        found: list[tuple[Path, os.stat_result]] = []
+        for name in names:
+            with suppress(FileNotFoundError):  # another process has just removed it
+                found.append((path := Path(folder, name), path.stat()))
+        if size := sum(status.st_size for _, status in found):
+            last_used = max(max(status.st_atime, status.st_mtime) for _, status in found)
+            yield CacheEntry(last_used, Path(folder), [path for path, _ in found], size)

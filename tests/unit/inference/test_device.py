@@ -19,7 +19,6 @@ from virnuc_core.inference.device import (
     resolve_precision,
     weight_bytes,
 )
-from virnuc_core.inference.model_facts import measured_speeds, model_facts
 from virnuc_core.models import kernels
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
@@ -197,12 +196,8 @@ def test_what_there_was_no_memory_for_is_named(text: str, where: str, message: s
         raise RuntimeError(text)
 
 
-def test_the_catalogue_says_what_models_are_and_how_fast_they_were() -> None:
-    by_name = {facts.entry.qualified_name: facts for facts in model_facts()}
-    counts = {name.partition(":")[2]: facts.num_parameters for name, facts in by_name.items()}
-    named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9}
-    for name, wanted in {**named, "DNABERT-S": 117e6}.items():
-        assert counts[name] == pytest.approx(wanted, rel=0.08), name
-    assert all((RESULTS / f"{speed.result}.json").is_file() for speed in measured_speeds())
-    assert by_name["esm2:15B"].speeds == ()
-    assert by_name["esm2:3B"].document["speeds"][0]["machine"] == "NVIDIA H200"
+def test_the_parameters_of_the_catalogue_are_those_of_the_published_models() -> None:
+    named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9, "DNABERT-S": 117e6}
+    for name, wanted in named.items():
+        [entry] = find_entries(name, None)
+        assert sum(map(math.prod, parameter_shapes(entry.spec).values())) == pytest.approx(wanted, rel=0.08), name
