@@ -241,15 +241,12 @@ def _draw(planned: PlannedModel, lengths: str) -> tuple[TokenColumn, Int64 | Non
 
 
 @torch.inference_mode()
-def measure_forward(
-    name: str, planned: PlannedModel, options: argparse.Namespace, device: str
-) -> list[Json]:
+def measure_forward(name: str, planned: PlannedModel, options: argparse.Namespace, device: str) -> list[Json]:
     """One case per length distribution; the floor and all distributions are measured in turn."""
     distributions = (options.lengths or USUAL_LENGTHS[planned.family]).split(",")
     started = time.perf_counter()
-    model = load_model(open_checkpoint(planned.location, planned.family), device, planned.precision)
-    if planned.compiled:
-        model.compile_layers()
+    checkpoint, compiled_for = open_checkpoint(planned.location, planned.family), planned.attention
+    model = load_model(checkpoint, device, planned.precision, compiled_for if planned.compiled else None)
     synchronize(device)
     load_seconds = time.perf_counter() - started
     sets = [BatchSet.make(planned, model, lengths, device) for lengths in distributions]
@@ -316,7 +313,10 @@ def measure_end_to_end(case: Json, config: RunConfig, devices: tuple[str, ...], 
     )
     speed = work.speed([model.tokens / seconds for seconds in slowest])
     ratio = speed["tokens_per_second"] / len(devices) / case["forward"]["tokens_per_second"]
-    print(f"end to end on {len(devices)}: {speed['tokens_per_second']:,.0f} tokens/s, {ratio:.3f} of it", flush=True)
+    print(
+        f"end to end on {len(devices)}: {speed['tokens_per_second']:,.0f} tokens/s, {ratio:.3f} of it",
+        flush=True,
+    )
     loads = [max(report.load_seconds for report, _ in lanes) for lanes in measured]
     return {
         "devices": list(devices),
@@ -348,7 +348,7 @@ def _run_lanes(folder: RunFolder, plan: RunPlan, devices: Sequence[str]) -> list
     assigned = assign_shards(plan, range(len(plan.shards)), len(devices))
 
     def work(lane: int) -> tuple[LaneReport, float]:
-        times = []
+        times: list[float] = []
 
         def on_event(event: LaneEvent) -> None:
             if isinstance(event, ModelsLoaded):
@@ -417,16 +417,31 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a command line."""
     parser = options_of("forward", __doc__)
     add = parser.add_argument
-    add("--model", action="append", required=True, metavar="NAME|PATH", help="as in `virnuc embed`; several times")
+    add(
+        "--model",
+        action="append",
+        required=True,
+        metavar="NAME|PATH",
+        help="as in `virnuc embed`; several times",
+    )
     add("--precision", default="auto", metavar="P,P,...")
-    add("--lengths", metavar="L,L,...", help="fixed:N letters, tokens:N or lognormal [166 residues, 500 bases]")
+    add(
+        "--lengths",
+        metavar="L,L,...",
+        help="fixed:N letters, tokens:N or lognormal [166 residues, 500 bases]",
+    )
     add("--devices", default="auto", metavar="auto|cpu|0,1,...")
     add("--token-budget", type=int, metavar="N", help="most tokens in one batch [by the device]")
     add("--attention", default="auto", choices=get_args(AttentionChoice))
     add("--compile", action="store_true", help="torch.compile the layers")
     add("--seconds", type=float, default=5.0, metavar="S", help="least length of one measurement [5]")
     add("--repeats", type=int, default=3, metavar="N", help="measurements of each figure [3]")
-    add("--end-to-end", type=float, metavar="S", help="also to shards on the disk, S seconds of work on each device")
+    add(
+        "--end-to-end",
+        type=float,
+        metavar="S",
+        help="also to shards on the disk, S seconds of work on each device",
+    )
     options = parser.parse_args(argv)
     if options.end_to_end and "tokens:" in (options.lengths or ""):
         parser.error("--end-to-end begins with letters: give --lengths fixed:N")

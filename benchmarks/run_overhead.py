@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from benchmarks.forward import machine
 from benchmarks.lane_overhead import serving
 from benchmarks.reports import EXAMPLE, Json, command_of, options_of, print_and_write
-from benchmarks.forward import machine
 from virnuc_core.inference.device import resolve_devices
 
 

@@ -112,7 +112,7 @@ def params_of(plan: RunPlan) -> dict[str, Value]:
             dict.fromkeys((*plan.switches, *(s for p in plan.continued for s in p.switches)))
         ),
     }
-    names = ("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode")
+    names = ("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compiled")
     for model in plan.models:
         own = {name: getattr(model, name) for name in (*names, "token_budget")}
         own |= {name: getattr(model.spec, name) for name in ("embedding_dim", "num_layers")}

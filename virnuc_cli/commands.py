@@ -1,6 +1,5 @@
 """The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -474,7 +473,7 @@ def _inspected(path: str, *, thorough: bool) -> Answer:
     ),
 )
 def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
-    """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
+    """Looks at versions, GPUs and VIRNUC_HOME, and makes a small run on each device.
 
     Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare
     0 when the vectors are the same within rounding, 5 when they are not.
@@ -486,10 +485,10 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         with terminal(output):
             compared = compare_model(compare)
         return Answer(compared.document, compared.summary, 0 if compared.is_same else DeviceError.exit_code)
-    from virnuc_cli.doctor import all_findings
+    from virnuc_core.doctor.checks import all_findings  # imports torch
 
     findings = []
-    for finding in all_findings(cli, click.get_current_context().find_root().params["config"], quick=quick):
+    for finding in all_findings(quick=quick):
         findings.append(finding)
         if output == "human" or (output == "quiet" and finding.state != "ok"):
             click.echo(finding.summary)

@@ -363,6 +363,5 @@ def reprocess_config(plan: RunPlan, settings: ReprocessSettings) -> RunConfig:
             kept["dnabert_precision"] = dnabert.precision
     packed = {model.attention for model in (esm2, dnabert) if model.engine == "packed"}
     if same_engine and not {"precision", "dnabert_precision"} & set(given) and len(packed) == 1:
-        [attention] = packed
-        kept["attention"] = attention if attention != "padded" else "auto"
+        [kept["attention"]] = packed
     return RunConfig(**{**kept, **given})

@@ -26,7 +26,6 @@ from pydantic_core import PydanticUndefined
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import (
     AttentionChoice,
-    CompileMode,
     EmbeddingsDtype,
     Engine,
     Family,
@@ -107,8 +106,8 @@ class EngineSettings(Settings):
         default="packed", description="reference: one sequence at a time, fp32, plain attention"
     )
     attention: AttentionChoice = Field(default="auto", description="Attention backend")
-    compile_mode: CompileMode = Field(
-        default="auto", description="torch.compile of the layers [auto: in runs long enough to repay it]"
+    compile: bool = Field(
+        default=False, description="Compile the layers with torch.compile, which takes up to a minute"
     )
     shard_seconds: Annotated[PositiveTime, Metavar("S")] | None = Field(
         default=None,

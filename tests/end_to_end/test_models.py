@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.conftest import CommandLine
 from tests.made_hub import running_hub
-from tests.made_models import GOLDEN, write_model
+from tests.made_models import write_model
 from virnuc_core.models.catalogue import HubCommit, find_entries
 from virnuc_core.models.hub import open_checkpoint
 

@@ -39,9 +39,7 @@ def ways_of(tokens: TokenColumn) -> dict[str, Rows]:
     "models", [("random:150M", None), (None, "random:DNABERT-S")], ids=["ESM-2", "DNABERT-S"]
 )
 def test_the_same_bits_in_any_batch(models: tuple[str | None, str | None], precision: Precision) -> None:
-    config = RunConfig(
-        chunk_length=None, precision=precision, esm_model=models[0], dnabert_model=models[1]
-    )
+    config = RunConfig(chunk_length=None, precision=precision, esm_model=models[0], dnabert_model=models[1])
     [planned] = plan_models(config, (DEVICE,), None)
     encoder = load_model(open_checkpoint(planned.location, planned.spec.family), DEVICE, planned.precision)
     model = ModelRunner(planned, encoder, Streams(DEVICE))

@@ -18,7 +18,7 @@ from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.runner import InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig

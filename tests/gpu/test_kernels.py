@@ -23,9 +23,9 @@ from tests.kernel_checks import (
     reference,
     relative_error,
 )
-from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.attention import alibi_slopes
+from virnuc_core.models.encoders import mean_pool
 from virnuc_core.models.kernels import attention, gemm_gelu
-from virnuc_core.models.positions import alibi_slopes
 from virnuc_core.specs import AttentionBackend
 
 pytestmark = pytest.mark.gpu

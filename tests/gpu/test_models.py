@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from virnuc_core.models.compilation import compile_layers
 
 from tests.kernel_checks import IF_FLASH_ATTN, bounds_of
 from tests.made_models import write_model
 from virnuc_core.models.attention import TritonAttention, resolve_attention
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.fused import Fp8Linear
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.layers import Fp8Linear
 from virnuc_core.models.memory import upload
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
 

@@ -27,7 +27,6 @@ from virnuc_core.specs import (
     FrameRule,
     InputFile,
     ModelSpec,
-    ResolvedCompileMode,
     ResolvedPrecision,
 )
 from virnuc_core.versions import series
@@ -41,19 +40,19 @@ _NOT_IN_FINGERPRINT: Final = frozenset(
 )
 # Fields set by a flag of the same name; the last two also by --dnabert-FLAG in runs with both models.
 _FLAGGED: Final = (
-    *("chunk_length", "min_length", "repr_layer", "attention", "compile_mode", "token_budget", "embeddings"),
+    *("chunk_length", "min_length", "repr_layer", "attention", "token_budget", "embeddings"),
     *("precision", "engine"),
 )
 _DNABERT_FLAGGED: Final = ("precision", "engine")
 # "auto" resolves these from precision and engine.
-_RESOLVED: Final = ("attention", "compile_mode", "token_budget")
+_RESOLVED: Final = ("attention", "token_budget")
 _NOT_REPROCESSED: Final = frozenset({"kind", "input_digest", "chunk_length", "min_length", "frames"})
 # Fields of a model that an emergency switch affects.
 _SWITCHED: Final[Mapping[str, frozenset[str]]] = {
     "VIRNUC_DISABLE_FP16": frozenset({"precision", *_RESOLVED}),
     "VIRNUC_DISABLE_PACKING": frozenset({"precision", *_RESOLVED}),
-    "VIRNUC_DISABLE_COMPILE": frozenset({"compile_mode"}),
-    "VIRNUC_V1_ATTENTION": frozenset({"attention", "compile_mode"}),
+    "VIRNUC_DISABLE_COMPILE": frozenset({"compiled"}),
+    "VIRNUC_V1_ATTENTION": frozenset({"attention"}),
 }
 
 
@@ -76,14 +75,14 @@ class PlannedModel:
     precision: ResolvedPrecision
     engine: Engine
     attention: AttentionBackend
-    compile_mode: ResolvedCompileMode
+    compiled: bool
     token_budget: int
     location: str
 
     @property
     def arithmetic(self) -> str:
-        """Precision, engine, attention and compile mode, for messages."""
-        compiled = f", compiled ({self.compile_mode})" if self.compile_mode != "none" else ""
+        """Precision, engine, attention and whether layers are compiled, for messages."""
+        compiled = ", compiled" if self.compiled else ""
         return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
 
     @property

@@ -8,11 +8,10 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,14 +19,11 @@ from torch.overrides import TorchFunctionMode
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
 from virnuc_core.files import file_digest, parse_object
-from virnuc_core.models.dnabert_s import DnabertS
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.attention import pair_rows
+from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
 from virnuc_core.models.memory import upload
-from virnuc_core.models.onednn import pack_layers, quantize_int8
-from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
-from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
+from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpec, ResolvedPrecision
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
@@ -52,20 +48,15 @@ _FAIR_ESM_NAMES: Final = {
     "token_dropout": "token_dropout",
 }
 
-# The dtype of everything but the matrix products of fp8 and int8.
+# The dtype of everything but the matrix products of fp8.
 _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8": torch.bfloat16,
-    "int8": torch.float32,
 }
 _RANDOM_SEED: Final = 0
 _RANDOM_STD: Final = 0.02
-# Of random tokens that show which channels of a model are far above the others.
-_SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 4, 64
-# Special tokens come first in both vocabularies; in that of ESM-2, rare letters follow the twenty residues.
-_SPECIAL_END, _RESIDUES_END = 5, 24
 
 _log = logging.getLogger(__name__)
 
@@ -556,8 +547,13 @@ def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torc
     return state
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
-    """A model in evaluation mode without gradients.
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    precision: ResolvedPrecision,
+    compiled_for: AttentionBackend | None = None,
+) -> Encoder:
+    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that.
 
     Raises:
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
@@ -578,12 +574,12 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
         model.quantize()
-    else:
+    elif (
+        compiled_for is None or torch.device(device).type != "cpu"
+    ):  # graphs cannot take weights packed by oneDNN
         model.prepare_inference()
-        if precision == "int8":
-            quantize_int8(model, partial(_embed_random_tokens, model))
-        else:
-            pack_layers(model)
+    if compiled_for is not None:
+        model.compile_layers(compiled_for)
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,
@@ -593,12 +589,3 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         device,
     )
     return model
-
-
-@torch.inference_mode()
-def _embed_random_tokens(model: Encoder) -> None:
-    end = _RESIDUES_END if model.spec.family == "esm2" else model.spec.vocab_size
-    size = _SAMPLE_SEQUENCES * _SAMPLE_TOKENS
-    input_ids = torch.from_numpy(np.random.default_rng(_RANDOM_SEED).integers(_SPECIAL_END, end, size=size))
-    cu_seqlens = np.arange(0, size + 1, _SAMPLE_TOKENS, dtype=np.int32)
-    model.embed(input_ids, model.build_layout(cu_seqlens, "sdpa"))

@@ -246,14 +246,18 @@ def _require_undamaged(name: str, folder: Path) -> None:
 
 def _files_of(checkpoint: Checkpoint) -> list[Path]:
     indexes = checkpoint.location.glob("*.index.json")
-    return [path for path in (*checkpoint.files, checkpoint.config, checkpoint.tokenizer_file, *indexes) if path]
+    return [
+        path for path in (*checkpoint.files, checkpoint.config, checkpoint.tokenizer_file, *indexes) if path
+    ]
 
 
 def _copy(checkpoint: Checkpoint, folder: Path) -> None:
     """Copies a model as plain files with a list of their hashes; the same model there is left alone."""
     if os.path.lexists(folder):
         if not folder.is_dir() or Checkpoint.open(folder).fingerprint != checkpoint.fingerprint:
-            raise UsageError(f"{folder} is in the way and is not this model: delete it, or give another --to.")
+            raise UsageError(
+                f"{folder} is in the way and is not this model: delete it, or give another --to."
+            )
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:

@@ -1,6 +1,7 @@
 """Choice of device, arithmetic and batch size; recognizing out-of-memory errors, and of which memory."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from virnuc_core.inference.device import (
 )
 from virnuc_core.models import kernels
 from virnuc_core.models.catalogue import find_entries
+from virnuc_core.models.checkpoint import parameter_shapes
 from virnuc_core.models.memory import empty_pinned, is_out_of_memory, raise_on_oom
 from virnuc_core.specs import ModelSpec, Precision
 
@@ -200,4 +202,6 @@ def test_the_parameters_of_the_catalogue_are_those_of_the_published_models() -> 
     named = {"8M": 8e6, "35M": 35e6, "150M": 150e6, "650M": 650e6, "3B": 3e9, "15B": 15e9, "DNABERT-S": 117e6}
     for name, wanted in named.items():
         [entry] = find_entries(name, None)
-        assert sum(map(math.prod, parameter_shapes(entry.spec).values())) == pytest.approx(wanted, rel=0.08), name
+        assert sum(map(math.prod, parameter_shapes(entry.spec).values())) == pytest.approx(
+            wanted, rel=0.08
+        ), name

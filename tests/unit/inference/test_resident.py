@@ -24,7 +24,7 @@ from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
 from virnuc_core.inference.resident import ResidentModels
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family, ResolvedPrecision
 

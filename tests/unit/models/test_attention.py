@@ -10,8 +10,7 @@ import torch
 
 from virnuc_core.errors import DeviceError, UsageError, VirnucError
 from virnuc_core.models import attention, attention_plain
-from virnuc_core.models.attention import PackedLayout, packed_attention, resolve_attention
-from virnuc_core.models.attention_plain import RectangleAttention
+from virnuc_core.models.attention import PackedLayout, RectangleAttention, packed_attention, resolve_attention
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN_VERSION
 

@@ -10,7 +10,7 @@ from virnuc_core.inference.device import cpu_has_int8
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoint import build_model, load_model
 from virnuc_core.models.contig_head import load_contig_head
-from virnuc_core.models.encoder import mean_pool
+from virnuc_core.models.encoders import mean_pool
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family, ResolvedPrecision
 

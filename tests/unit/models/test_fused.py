@@ -6,18 +6,20 @@ from torch import nn
 from torch.nn import functional
 
 from virnuc_core.errors import UsageError
-from virnuc_core.models.fused import (
+from virnuc_core.models.layers import (
     Fp8Linear,
+    PackedLinear,
     arrange_glu,
+    can_pack,
     linear,
     linear_add_norm,
     linear_gated_gelu,
     linear_gelu,
+    pack_layers,
     quantize_attention,
     quantize_feed_forward,
     quantize_rows,
 )
-from virnuc_core.models.onednn import PackedLinear, can_pack, pack_layers
 
 
 @torch.inference_mode()

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from virnuc_core.models.compilation import compile_layers
 
 from virnuc_core.errors import DeviceError
 from virnuc_core.models import fused, kernels
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.compilation import compile_layers
 from virnuc_core.models.kernels import has_kernels
 
 CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
