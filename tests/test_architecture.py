@@ -25,7 +25,6 @@ KERNELS = Path("virnuc_core/models/kernels")
 
 # Named exceptions with reasons; an unused one fails.
 BROAD_EXCEPT = {
-    "benchmarks/flash_attention.py:recording_failure": "other programs and their compilers raise what they like",
     "virnuc_cli/main.py:main": "the outermost boundary: every failure becomes one line and an exit code",
     "tasks/mlflow_process.py:serve": "as for run_record.py",
     "tasks/mlflow_store.py:_reading_registry": "as for run_record.py",

@@ -81,8 +81,6 @@ def test_caches_of_the_home_folder(
     files = {
         name: home / name
         for name in (
-            "compiled/triton/a/kernel",
-            "digests/1-2",
             "up/worker.log",
             "staging/inputs/1/a.fa",
             "mlflow.db",

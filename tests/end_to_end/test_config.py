@@ -72,8 +72,8 @@ def test_variables_and_files_of_variables(virnuc: CommandLine, monkeypatch: pyte
     assert found["MLFLOW_TRACKING_URI"][0] == "http://host"
     monkeypatch.setenv("VIRNUC_THREADS", "2")
     assert shown(virnuc, "frames")["VIRNUC_THREADS"] == ("2", "environment variable", "VIRNUC_THREADS")
-    mine.write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")
-    message = "mine.toml [environment]: environment variable VIRNUC_COMPILE_CACHE_GB is 'much'"
+    mine.write_text("[environment]\nVIRNUC_LANE_TIMEOUT = 'much'\n")
+    message = "mine.toml [environment]: environment variable VIRNUC_LANE_TIMEOUT is 'much'"
     virnuc.refused(2, message, "config", "show")
     monkeypatch.delenv("VIRNUC_CONFIG")
     monkeypatch.setenv("VIRNUC_PREDICT_TOKEN_BUDGET", "many")

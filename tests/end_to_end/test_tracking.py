@@ -52,7 +52,7 @@ def test_a_run_is_found_again_in_mlflow_and_in_prefect(
     assert origins["dnabert-engine"] == "environment variable VIRNUC_PREDICT_DNABERT_ENGINE"
     assert origins["token-budget"] == "flag --token-budget"
     assert "precision" not in origins
-    names = ("family", "precision", "engine", "attention", "compile_mode", "token_budget")
+    names = ("family", "precision", "engine", "attention", "compiled", "token_budget")
     assert [tuple(model[name] for name in names) for model in document["models"]] == [
         ("dnabert_s", "fp32", "reference", "reference", "none", 1),
         ("esm2", "fp32", "packed", "sdpa", "none", 300),

@@ -87,7 +87,7 @@ def _row_work(
         letters += lengths
         num_tokens = lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN) + _SPECIAL_TOKENS
         seconds += _flops(model.spec, num_tokens) / _FLOPS[kind][model.precision]
-        if model.engine == "reference":
+        if model.token_budget == 1:
             seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
     return letters, seconds
 

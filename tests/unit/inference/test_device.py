@@ -12,7 +12,6 @@ from virnuc_core.errors import DeviceError, DeviceMemoryError, UsageError, Virnu
 from virnuc_core.inference.device import (
     cpu_has_bf16,
     cpu_has_fast_bf16,
-    cpu_has_int8,
     default_token_budget,
     fitting_token_budget,
     needed_bytes,
@@ -94,8 +93,6 @@ def test_bf16_is_slow_on_intel_without_amx(tmp_path: Path) -> None:
         ("fp32", "cpu", "fp32"),
         ("fp16", "cpu", "does not compute in fp16"),
         ("fp8", "cpu", "does not compute in fp8"),
-        ("int8", "cpu", "int8" if cpu_has_int8() else "no int8 instructions"),
-        ("int8", "cuda:0", "int8 is for the CPU"),
         ("bf16", "cpu", "bf16" if cpu_has_bf16() else "no bf16 instructions"),
     ],
 )

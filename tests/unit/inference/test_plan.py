@@ -112,8 +112,8 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
         (with_esm2(**LARGE), r"esm2 model was tiny \(a{12}\), now 3B \(9{12}\)\.", {"dnabert_s"}),
         (with_esm2(repr_layer=2), r"esm2\.repr_layer \(--repr-layer\) was 4, now 2", {"dnabert_s"}),
         (with_esm2(precision="fp16"), r"esm2\.precision \(--precision\) was fp32, now fp16", {"dnabert_s"}),
-        (with_esm2(attention="varlen"), r"\(--attention\) was sdpa, now varlen", {"dnabert_s"}),
-        (with_esm2(compile_mode="default"), r"\(--compile-mode\) was none, now default", {"dnabert_s"}),
+        (with_esm2(attention="reference"), r"\(--attention\) was sdpa, now reference", {"dnabert_s"}),
+        (with_esm2(compiled=True), r"compiled was False, now True", {"dnabert_s"}),
         (with_dna(token_budget=1), r"dnabert_s\.token_budget \(--token-budget\) was 4096, now 1", {"esm2"}),
         (with_dna(precision="fp16"), r"precision \(--dnabert-precision\) was fp32, now fp16", {"esm2"}),
         (with_dna(engine="reference"), r"\(--dnabert-engine\) was packed, now reference", {"esm2"}),
@@ -161,9 +161,9 @@ def test_names_and_places_do_not_count() -> None:
     require_same_plan(PLAN, moved, FOLDER)
 
 
-CONSEQUENCES = ("repr_layer", "spec", "token_budget", "shards:", "attention", "compile_mode")
+CONSEQUENCES = ("repr_layer", "spec", "token_budget", "shards:", "attention")
 DEEPER = {**LARGE, "spec": replace(PLAN.models[1].spec, num_layers=36), "repr_layer": 36}
-IN_HALF = {"precision": "fp16", "attention": "triton", "compile_mode": "default"}
+IN_HALF = {"precision": "fp16", "attention": "triton"}
 EMBED = replace(PLAN, kind="embed")
 HALF_EMBED = replace(EMBED, embeddings="float16")
 

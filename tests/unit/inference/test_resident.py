@@ -47,7 +47,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the models that are loaded."""
     names = []
 
-    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, compiled_for: None
+    ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)
 
