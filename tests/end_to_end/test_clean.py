@@ -90,7 +90,7 @@ def test_caches_of_the_home_folder(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("content")
         os.utime(file, (time.time() - 86_400,) * 2)
-    new = home / "compiled" / "triton" / "b" / "kernel"
+    new = home / "staging" / "inputs" / "2" / "b.fa"
     new.parent.mkdir()
     new.touch()
     staged = shutil.move(run, home / "staging" / "outputs" / "2" / "run")

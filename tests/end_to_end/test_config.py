@@ -52,7 +52,7 @@ def test_every_source_and_which_of_them_wins(virnuc: CommandLine, monkeypatch: p
 def test_settings_for_a_person(virnuc: CommandLine) -> None:
     out = virnuc.done("config", "show").out
     assert "settings files: none" in out
-    for heading in ("predict", "bench", "config show", "environment"):
+    for heading in ("predict", "doctor", "config show", "environment"):
         assert f"\n{heading}\n" in out
     Path("other.toml").write_text("[predict]\nchunk-length = 400\n")
     command = ("--config", "other.toml", "config", "show", "predict", "--preset", "virnucpro-300")

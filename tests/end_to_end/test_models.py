@@ -60,7 +60,7 @@ def test_a_model_is_pulled_carried_and_used(virnuc: CommandLine, tmp_path: Path)
     names = {"SHA256SUMS", "config.json", "model.safetensors"}
     assert {(path.name, path.is_symlink()) for path in copy.iterdir()} == {(name, False) for name in names}
     assert damaged[0] == 4
-    assert "its content is not what the model hub says" in damaged[1]["error"]
+    assert "is not what the model hub says" in damaged[1]["error"]
     assert f"Delete {home}/hub/models--lab--damaged and run" in damaged[1]["error"]
     assert not (tmp_path / "not_made").exists()
     with running_hub({LARGER.source.repo: repository}, LARGER.source.revision) as hub:

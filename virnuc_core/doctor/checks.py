@@ -70,11 +70,13 @@ class Finding:
 
 def all_findings(*, quick: bool) -> Iterator[Finding]:
     """All findings; `quick` leaves out the run on each device."""
-    for part in (version_findings, device_findings, home_findings, *(() if quick else (self_test_findings,))):
+    parts = {"versions": version_findings, "devices": device_findings, "home": home_findings}
+    parts |= {} if quick else {"self test": self_test_findings}
+    for topic, part in parts.items():
         try:
             yield from part()
         except VirnucError as error:
-            yield Finding(part.__name__.removesuffix("_findings"), "all of it", "problem", str(error))
+            yield Finding(topic, "all of it", "problem", str(error))
 
 
 def version_findings() -> Iterator[Finding]:
