@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_models import MadeRun
-from virnuc_core.errors import UsageError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.sharding import RowWork, cut_rows, plan_shards, with_costs
 
