@@ -42,11 +42,12 @@ def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
     from virnuc_core.inference.device import needed_bytes, saturating_token_budget  # imports torch
     from virnuc_core.models.catalogue import HubCommit
     from virnuc_core.models.checkpoint import parameter_shapes
-    from virnuc_core.models.hub import location_of
+    from virnuc_core.models.hub import find_cached
     from virnuc_core.specs import ResolvedPrecision
 
-    spec, location = entry.spec, location_of(entry)
-    hub = entry.source if isinstance(entry.source, HubCommit) else None
+    spec, source = entry.spec, entry.source
+    hub = source if isinstance(source, HubCommit) else None
+    location = source if isinstance(source, Path) else find_cached(source.repo, source.revision)
     parameters = sum(math.prod(shape) for shape in parameter_shapes(spec).values())
     gpu_budget, cpu_budget = (saturating_token_budget(spec, kind) for kind in ("cuda", "cpu"))
     if location is None:
@@ -85,11 +86,12 @@ def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
 )
 def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
     """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
-    from virnuc_core.models.hub import hide_progress
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     from virnuc_core.models.hub import pull as pull_one  # imports torch
 
     if output != "human":
-        hide_progress()
+        disable_progress_bars()
     done = [pull_one(name, Path(to).expanduser() if to else None) for name in names]
     document = {
         "pulled": [

@@ -28,7 +28,6 @@ from virnuc_core.specs import Family
 
 SUMS_NAME: Final = "SHA256SUMS"
 _DESCRIPTIONS: Final = ("config.json", "tokenizer.json")
-_ANSWER_WITHIN_S: Final = 20
 
 logger = logging.getLogger(__name__)
 
@@ -52,47 +51,48 @@ def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
         UsageError: without a family, the name is that of two models.
         CheckpointError: the model does not exist, cannot be fetched, is damaged, or is of the other family.
     """
-    is_random = name_or_path.startswith(RANDOM)
-    if entries := find_entries(name_or_path.removeprefix(RANDOM), family):
-        if len(entries) > 1:
-            raise UsageError(
-                f"{name_or_path} is the name of an ESM-2 and of a DNABERT-S model: give esm2:{name_or_path} or "
-                f"dnabert:{name_or_path}."
+    entry = _entry_of(name_or_path.removeprefix(RANDOM), family, name_or_path)
+    if name_or_path.startswith(RANDOM):
+        if entry is None:
+            raise CheckpointError(
+                f"{name_or_path} is not a model with random weights: give {RANDOM} and one of "
+                f"{', '.join(known_names(family))}."
             )
-        [entry] = entries
-        if is_random:
-            return _with_random_weights(entry)
-        if isinstance(entry.source, Path):
-            return Checkpoint.open(entry.source, entry.family, name=entry.name)
-        folder = fetch(entry.source.repo, entry.source.revision)
-        return Checkpoint.open(folder, entry.family, name=entry.name, revision=entry.source.revision)
-    if is_random:
-        raise CheckpointError(
-            f"{name_or_path} is not a model with random weights: give {RANDOM} and one of "
-            f"{', '.join(known_names(family))}."
+        name = f"{RANDOM}{entry.name}"
+        # The bundled vocabulary has the size of all DNA models.
+        tokenizer = BUNDLED_TOKENIZER if entry.family == "dnabert_s" else None
+        return Checkpoint(
+            name=name,
+            family=entry.family,
+            location=Path(name),
+            tokenizer_file=tokenizer,
+            random_spec=entry.spec,
         )
     # Not resolved: the files of the hub's cache are links to files without a suffix.
     path = Path(os.path.expanduser(name_or_path)).absolute()
-    if os.path.exists(path):
+    if entry is None and os.path.exists(path):
         return Checkpoint.open(path, family)
     require_known_model(name_or_path, family)
-    folder = fetch(name_or_path, None)
+    return _open_named(name_or_path if entry is None else entry.name, entry, family)
+
+
+def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | None:
+    entries = find_entries(name, family)
+    if len(entries) > 1:
+        raise UsageError(
+            f"{asked} is the name of an ESM-2 and of a DNABERT-S model: give esm2:{asked} or dnabert:{asked}."
+        )
+    return entries[0] if entries else None
+
+
+def _open_named(name: str, entry: CatalogueEntry | None, family: Family | None) -> Checkpoint:
+    """A model of the catalogue, or of the hub's repository `name`."""
+    source = HubCommit(name, "") if entry is None else entry.source
+    if isinstance(source, Path):
+        return Checkpoint.open(source, family, name=name)
+    folder = fetch(source.repo, source.revision or None)
     # The hub's cache names a snapshot by its commit.
-    return Checkpoint.open(folder, family, name=name_or_path, revision=folder.name)
-
-
-def _with_random_weights(entry: CatalogueEntry) -> Checkpoint:
-    """The architecture of a catalogue model; DNA models get the bundled vocabulary, which has their size."""
-    return Checkpoint(
-        name=f"{RANDOM}{entry.name}",
-        family=entry.family,
-        location=Path(f"{RANDOM}{entry.name}"),
-        tokenizer_file=BUNDLED_TOKENIZER if entry.family == "dnabert_s" else None,
-        random_spec=entry.spec,
-    )
-
-
-# The hub and its cache.
+    return Checkpoint.open(folder, family, name=name, revision=folder.name)
 
 
 def fetch(repo: str, revision: str | None) -> Path:
@@ -125,20 +125,6 @@ def fetch(repo: str, revision: str | None) -> Path:
         ) from error
 
 
-def hide_progress() -> None:
-    """Disables the progress bars of the hub's client."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()
-
-
-def location_of(entry: CatalogueEntry) -> Path | None:
-    """The folder of a catalogue model in this package or in the hub's cache; None if it is not on this machine."""
-    if isinstance(entry.source, Path):
-        return entry.source
-    return find_cached(entry.source.repo, entry.source.revision)
-
-
 def find_cached(repo: str, revision: str | None) -> Path | None:
     """The folder of a repository in the hub's cache; None unless complete. Does not contact the hub."""
     from huggingface_hub import snapshot_download
@@ -158,7 +144,7 @@ def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     # Unlike downloads, this request is not retried, so a machine without a network fails at once.
-    info = HfApi().model_info(repo, revision=revision, timeout=_ANSWER_WITHIN_S)
+    info = HfApi().model_info(repo, revision=revision, timeout=20)
     names = [file.rfilename for file in info.siblings or ()]
     weights = [name for name in names if name.startswith("model") and ".safetensors" in name]
     weights = weights or [name for name in names if name.startswith("pytorch_model") and ".bin" in name]
@@ -168,9 +154,6 @@ def _download(repo: str, revision: str | None) -> Path:
         )
     logger.info("fetching %s at %s from the model hub", repo, info.sha)
     return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_DESCRIPTIONS, *weights]))
-
-
-# Pulling: fetching in advance, also for machines that cannot reach the hub.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,33 +179,29 @@ def pull(name: str, to: Path | None) -> Pulled:
     """
     family, short = split_family(name)
     require_known_model(short, family)
-    entries = find_entries(short, family)
-    if not entries and os.path.exists(os.path.expanduser(short)):
+    entry = _entry_of(short, family, name)
+    if entry is None and os.path.exists(os.path.expanduser(short)):
         raise UsageError(f"{name} is a path, and on this machine already: virnuc inspect reads it.")
-    if len(entries) > 1:
-        raise UsageError(f"{name} is the name of two models: give esm2:{name} or dnabert:{name}.")
-    source = entries[0].source if entries else HubCommit(short, "")
+    source = HubCommit(short, "") if entry is None else entry.source
     if isinstance(source, HubCommit):
-        location = fetch(source.repo, source.revision or None)
-        revision: str | None = location.name
-        _require_undamaged(name, location)
-    else:
-        location, revision = source, None
-    checkpoint = Checkpoint.open(location, family, name=name, revision=revision)
+        _require_undamaged(name, fetch(source.repo, source.revision or None))
+    checkpoint = _open_named(short, entry, family)
     checkpoint.published_parts()
     for size in ("num_layers", "embedding_dim", "num_heads"):
         found = getattr(checkpoint.spec, size)
-        if entries and found != (wanted := getattr(entries[0].spec, size)):
-            raise CheckpointError(f"{location} is not {name}: its {size} is {found} instead of {wanted}.")
+        if entry is not None and found != (wanted := getattr(entry.spec, size)):
+            raise CheckpointError(
+                f"{checkpoint.location} is not {name}: its {size} is {found} instead of {wanted}."
+            )
     copy = None
     if to is not None:
-        copy = to / (short.rpartition("/")[2] if revision else location.name)
+        copy = to / (short.rpartition("/")[2] if checkpoint.revision else checkpoint.location.name)
         _copy(checkpoint, copy)
     return Pulled(
         name=name,
         family=checkpoint.family,
-        location=location,
-        revision=revision,
+        location=checkpoint.location,
+        revision=checkpoint.revision,
         fingerprint=checkpoint.fingerprint,
         copy=copy,
     )
@@ -244,13 +223,6 @@ def _require_undamaged(name: str, folder: Path) -> None:
             )
 
 
-def _files_of(checkpoint: Checkpoint) -> list[Path]:
-    indexes = checkpoint.location.glob("*.index.json")
-    return [
-        path for path in (*checkpoint.files, checkpoint.config, checkpoint.tokenizer_file, *indexes) if path
-    ]
-
-
 def _copy(checkpoint: Checkpoint, folder: Path) -> None:
     """Copies a model as plain files with a list of their hashes; the same model there is left alone."""
     if os.path.lexists(folder):
@@ -260,10 +232,11 @@ def _copy(checkpoint: Checkpoint, folder: Path) -> None:
             )
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
+    files = [path for path in (*checkpoint.files, checkpoint.config, checkpoint.tokenizer_file) if path]
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()
-        for path in _files_of(checkpoint):
+        for path in (*files, *checkpoint.location.glob("*.index.json")):
             shutil.copyfile(path, made / path.name)
         write_sums(made, list(made.iterdir()))
         for path in made.iterdir():
