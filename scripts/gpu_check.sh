@@ -50,7 +50,7 @@ step tests scripts/gpu_tests.sh "$out"
 forward=(--devices "$first" --precision fp16,bf16,fp8)
 bench forward_650M "${forward[@]}" --model random:650M --lengths fixed:166,lognormal
 bench forward_3B "${forward[@]}" --model random:3B --lengths fixed:166,lognormal
-bench forward_dnabert_s "${forward[@]}" --model random:DNABERT-S --lengths tokens:106
+bench forward_dnabert_s "${forward[@]}" --model random:DNABERT-S --lengths fixed:500
 
 whole=(--devices "$first" --precision fp16 --end-to-end 10)
 bench end_to_end_8M "${whole[@]}" --model random:8M

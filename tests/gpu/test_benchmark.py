@@ -21,7 +21,7 @@ QUICK = ["--devices", "0", "--seconds", "0.2", "--repeats", "1", "--token-budget
 def test_every_precision_is_measured(model: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     arguments = ["--model", model, "--precision", ",".join(PRECISIONS)]
-    main([*arguments, *QUICK, "--lengths", "tokens:106,lognormal", "--out", str(out)])
+    main([*arguments, *QUICK, "--lengths", "fixed:500,lognormal", "--out", str(out)])
     result = json.loads(out.read_text())
     assert [case["precision"] for case in result["cases"][::2]] == PRECISIONS
     assert result["machine"]["device"] == torch.cuda.get_device_name(0)
