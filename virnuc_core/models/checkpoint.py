@@ -172,39 +172,6 @@ DNABERT: Final = KeyLayout(
 _LAYOUTS: Final = (FAIR_ESM, TRANSFORMERS_ESM, DNABERT)
 
 
-def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of a model."""
-    width, ffn, vocab = spec.embedding_dim, spec.ffn_dim, spec.vocab_size
-    layer: dict[str, tuple[int, ...]] = {
-        **_norm("attention_norm", width),
-        **_linear("qkv", width, 3 * width),
-        **_linear("attention_out", width, width),
-        **_norm("ffn_norm", width),
-        **_linear("ffn_out", ffn, width),
-    }
-    shapes: dict[str, tuple[int, ...]]
-    if spec.family == "esm2":
-        shapes = {"embed_tokens.weight": (vocab, width), **_norm("final_norm", width)}
-        layer |= _linear("ffn_in", width, ffn)
-    else:
-        shapes = {
-            "word_embeddings.weight": (vocab, width),
-            TOKEN_TYPE: (width,),
-            **_norm("embedding_norm", width),
-        }
-        layer |= {"ffn_in.weight": (2 * ffn, width)}
-    layers = {f"layers.{n}.{name}": shape for n in range(spec.num_layers) for name, shape in layer.items()}
-    return shapes | layers
-
-
-def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """The files of one model, and their tensors, memory-mapped.
@@ -530,6 +497,16 @@ class _Undrawn(TorchFunctionMode):
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
+def _without_storage(spec: ModelSpec) -> Encoder:
+    with torch.device("meta"), _Undrawn():
+        return build_model(spec)
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of a model."""
+    return {name: tuple(values.shape) for name, values in _without_storage(spec).named_parameters()}
+
+
 def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
     """All parameters of a model on a device, which they reach one at a time, as they are in the file, to be cast there.
 
@@ -559,8 +536,7 @@ def load_model(
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
-    with torch.device("meta"), _Undrawn():
-        model = build_model(spec)
+    model = _without_storage(spec)
     dtype = _DTYPES[precision]
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
