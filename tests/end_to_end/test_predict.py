@@ -180,7 +180,7 @@ def test_missing_and_damaged_shards_compute_with_an_emergency_switch(
     assert result.document["shards"] == {"total": 5, "computed": 3}
     [part] = result.document["continued"]
     assert (part["switches"], part["shards"]) == (["VIRNUC_DISABLE_PACKING"], [2, 3, 4])
-    assert {model["attention"] for model in part["models"]} == {"padded"}
+    assert {model["token_budget"] for model in part["models"]} == {1}
     assert any("other emergency switches" in note for note in result.document["notes"])
     assert {path: path.read_bytes() for path in kept} == kept
     virnuc.done("fsck", run)

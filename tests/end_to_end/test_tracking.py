@@ -54,8 +54,8 @@ def test_a_run_is_found_again_in_mlflow_and_in_prefect(
     assert "precision" not in origins
     names = ("family", "precision", "engine", "attention", "compiled", "token_budget")
     assert [tuple(model[name] for name in names) for model in document["models"]] == [
-        ("dnabert_s", "fp32", "reference", "reference", "none", 1),
-        ("esm2", "fp32", "packed", "sdpa", "none", 300),
+        ("dnabert_s", "fp32", "reference", "reference", False, 1),
+        ("esm2", "fp32", "packed", "sdpa", False, 300),
     ]
 
     client = MlflowClient(uri)
