@@ -23,7 +23,7 @@ from virnuc_core.models.checkpoint import (
 )
 from virnuc_core.models.classifier import classifier_fingerprint
 from virnuc_core.models.contig_head import load_contig_head, save_contig_head
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import SUMS_NAME, write_sums
 from virnuc_core.results.nearest import GenomeIndex, save_index
 from virnuc_core.specs import ModelSpec

@@ -172,7 +172,7 @@ def test_missing_and_damaged_shards_are_computed(
     monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
     monkeypatch.setenv("VIRNUCPRO_DISABLE_FP16", "1")
     reload()
-    error = virnuc.refused(4, "esm2.attention: was sdpa, now padded", *command)
+    error = virnuc.refused(4, "esm2.token_budget: was 16384, now 1", *command)
     assert "switches: was none, now VIRNUC_DISABLE_PACKING" in error
     assert "VIRNUCPRO_DISABLE_FP16 is a variable of VirNucPro" in error
     assert "set VIRNUC_DISABLE_FP16 instead" in error

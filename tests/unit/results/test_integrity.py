@@ -226,7 +226,7 @@ def test_what_is_of_another_run_is_foreign(
     other.compute()
     aggregate(other.folder, other.plan, other.store)
     messages = {
-        folder.shard(0): "esm2.repr_layer is 2 in the file and 4 in the plan",
+        folder.shard(0): "plan_fingerprint is ",
         folder.shards / "shard_00077.h5": "is not of this run",
         folder.embeddings: "protein_repr_layer is 2 in the file and 4 in the plan",
     }
