@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.forward import machine
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from virnuc_core.benchmark.run import machine
 from virnuc_core.doctor.comparison import cosines
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.inference.launcher import run_lane

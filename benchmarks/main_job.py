@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.forward import machine
 from benchmarks.reports import Json, command_of, options_of, print_and_write
-from virnuc_core.benchmark.run import machine
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.classifier import MLPClassifier, save_classifier

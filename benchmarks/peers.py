@@ -27,10 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks import forward
 from benchmarks.reports import Json, command_of, options_of, write_report
-from virnuc_core.benchmark.run import machine, run_benchmark
-from virnuc_core.benchmark.settings import BenchSettings, Lengths
-from virnuc_core.benchmark.synthetic import draw_lengths, random_sequences
 from virnuc_core.inference.device import resolve_devices
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import ModelSpec
@@ -251,8 +249,8 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
     rng = np.random.default_rng(0)
     sequences = {}
     for lengths in arguments.lengths.split(","):
-        drawn = draw_lengths(Lengths.parse(lengths), NUM_SEQUENCES, rng)
-        sequences[lengths] = random_sequences("esm2", drawn, rng).to_strings()
+        drawn = forward.draw_lengths(lengths, NUM_SEQUENCES, rng)
+        sequences[lengths] = forward.random_sequences("esm2", drawn, rng).to_strings()
     rows = []
     with torch.inference_mode():
         for peer in PEERS:
@@ -260,16 +258,14 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> tuple[list
                 print(json.dumps(row), flush=True)
                 rows.append(row)
             free_memory()
-    settings = BenchSettings(
-        model=(f"esm2:random:{name}",),
-        precision=arguments.precision,
-        lengths=arguments.lengths,
-        devices=arguments.device,
-        compile_mode="none",
-        seconds=arguments.seconds,
-        repeats=arguments.repeats,
+    options = forward.parse(
+        [
+            *("--model", f"esm2:random:{name}", "--precision", arguments.precision),
+            *("--lengths", arguments.lengths, "--devices", arguments.device),
+            *("--seconds", str(arguments.seconds), "--repeats", str(arguments.repeats)),
+        ]
     )
-    return rows, run_benchmark(settings, "")["cases"]
+    return rows, forward.measure(options)
 
 
 def main() -> None:
@@ -287,7 +283,7 @@ def main() -> None:
     report: Json = {
         "kind": "peers",
         "command": command_of("peers"),
-        "machine": machine(device),
+        "machine": forward.machine(device),
         "stand_in_for_flash_attn": needs_stand_in(),
         "peers": [],
         "cases": [],

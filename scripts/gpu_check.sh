@@ -42,7 +42,7 @@ step() {
 bench() {
   local name=$1
   shift
-  step "$name" "$python" -m virnuc_core.benchmark --out "$out/$name.json" "$@"
+  step "$name" "$python" -m benchmarks.forward --out "$out/$name.json" "$@"
 }
 
 step tests scripts/gpu_tests.sh "$out"
@@ -50,7 +50,7 @@ step tests scripts/gpu_tests.sh "$out"
 forward=(--devices "$first" --precision fp16,bf16,fp8)
 bench forward_650M "${forward[@]}" --model random:650M --lengths fixed:166,lognormal
 bench forward_3B "${forward[@]}" --model random:3B --lengths fixed:166,lognormal
-bench forward_dnabert_s "${forward[@]}" --model random:DNABERT-S --lengths tokens:106
+bench forward_dnabert_s "${forward[@]}" --model random:DNABERT-S --lengths fixed:500
 
 whole=(--devices "$first" --precision fp16 --end-to-end 10)
 bench end_to_end_8M "${whole[@]}" --model random:8M
@@ -58,7 +58,7 @@ bench end_to_end_650M "${whole[@]}" --model random:650M
 bench end_to_end_3B "${whole[@]}" --model random:3B
 bench end_to_end_dnabert_s "${whole[@]}" --model random:DNABERT-S
 if [ "$devices" != "$first" ]; then
-  bench scaling_3B --devices "$devices" --precision fp16 --end-to-end 20 --scaling --model random:3B
+  bench scaling_3B --devices "$devices" --precision fp16 --end-to-end 20 --model random:3B
 fi
 
 step peers "$python" -m benchmarks.peers --device "$first" --out "$out/peers.json"

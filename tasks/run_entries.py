@@ -23,7 +23,7 @@ _PARAMS: Final = (
     *("embeddings", "virnuc_version"),
 )
 _MODEL_PARAMS: Final = (
-    *("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compile_mode"),
+    *("weights_fingerprint", "repr_layer", "precision", "engine", "attention", "compiled"),
     "token_budget",
 )
 _RUN_FILES: Final = (

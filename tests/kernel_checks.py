@@ -7,11 +7,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from virnuc_core.models.attention import PackedLayout, packed_attention
-from virnuc_core.models.attention_plain import ReferenceAttention
-from virnuc_core.models.encoder import mean_pool
-from virnuc_core.models.fused import quantize_rows
-from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.models.attention import (
+    PackedLayout,
+    ReferenceAttention,
+    alibi_slopes,
+    packed_attention,
+    position_ids,
+    rotary_table,
+)
+from virnuc_core.models.encoders import mean_pool
+from virnuc_core.models.layers import quantize_rows
 from virnuc_core.specs import AttentionBackend
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 

@@ -18,7 +18,7 @@ def model(family: Family, **changes: object) -> PlannedModel:
         precision="fp32",
         engine="packed",
         attention="sdpa",
-        compile_mode="none",
+        compiled=False,
         token_budget=4096,
         location="/models/tiny",
     )

@@ -1,7 +1,6 @@
 """The commands of `virnuc`: their arguments, and what each does; heavy imports wait until a command runs."""
 
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from virnuc_core.errors import DamagedFileError, DeviceError, UsageError
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
-    from virnuc_core.benchmark.settings import BenchSettings
     from virnuc_core.settings import (
         EmbedSettings,
         FramesSettings,
@@ -319,15 +317,6 @@ def inspect(path: str) -> Answer:
     return Answer(found.document, found.summary, 0 if found.is_intact else DamagedFileError.exit_code)
 
 
-@command(cli, settings="virnuc_core.benchmark.settings:BenchSettings")
-def bench(settings: "BenchSettings") -> Answer:
-    """Measures models on random sequences: forward passes, their limit, and the whole way to shards."""
-    from virnuc_core.benchmark.run import run_benchmark, text_table  # imports torch
-
-    result = run_benchmark(settings, shlex.join(["virnuc", "bench", *settings.arguments()]))
-    return Answer(result, text_table(result["cases"]))
-
-
 @command(
     cli,
     click.Option(["--quick"], is_flag=True, help="Without the small run on each device."),
@@ -338,7 +327,7 @@ def bench(settings: "BenchSettings") -> Answer:
     ),
 )
 def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
-    """Looks at versions, GPUs, memory, disks, settings, Prefect, MLflow, caches, models, and makes a small run.
+    """Looks at versions, GPUs and VIRNUC_HOME, and makes a small run on each device.
 
     Exit code 0 when nothing is a problem, 5 when something is with a GPU or what computes on it, else 2. With --compare
     0 when the vectors are the same within rounding, 5 when they are not.
@@ -350,10 +339,10 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         with terminal(output):
             compared = compare_model(compare)
         return Answer(compared.document, compared.summary, 0 if compared.is_same else DeviceError.exit_code)
-    from virnuc_cli.doctor import all_findings
+    from virnuc_core.doctor.checks import all_findings  # imports torch
 
     findings = []
-    for finding in all_findings(cli, click.get_current_context().find_root().params["config"], quick=quick):
+    for finding in all_findings(quick=quick):
         findings.append(finding)
         if output == "human" or (output == "quiet" and finding.state != "ok"):
             click.echo(finding.summary)

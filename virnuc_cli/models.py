@@ -1,57 +1,97 @@
 """`virnuc models`: lists and manages models."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from virnuc_cli.commands import cli
 from virnuc_cli.options import Answer, CommandGroup, command
-from virnuc_core.errors import DamagedFileError
 
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
-    from virnuc_core.inference.model_facts import HeadFacts, ModelFacts
+    from virnuc_core.models.catalogue import CatalogueEntry
     from virnuc_core.models.hub import Pulled
 
-_LETTERS = {"esm2": "aa", "dnabert_s": "bp"}
 _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
-_NAMES = click.Argument(["names"], nargs=-1, required=True, metavar="NAME...")
+_PUBLISHED_BYTES = 4  # per parameter: published checkpoints are fp32
 
 
 @cli.group(name="models", cls=CommandGroup)
 def models_group() -> None:
-    """Lists, downloads, verifies and converts models."""
+    """Lists and downloads models."""
 
 
 @command(models_group, name="list")
 def list_models() -> Answer:
-    """The catalogue: size, memory, speed, source, licence, and what is on this machine."""
-    from virnuc_core.inference.model_facts import head_facts, model_facts  # imports torch
+    """The catalogue: size, memory, source, licence, and what is on this machine."""
+    from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
 
-    models, heads = model_facts(), head_facts()
-    document = {
-        "models": [facts.document for facts in models],
-        "heads": [asdict(facts) | {"location": str(facts.location)} for facts in heads],
+    models = [_facts(entry) for entry in CATALOGUE]
+    heads = [
+        {"name": name, "location": str(path), "disk_bytes": path.stat().st_size}
+        for name, path in BUNDLED_HEADS.items()
+    ]
+    return Answer({"models": models, "heads": heads}, _catalogue_text(models, heads))
+
+
+def _facts(entry: "CatalogueEntry") -> dict[str, Any]:
+    """One model; `disk_bytes` is the size of its files, or of fp32 parameters where it is not on this machine."""
+    from virnuc_core.inference.device import needed_bytes, saturating_token_budget  # imports torch
+    from virnuc_core.models.catalogue import HubCommit
+    from virnuc_core.models.checkpoint import parameter_shapes
+    from virnuc_core.models.hub import find_cached
+    from virnuc_core.specs import ResolvedPrecision
+
+    spec, source = entry.spec, entry.source
+    hub = source if isinstance(source, HubCommit) else None
+    location = source if isinstance(source, Path) else find_cached(source.repo, source.revision)
+    parameters = sum(math.prod(shape) for shape in parameter_shapes(spec).values())
+    gpu_budget, cpu_budget = (saturating_token_budget(spec, kind) for kind in ("cuda", "cpu"))
+    if location is None:
+        disk_bytes, here = _PUBLISHED_BYTES * parameters, "no"
+    else:
+        disk_bytes = sum(path.stat().st_size for path in location.iterdir() if path.is_file())
+        here = "hub cache" if hub else "bundled"
+    return {
+        "name": entry.name,
+        "qualified_name": entry.qualified_name,
+        "family": entry.family,
+        "layers": spec.num_layers,
+        "width": spec.embedding_dim,
+        "heads": spec.num_heads,
+        "parameters": parameters,
+        "disk_bytes": disk_bytes,
+        "disk_bytes_are": "measured" if location else "estimated",
+        "gpu_token_budget": gpu_budget,
+        "gpu_bytes": {name: needed_bytes(spec, name, gpu_budget) for name in get_args(ResolvedPrecision)},
+        "cpu_token_budget": cpu_budget,
+        "cpu_fp32_bytes": needed_bytes(spec, "fp32", cpu_budget),
+        "repository": hub and hub.repo,
+        "revision": hub and hub.revision,
+        "licence": entry.licence or None,
+        "here": here,
+        "location": location and str(location),
     }
-    return Answer(document, _catalogue_text(models, heads))
 
 
 @command(
     models_group,
-    _NAMES,
+    click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
     click.Option(
         ["--to"], metavar="DIR", help="Also copy each to a folder of its own in DIR, to be carried elsewhere."
     ),
 )
 def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer:
     """Downloads models ahead of time, at their pinned revisions, and checks their hashes."""
-    from virnuc_core.models.hub import hide_progress
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     from virnuc_core.models.hub import pull as pull_one  # imports torch
 
     if output != "human":
-        hide_progress()
+        disable_progress_bars()
     done = [pull_one(name, Path(to).expanduser() if to else None) for name in names]
     document = {
         "pulled": [
@@ -63,88 +103,34 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
     return Answer(document, "\n".join(map(_pulled_text, done)))
 
 
-@command(models_group, _NAMES)
-def verify(names: tuple[str, ...]) -> Answer:
-    """Reads all of models or heads, by name or path: hashes as far as known, structure, numbers."""
-    from virnuc_core.models.hub import verify_all  # imports torch
-
-    found = [each for name in names for each in verify_all(name)]
-    exit_code = 0 if all(each.is_whole for each in found) else DamagedFileError.exit_code
-    document = {"models": [each.document for each in found]}
-    return Answer(document, "\n".join(each.summary for each in found), exit_code)
-
-
-@command(
-    models_group,
-    click.Argument(["path"]),
-    click.Option(
-        ["--out"],
-        required=True,
-        metavar="DIR|FILE",
-        help="New folder for a model, or .safetensors file for a head.",
-    ),
-)
-def convert(path: str, out: str) -> Answer:
-    """Writes the weights in PATH (fair-esm .pt, a model's folder, a pickled head) as safetensors.
-
-    The vectors and scores stay bit-identical. No code in a pickle is run.
-    """
-    from virnuc_core.models.conversion import convert as write_safetensors  # imports torch
-
-    done = write_safetensors(Path(path).expanduser(), Path(out).expanduser())
-    document = {
-        "kind": done.kind,
-        "source": str(done.source),
-        "out": str(done.out),
-        "fingerprint": done.fingerprint,
-    }
-    return Answer(
-        document,
-        f"{done.kind} of {done.source} in {done.out}, the same weights\n  fingerprint {done.fingerprint}",
-    )
-
-
-def _catalogue_text(models: "list[ModelFacts]", heads: "list[HeadFacts]") -> str:
+def _catalogue_text(models: list[dict[str, Any]], heads: list[dict[str, Any]]) -> str:
     from virnuc_cli.terminal import aligned  # imports rich
 
     costs: list[tuple[str, ...]] = [
-        ("name", "for", "layers", "width", "parameters", "disk", "GPU fp32", "fp16", "fp8", "CPU", "speed")
+        ("name", "for", "layers", "width", "parameters", "disk", "GPU fp32", "fp16", "fp8", "CPU")
     ]
     sources = [("name", "here", "licence", "from")]
     for facts in models:
-        gpu = facts.gpu_bytes
         costs.append(
             (
-                facts.entry.name,
-                "protein" if facts.entry.family == "esm2" else "DNA",
-                str(facts.spec.num_layers),
-                str(facts.spec.embedding_dim),
-                f"{facts.num_parameters / 1e6:,.1f} M",
-                f"{'' if facts.location else '~'}{_gigabytes(facts.disk_bytes)}",
-                *(_gigabytes(gpu[name]) for name in ("fp32", "fp16", "fp8")),
-                _gigabytes(facts.cpu_bytes),
-                _speed(facts),
+                facts["name"],
+                "protein" if facts["family"] == "esm2" else "DNA",
+                str(facts["layers"]),
+                str(facts["width"]),
+                f"{facts['parameters'] / 1e6:,.1f} M",
+                f"{'' if facts['location'] else '~'}{_gigabytes(facts['disk_bytes'])}",
+                *(_gigabytes(facts["gpu_bytes"][name]) for name in ("fp32", "fp16", "fp8")),
+                _gigabytes(facts["cpu_fp32_bytes"]),
             )
         )
-        document = facts.document
-        origin = (
-            f"{document['repository']}@{document['revision']}" if document["repository"] else "this package"
-        )
-        sources.append((facts.entry.qualified_name, facts.here, facts.entry.licence or "NA", origin))
-    sources += [(f"head {head.name}", "bundled", "MIT", "this package") for head in heads]
+        origin = f"{facts['repository']}@{facts['revision']}" if facts["repository"] else "this package"
+        sources.append((facts["qualified_name"], facts["here"], facts["licence"] or "NA", origin))
+    sources += [(f"head {head['name']}", "bundled", "MIT", "this package") for head in heads]
     notes = (
         "Memory in GB: weights, and one batch of the default number of tokens, which is made smaller where there is\n"
-        "less room; bf16 as fp16; the CPU in fp32. Speed: fp16 on one NVIDIA H200, where it was measured; --json has\n"
-        "all figures with their commands. ~: not here, the size of fp32 weights. Licence NA: see the model's page."
+        "less room; bf16 as fp16; the CPU in fp32. ~: not here, the size of fp32 weights. Licence NA: see the model's page."
     )
-    return "\n\n".join([aligned(costs, numbers=range(2, 11)), aligned(sources), notes])
-
-
-def _speed(facts: "ModelFacts") -> str:
-    for speed in facts.speeds:
-        if speed.precision == "fp16" and speed.machine == "NVIDIA H200":
-            return f"{speed.letters_per_second:,.0f} {_LETTERS[facts.entry.family]}/s"
-    return "NA"
+    return "\n\n".join([aligned(costs, numbers=range(2, 10)), aligned(sources), notes])
 
 
 def _gigabytes(size: int) -> str:
@@ -152,8 +138,7 @@ def _gigabytes(size: int) -> str:
 
 
 def _pulled_text(pulled: "Pulled") -> str:
-    known = f"hashes as in {pulled.hashes_from}" if pulled.hashes_from else "no hashes are known of its files"
-    lines: list[Any] = [f"{pulled.name}: whole, {known}", f"  in {pulled.location}"]
+    lines = [f"{pulled.name}: fingerprint {pulled.fingerprint}", f"  in {pulled.location}"]
     if pulled.copy is not None:
         lines.append(
             f"  copy in {pulled.copy}: carry that folder to the other machine, and give "

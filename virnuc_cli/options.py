@@ -118,7 +118,9 @@ def _option(name: str, field: "FieldInfo") -> click.Option:
 
     flag, text, value = f"--{name.replace('_', '-')}", help_text(field), value_kind(field)
     if value is bool:
-        return click.Option([flag], is_flag=True, help=text)
+        # Where None keeps what is set, it must be possible to turn it off.
+        flags = f"{flag}/--no-{flag[2:]}" if field.default is None else flag
+        return click.Option([flags], is_flag=True, default=field.default, help=text)
     is_tuple, default = get_origin(value) is tuple, field.default
     if is_tuple and default:
         default = ",".join(default)

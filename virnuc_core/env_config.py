@@ -54,8 +54,7 @@ class EnvConfig(BaseModel):
     disable_packing: _Switch = Field(
         False,
         alias="VIRNUC_DISABLE_PACKING",
-        description="`1`: fp32, and attention over padded batches of similar lengths, whatever was asked for; the other "
-        "layers work token by token and skip the padding [off]",
+        description="`1`: fp32, and one sequence at a time, whatever was asked for [off]",
     )
     disable_compile: _Switch = Field(
         False,
@@ -72,24 +71,6 @@ class EnvConfig(BaseModel):
         alias="VIRNUC_THREADS",
         validation_alias=AliasChoices("VIRNUC_THREADS", "OMP_NUM_THREADS"),
         description="CPU threads for all lanes together [`OMP_NUM_THREADS`, else the cores this process may use]",
-    )
-    compile_cache_gb: Annotated[FiniteFloat, Field(ge=0)] = Field(
-        5.0,
-        alias="VIRNUC_COMPILE_CACHE_GB",
-        description="most that compiled code may take in `VIRNUC_HOME`; what was used longest ago goes first, at the end "
-        "of a lane [5]",
-    )
-    inductor_cache: str | None = Field(
-        None,
-        alias="TORCHINDUCTOR_CACHE_DIR",
-        description="where torch keeps compiled code; a folder named here is not trimmed "
-        "[`compiled/inductor` in `VIRNUC_HOME`]",
-    )
-    triton_cache: str | None = Field(
-        None,
-        alias="TRITON_CACHE_DIR",
-        description="where Triton keeps compiled code; a folder named here is not trimmed "
-        "[`compiled/triton` in `VIRNUC_HOME`]",
     )
     cuda_visible_devices: _Names | None = Field(
         None, alias=_VISIBLE, description="GPUs this process may use; each lane gets one [all]"

@@ -26,7 +26,6 @@ from pydantic_core import PydanticUndefined
 from virnuc_core.errors import UsageError
 from virnuc_core.specs import (
     AttentionChoice,
-    CompileMode,
     EmbeddingsDtype,
     Engine,
     Family,
@@ -50,6 +49,7 @@ ChunkLength = Annotated[int, Field(ge=3, le=10_000_000), Metavar("K")]
 # "auto" is resolved by `virnuc_core.models.catalogue.chunk_rule_of`.
 AutoChunkLength = Annotated[Annotated[int, Field(ge=3, le=10_000_000)] | Literal["auto"], Metavar("auto|K")]
 Count = Annotated[int, Field(gt=0), Metavar("N")]
+TokenBudget = Annotated[int, Field(gt=0, lt=1 << 31), Metavar("N")]  # sums over batches stay within 64 bits
 CountFromZero = Annotated[int, Field(ge=0), Metavar("N")]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|[0-9]+)$")]
 Devices = Annotated[tuple[Device, ...], BeforeValidator(_split_devices), Metavar("auto|cpu|0,1,...")]
@@ -101,15 +101,15 @@ class EngineSettings(Settings):
         description="Arithmetic of the models [auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches]",
     )
     devices: Devices = Field(default=("auto",), description=_DEVICES)
-    token_budget: Count | None = Field(
+    token_budget: TokenBudget | None = Field(
         default=None, description="Maximum number of tokens in one packed batch [by the device]"
     )
     engine: Engine = Field(
         default="packed", description="reference: one sequence at a time, fp32, plain attention"
     )
     attention: AttentionChoice = Field(default="auto", description="Attention backend")
-    compile_mode: CompileMode = Field(
-        default="auto", description="torch.compile of the layers [auto: in runs long enough to repay it]"
+    compile: bool = Field(
+        default=False, description="Compile the layers with torch.compile, which takes up to a minute"
     )
     shard_seconds: Annotated[PositiveTime, Metavar("S")] | None = Field(
         default=None,

@@ -6,13 +6,11 @@ from typing import Final, Literal
 Family = Literal["esm2", "dnabert_s"]
 FAMILY_NAMES: Final[dict[Family, str]] = {"dnabert_s": "DNABERT-S", "esm2": "ESM-2"}
 MODEL_IN_WORDS: Final[dict[Family, str]] = {"esm2": "an ESM-2 model", "dnabert_s": "a DNABERT-S model"}
-ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
-Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8"]
+ResolvedPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+Precision = Literal["auto", "fp32", "fp16", "bf16", "fp8"]
 Engine = Literal["packed", "reference"]
-AttentionBackend = Literal["triton", "flash-attn", "varlen", "sdpa", "padded", "reference"]
-AttentionChoice = Literal["auto", "triton", "flash-attn", "varlen", "sdpa", "reference"]
-ResolvedCompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
-CompileMode = Literal["auto", "none", "default", "reduce-overhead", "max-autotune"]
+AttentionBackend = Literal["triton", "flash-attn", "sdpa", "reference"]
+AttentionChoice = Literal["auto", "triton", "flash-attn", "sdpa", "reference"]
 EmbeddingsDtype = Literal["none", "float16", "float32"]
 Alphabet = Literal["dna", "protein"]
 Preset = Literal["tiny", "virnucpro-300", "virnucpro-500"]

@@ -37,7 +37,7 @@ def _row(path: CommandPath, key: str, option: click.Option) -> tuple[str, ...]:
     if isinstance(option.type, click.Choice):
         values = "|".join(map(str, option.type.choices))
     cells = (
-        f"`{option.opts[0]}{'' if option.is_flag else f' {values}'}`",
+        f"`{'/'.join([option.opts[0], *option.secondary_opts])}{'' if option.is_flag else f' {values}'}`",
         f"`{variable_of(path, option)}`",
         f"`{key}`",
         found["default"] or str(default),

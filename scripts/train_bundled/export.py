@@ -20,7 +20,7 @@ from virnuc_core.models.checkpoint import (
     read_weights,
 )
 from virnuc_core.models.contig_head import load_contig_head, save_contig_head
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import SUMS_NAME, write_sums
 from virnuc_core.specs import ModelSpec
 

@@ -18,9 +18,7 @@ from scripts.train_bundled.genomes import CLASSES, NUM_VIRUS
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.contig_head import ContigHead, HeadSpec
-from virnuc_core.models.dnabert_s import DnabertS
-from virnuc_core.models.encoder import Encoder, mean_pool
-from virnuc_core.models.esm2 import ESM2
+from virnuc_core.models.encoders import ESM2, DnabertS, Encoder, mean_pool
 from virnuc_core.models.memory import to_device
 from virnuc_core.specs import ModelSpec
 from virnuc_core.training.contigs import ContigBatch, LossWeights, head_losses
@@ -74,8 +72,7 @@ class Tokens:
         order = np.argsort(-lengths, kind="stable")
         ids, cu_seqlens = tokens.take(rows[order])
         # torch's kernel for packed sequences has rotary positions only.
-        is_varlen = ids.is_cuda and isinstance(model, ESM2)
-        layout = model.build_layout(cu_seqlens, "varlen" if is_varlen else "sdpa")
+        layout = model.build_layout(cu_seqlens, "sdpa")
         return cls(ids, layout, lengths[order], to_device(np.argsort(order), ids.device))
 
     def masked(

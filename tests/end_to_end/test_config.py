@@ -48,8 +48,8 @@ def test_every_source_and_which_of_them_wins(
 
 
 def test_variables_of_a_file_that_is_named(virnuc: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("mine.toml").write_text("[environment]\nVIRNUC_COMPILE_CACHE_GB = 'much'\n")
-    message = "mine.toml [environment]: environment variable VIRNUC_COMPILE_CACHE_GB is 'much'"
+    Path("mine.toml").write_text("[environment]\nVIRNUC_LANE_TIMEOUT = 'much'\n")
+    message = "mine.toml [environment]: environment variable VIRNUC_LANE_TIMEOUT is 'much'"
     virnuc.refused(2, message, "--config", "mine.toml", "predict", "a.fa", "--out", "out")
     monkeypatch.setenv("VIRNUC_PREDICT_TOKEN_BUDGET", "many")
     error = virnuc.refused(2, "'many' is not a valid integer", "predict", "a.fa", "--out", "out")

@@ -97,6 +97,9 @@ def test_the_nightly_batch_runs_the_models_that_were_deployed(
     deployed = client.read_deployment_by_name(NIGHTLY).parameters
     assert deployed["inbox"] == str(inbox)
     assert deployed["settings"] == {"chunk_length": 300, "devices": ["cpu"], "precision": "fp32"}
+    for flags, is_compiled in ((["--compile"], True), ([], True), (["--no-compile"], False)):
+        note_of_nightly(virnuc, *flags)
+        assert client.read_deployment_by_name(NIGHTLY).parameters["settings"]["compile"] is is_compiled
     assert "paused" not in note_of_nightly(virnuc, "--cron", "0 4 * * *")
 
 

@@ -243,7 +243,7 @@ def test_switches_are_those_of_who_asks_for_the_run(
         planned(str(tmp_path / "run"), str(contigs), config, "pool")
     plan = read_plan(tmp_path / "run" / "plan.json")
     assert plan.switches == ("VIRNUC_DISABLE_PACKING",)
-    assert {model.attention for model in plan.models} == {"padded"}
+    assert {model.token_budget for model in plan.models} == {1}
     assert "VIRNUC_V1_ATTENTION is set for this worker and does not count" in caplog.text
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.end_to_end.conftest import CommandLine, random_dna, rows, virnuc_process, wait_until
 from tests.made_models import WIDTH, MadeModels
 from virnuc_core.env_config import reload
+from virnuc_core.inference.plan import read_plan
 from virnuc_core.results.run_opening import open_run_folder
 from virnuc_core.specs import CHUNKS_BY_RECORD
 
@@ -172,7 +173,8 @@ def test_missing_and_damaged_shards_are_computed(
     monkeypatch.setenv("VIRNUC_DISABLE_PACKING", "1")
     monkeypatch.setenv("VIRNUCPRO_DISABLE_FP16", "1")
     reload()
-    error = virnuc.refused(4, "esm2.attention: was sdpa, now padded", *command)
+    budget = read_plan(run / "plan.json").models[1].token_budget
+    error = virnuc.refused(4, f"esm2.token_budget: was {budget}, now 1\n", *command)
     assert "switches: was none, now VIRNUC_DISABLE_PACKING" in error
     assert "VIRNUCPRO_DISABLE_FP16 is a variable of VirNucPro" in error
     assert "set VIRNUC_DISABLE_FP16 instead" in error

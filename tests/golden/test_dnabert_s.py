@@ -10,7 +10,7 @@ from tests.made_models import GOLDEN
 from virnuc_core.batching.tokenizers import DnabertTokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 

@@ -13,8 +13,7 @@ from tests.made_models import ESM2, GOLDEN, make_spec, published_config
 from virnuc_core.batching.tokenizers import Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.esm2 import MASK_TOKEN
+from virnuc_core.models.encoders import MASK_TOKEN, Encoder
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from virnuc_core.benchmark.__main__ import main
-from virnuc_core.benchmark.forward import gemm_floor
+from benchmarks.forward import gemm_floor, main
 from virnuc_core.models.hub import open_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -21,8 +20,8 @@ QUICK = ["--devices", "0", "--seconds", "0.2", "--repeats", "1", "--token-budget
 @pytest.mark.parametrize("model", ["esm2:random:tiny", "dnabert:random:tiny"])
 def test_every_precision_is_measured(model: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    arguments = ["--model", model, "--precision", ",".join(PRECISIONS), "--compile-mode", "none"]
-    assert main([*arguments, *QUICK, "--lengths", "tokens:106,lognormal", "--out", str(out)]) == 0
+    arguments = ["--model", model, "--precision", ",".join(PRECISIONS)]
+    main([*arguments, *QUICK, "--lengths", "fixed:500,lognormal", "--out", str(out)])
     result = json.loads(out.read_text())
     assert [case["precision"] for case in result["cases"][::2]] == PRECISIONS
     assert result["machine"]["device"] == torch.cuda.get_device_name(0)
@@ -41,8 +40,8 @@ def test_the_floor_multiplies(precision: str) -> None:
 
 def test_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    arguments = ["--model", "esm2:random:tiny", "--precision", "fp16", "--compile-mode", "none"]
-    assert main([*arguments, *QUICK, "--end-to-end", "1", "--out", str(out)]) == 0
+    arguments = ["--model", "esm2:random:tiny", "--precision", "fp16"]
+    main([*arguments, *QUICK, "--end-to-end", "1", "--out", str(out)])
     [run] = json.loads(out.read_text())["cases"][0]["end_to_end"]
     assert run["devices"] == ["cuda:0"]
     assert run["over_gpu_only"] > 0

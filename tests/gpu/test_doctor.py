@@ -2,7 +2,7 @@
 
 import pytest
 
-from virnuc_core.doctor.checks import cuda_findings, device_findings, self_test_findings
+from virnuc_core.doctor.checks import device_findings, self_test_findings
 from virnuc_core.doctor.comparison import compare_model
 
 pytestmark = pytest.mark.gpu
@@ -13,7 +13,7 @@ def test_gpus_are_described_with_what_auto_chooses() -> None:
     assert gpu.state == "ok", gpu.summary
     assert "compute capability" in gpu.found
     assert "auto: fp16, triton attention" in gpu.found
-    assert [finding.summary for finding in cuda_findings() if finding.state == "problem"] == []
+    assert [finding.summary for finding in device_findings() if finding.state == "problem"] == []
 
 
 def test_every_gpu_computes_rightly() -> None:

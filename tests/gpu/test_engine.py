@@ -18,7 +18,7 @@ from virnuc_core.inference.prefetch import Collator
 from virnuc_core.inference.runner import InferenceRunner, LoadedModels
 from virnuc_core.inference.shard import ShardResult
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.memory import empty_pinned
 from virnuc_core.sequences.frame_store import FrameStore, StoreMeta
 from virnuc_core.settings import RunConfig
@@ -77,7 +77,7 @@ def store() -> FrameStore:
 
 def plan_of(store: FrameStore, device: str = "cuda:0", num_shards: int = 3, **changes: object) -> RunPlan:
     """A plan with the bundled models and a few batches per shard."""
-    config = RunConfig(**{"token_budget": 8192, "compile_mode": "none", **changes})
+    config = RunConfig(**{"token_budget": 8192, **changes})
     bounds = np.linspace(0, NUM_ROWS, num_shards + 1).astype(int).tolist()
     shards = [
         Shard(index=index, begin=begin, end=end, cost=1.0)
@@ -195,7 +195,9 @@ def test_out_of_memory_halves_the_batches_and_goes_on(
 def broken_loader(value: float) -> Callable[..., Encoder]:
     """A `load_model` that sets a bias of the last layer to a value its precision may not represent."""
 
-    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, compiled_for: None
+    ) -> Encoder:
         model = load_model(checkpoint, device, precision)
         model.get_submodule(f"layers.{model.spec.num_layers - 1}.ffn_out").get_parameter("bias").data[0] = (
             value
@@ -220,9 +222,7 @@ def test_the_model_in_fp32_needs_no_room_beside_the_other(
     store: FrameStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "load_model", broken_loader(1e6))
-    config = RunConfig(
-        chunk_length=None, esm_model="random:150M", dnabert_model=None, token_budget=8192, compile_mode="none"
-    )
+    config = RunConfig(chunk_length=None, esm_model="random:150M", dnabert_model=None, token_budget=8192)
     shards = plan_of(store, num_shards=2).shards
 
     def planned(precision: Precision) -> RunPlan:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.benchmark.synthetic import random_sequences, write_fasta
+from benchmarks.forward import random_sequences, write_fasta
 from virnuc_core.env_config import reload
 from virnuc_core.inference.launcher import assign_shards, run_lane
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
@@ -98,7 +98,7 @@ def test_the_emergency_switches_give_the_same_vectors(
         run = make_run(tmp_path / switch, kind)
         plan = compute(run, ["cuda:0"])
         assert {model.precision for model in plan.models} == {"fp32"}
-        assert ("padded" in {model.attention for model in plan.models}) == ("PACKING" in switch)
+        assert ({model.token_budget for model in plan.models} == {1}) == ("PACKING" in switch)
         found = vectors(run, plan, kind)
         cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
         assert float(cosines.min()) >= 0.9995

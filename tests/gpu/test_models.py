@@ -14,10 +14,9 @@ from tests.made_models import write_model
 from virnuc_core.models.attention import TritonAttention, resolve_attention
 from virnuc_core.models.catalogue import find_entries
 from virnuc_core.models.checkpoint import load_model
-from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.fused import Fp8Linear
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import open_checkpoint
+from virnuc_core.models.layers import Fp8Linear
 from virnuc_core.models.memory import upload
 from virnuc_core.specs import AttentionBackend, Family, ResolvedPrecision
 
@@ -102,11 +101,8 @@ def test_every_precision_is_close_to_fp32(family: Family, precision: ResolvedPre
 @pytest.mark.parametrize(
     ("family", "backend"),
     [
-        ("esm2", "varlen"),
         ("esm2", "sdpa"),
-        ("esm2", "padded"),
         ("dnabert_s", "sdpa"),
-        ("dnabert_s", "padded"),
         pytest.param("esm2", "flash-attn", marks=IF_FLASH_ATTN),
         pytest.param("dnabert_s", "flash-attn", marks=IF_FLASH_ATTN),
     ],
@@ -149,8 +145,8 @@ def test_auto_is_our_kernel_and_it_runs(family: Family) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
 def test_layers_compile_once_for_all_batches(family: Family, precision: ResolvedPrecision) -> None:
     plain = load(family, precision)
-    model = load(family, precision)
-    compile_layers(model, "default")
+    checkpoint = open_checkpoint(MODELS[family], family)
+    model = load_model(checkpoint, DEVICE, precision, "triton")
     random = np.random.default_rng(0)
     for warm_up in (np.array([7]), np.array([400]), LENGTHS):
         embed(model, "triton", warm_up)
@@ -164,12 +160,3 @@ def test_layers_compile_once_for_all_batches(family: Family, precision: Resolved
     torch.testing.assert_close(
         embed(model, "triton", LENGTHS), embed(plain, "triton", LENGTHS), rtol=2e-2, atol=5e-3
     )
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_other_compile_modes_give_the_same_vectors(mode: str) -> None:
-    plain, model = load("esm2", "fp16"), load("esm2", "fp16")
-    compile_layers(model, mode)
-    for _ in range(3):
-        actual = embed(model, "triton", LENGTHS)
-    torch.testing.assert_close(actual, embed(plain, "triton", LENGTHS), rtol=2e-2, atol=5e-3)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.forward import random_sequences
 from virnuc_core import Embedder, embed
-from virnuc_core.benchmark.synthetic import random_sequences
 from virnuc_core.inference import runner
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.planning import open_plan
 from virnuc_core.inference.shard import iter_shard_results
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import EngineSettings, embed_config
@@ -50,7 +50,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the models that are loaded."""
     names = list[str]()
 
-    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, compiled_for: None
+    ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)
 

@@ -12,7 +12,7 @@ from tests.made_models import make_spec
 from virnuc_core.batching.packing import pack
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.models.checkpoint import build_model
-from virnuc_core.models.encoder import Encoder, mean_pool
+from virnuc_core.models.encoders import Encoder, mean_pool
 from virnuc_core.specs import AttentionBackend, Family
 
 FAMILIES: tuple[Family, ...] = ("esm2", "dnabert_s")

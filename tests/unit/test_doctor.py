@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from virnuc_core import __version__
-from virnuc_core.doctor import checks, host, preflight
+from virnuc_core.doctor import checks, preflight
 from virnuc_core.doctor.checks import RunOutput, compare_outputs
 from virnuc_core.env_config import reload
 from virnuc_core.versions import series
@@ -17,15 +17,11 @@ VECTORS = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
 SCORES = np.full((6, 2), 0.5, np.float32)
 
 
-# tests/end_to_end/test_doctor.py shows the other findings of a machine that is fit.
-def test_the_cpu_computes_rightly_and_bundled_models_are_intact() -> None:
+def test_the_cpu_computes_rightly() -> None:
     [device] = [finding for finding in checks.device_findings() if finding.name == "cpu"]
     assert "auto: fp32, sdpa attention" in device.found
     [self_test] = [finding for finding in checks.self_test_findings() if finding.name == "cpu"]
     assert self_test.state == "ok"
-    bundled = list(checks.bundled_findings())
-    assert [finding.name for finding in bundled] == ["esm2:tiny", "dnabert:tiny", "tiny"]
-    assert all(finding.state == "ok" and "fingerprint" in finding.found for finding in bundled)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,7 @@ def test_a_gpu_is_described(
     )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    gpu, cpu = checks.device_findings()
+    _, _, gpu, cpu = checks.device_findings()  # after torch and triton
     assert (gpu.name, gpu.state, gpu.is_device, cpu.name) == ("cuda:0", state, True, "cpu")
     assert advice in gpu.advice
     memory = f"NVIDIA Made, {gigabytes} GB, {gigabytes} GB free"
@@ -76,24 +72,18 @@ def test_a_gpu_is_described(
 
 
 @pytest.mark.parametrize(
-    ("home", "found", "advice"),
-    [
-        ("not/yet", "GB free in", ""),
-        ("file/home", "cannot be written", "VIRNUC_HOME"),
-        ("/proc/nowhere", "cannot be written", "VIRNUC_HOME"),
-    ],
+    ("home", "fault"),
+    [("not/yet", ""), ("file/home", "cannot be written"), ("/proc/nowhere", "cannot be written")],
 )
 def test_the_home_is_one_that_can_be_written(
-    home: str, found: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("VIRNUC_HOME", str(tmp_path / home))
     reload()
-    findings = {finding.name: finding for finding in host.host_findings()}
-    assert set(findings) >= {"open files", "working folder", "VIRNUC_HOME", "temporary folder"}
-    assert (findings["VIRNUC_HOME"].state == "problem") == bool(advice)
-    assert found in findings["VIRNUC_HOME"].found
-    assert advice in findings["VIRNUC_HOME"].advice
+    [finding] = checks.home_findings()
+    assert finding.state == ("problem" if fault else "ok")
+    assert fault in finding.found
     assert not (tmp_path / "not").exists()
 
 
@@ -112,7 +102,7 @@ def test_a_device_that_computes_wrongly_is_a_problem(change: float, score_change
 
 def test_preflight_names_what_makes_this_host_unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.host_fault() is None
-    monkeypatch.setattr(host, "_LEAST_DISK_GB", (1e9, 1e9))
+    monkeypatch.setattr(preflight, "_LEAST_DISK_GB", 1e9)
     assert "make room" in (preflight.host_fault() or "")
     assert preflight.version_fault(None) is None
     assert preflight.version_fault(f"{series(__version__)}.99") is None

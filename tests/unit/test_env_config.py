@@ -18,7 +18,6 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     config = reload()
     assert config.home == Path("~/.virnuc").expanduser()
     assert config.switches == ()
-    assert config.compile_cache_gb == 5
     assert config.threads is None
     assert config.cuda_visible_devices is None
     assert config.tracking_uri is None
@@ -69,10 +68,10 @@ def test_flags(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
         ("VIRNUC_DISABLE_COMPILE", "never"),
         ("VIRNUC_THREADS", "0"),
         ("VIRNUC_THREADS", "two"),
-        ("VIRNUC_COMPILE_CACHE_GB", "-1"),
-        ("VIRNUC_COMPILE_CACHE_GB", "5 GB"),
-        ("VIRNUC_COMPILE_CACHE_GB", "nan"),
-        ("VIRNUC_COMPILE_CACHE_GB", "inf"),
+        ("VIRNUC_LANE_TIMEOUT", "-1"),
+        ("VIRNUC_LANE_TIMEOUT", "5 s"),
+        ("VIRNUC_LANE_TIMEOUT", "nan"),
+        ("VIRNUC_LANE_TIMEOUT", "inf"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

@@ -30,7 +30,7 @@ def in_words(param: click.Parameter) -> str:
     choices = param.type.choices if isinstance(param.type, click.Choice) else ()
     is_option = isinstance(param, click.Option)
     words = [
-        " ".join(param.opts) if is_option else (param.name or "").upper(),
+        " ".join([*param.opts, *param.secondary_opts]) if is_option else (param.name or "").upper(),
         "flag" if is_option and param.is_flag else param.type.name,
         "|".join(map(str, choices)),
         f"metavar={param.metavar}" if param.metavar else "",

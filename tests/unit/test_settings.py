@@ -24,7 +24,7 @@ EVERY_ENGINE_SETTING: dict[str, Any] = {
     "token_budget": 9,
     "engine": "reference",
     "attention": "triton",
-    "compile_mode": "max-autotune",
+    "compile": True,
     "shard_seconds": 2.5,
 }
 OF_PREDICT_ALONE = {"dnabert_precision": "bf16", "dnabert_engine": "reference", "embeddings": "none"}
@@ -66,11 +66,12 @@ def test_devices(given: object, devices: tuple[str, ...]) -> None:
         (PredictSettings, {"devices": "-1"}, "devices"),
         (PredictSettings, {"devices": "0,gpu"}, "devices"),
         (PredictSettings, {"token_budget": -1}, "token_budget"),
+        (PredictSettings, {"token_budget": 2**31}, "token_budget"),
         (PredictSettings, {"engine": "fast"}, "engine"),
         (PredictSettings, {"shard_seconds": 0}, "shard_seconds"),
         (PredictSettings, {"shard_seconds": "inf"}, "shard_seconds"),
         (PredictSettings, {"dnabert_precision": "fp4"}, "dnabert_precision"),
-        (PredictSettings, {"compile_mode": "fast"}, "compile_mode"),
+        (PredictSettings, {"compile": "fast"}, "compile"),
         (PredictSettings, {"threshold": 1.0}, "threshold"),
         (PredictSettings, {"threshold": float("nan")}, "threshold"),
         (PredictSettings, {"fdr": 0.0}, "fdr"),

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.errors import UsageError
 
 _MIN_EFFICIENCY: Final = 0.85
 # With fewer batches, the partly filled last one dominates the efficiency.
@@ -39,14 +38,13 @@ def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArra
 class Packing:
     """The batches of one column of token sequences; batch b is rows[bounds[b]:bounds[b + 1]].
 
-    `rows` (n,) is a permutation, longest first within a batch, ties in row order. Per batch, `batch_tokens` is
-    without padding and `batch_slots` with it; `token_budget` limits the slots of a batch of more than one sequence.
+    `rows` (n,) is a permutation, longest first within a batch, ties in row order. `batch_tokens` are the tokens of each
+    batch, at most `token_budget` in one of more than one sequence.
     """
 
     rows: npt.NDArray[np.int64]
     bounds: npt.NDArray[np.int64]
     batch_tokens: npt.NDArray[np.int64]
-    batch_slots: npt.NDArray[np.int64]
     token_budget: int
 
     @property
@@ -56,13 +54,13 @@ class Packing:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all batches, without padding."""
+        """Tokens of all batches."""
         return int(self.batch_tokens.sum())
 
     @property
     def capacity(self) -> int:
         """Slots available in the batches; a sequence over the budget counts as a full batch."""
-        return int(np.maximum(self.batch_slots, self.token_budget).sum())
+        return int(np.maximum(self.batch_tokens, self.token_budget).sum())
 
     @property
     def efficiency(self) -> float:
@@ -70,42 +68,20 @@ class Packing:
         return self.num_tokens / self.capacity if len(self.rows) else 1.0
 
 
-def pack(num_tokens: npt.NDArray[np.int64], token_budget: int, *, padded: bool = False) -> Packing:
+def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
     """Assigns every sequence to one batch, deterministically; one longer than `token_budget` runs alone.
 
-    `num_tokens` is int64 (n,). With `padded`, every sequence of a batch counts as long as the longest, so that
-    similar lengths are batched together.
-
-    Raises:
-        UsageError: the budget is not positive.
-        ValueError: a sequence has no tokens.
+    `num_tokens` is int64 (n,), all above 0.
     """
-    if token_budget < 1:
-        raise UsageError(f"token budget is {token_budget}; it must be at least 1 token.")
-    if len(num_tokens) and int(num_tokens.min()) < 1:
-        raise ValueError("a sequence without tokens cannot be packed")
     by_length = np.argsort(-num_tokens, kind="stable")
-    if padded:
-        rows, bounds = by_length, _padded_bounds(num_tokens[by_length], token_budget)
-    else:
-        lengths, counts = np.unique(num_tokens, return_counts=True)
-        starts = len(num_tokens) - np.cumsum(counts)  # where each length begins in by_length
-        runs, runs_until = _fill_bins(lengths.tolist(), counts.tolist(), starts.tolist(), token_budget)
-        run_start, run_length = np.array(runs, np.int64).reshape(-1, 2).T
-        order, rows_until = concatenated_ranges(run_start, run_length)
-        rows, bounds = by_length[order], rows_until[np.array(runs_until, np.int64)]
+    lengths, counts = np.unique(num_tokens, return_counts=True)
+    starts = len(num_tokens) - np.cumsum(counts)  # where each length begins in by_length
+    runs, runs_until = _fill_bins(lengths.tolist(), counts.tolist(), starts.tolist(), token_budget)
+    run_start, run_length = np.array(runs, np.int64).reshape(-1, 2).T
+    order, rows_until = concatenated_ranges(run_start, run_length)
+    rows, bounds = by_length[order], rows_until[np.array(runs_until, np.int64)]
     tokens_until = np.concatenate(([0], np.cumsum(num_tokens[rows])))
-    batch_tokens = np.diff(tokens_until[bounds])
-    batch_slots = num_tokens[rows[bounds[:-1]]] * np.diff(bounds) if padded else batch_tokens
-    return Packing(rows, bounds, batch_tokens, batch_slots, token_budget)
-
-
-def _padded_bounds(descending: npt.NDArray[np.int64], token_budget: int) -> npt.NDArray[np.int64]:
-    bounds = [0]
-    while bounds[-1] < len(descending):
-        count = max(1, token_budget // int(descending[bounds[-1]]))
-        bounds.append(min(bounds[-1] + count, len(descending)))
-    return np.array(bounds, np.int64)
+    return Packing(rows, bounds, np.diff(tokens_until[bounds]), token_budget)
 
 
 def _fill_bins(

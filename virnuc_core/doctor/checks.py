@@ -1,7 +1,5 @@
-"""Checks of versions, CUDA, devices, caches and bundled models, and a small run on every device; host.py has the rest."""
+"""Versions, devices, and a small run on every device."""
 
-import itertools
-import os
 import platform
 import random
 import tempfile
@@ -16,10 +14,9 @@ import torch
 
 from virnuc_core import __version__
 from virnuc_core.doctor.comparison import cosines
-from virnuc_core.doctor.host import Finding
+from virnuc_core.doctor.preflight import host_fault
 from virnuc_core.env_config import available_threads, env
 from virnuc_core.errors import VirnucError
-from virnuc_core.inference.compile_cache import compile_cache_environment
 from virnuc_core.inference.device import cpu_has_bf16, least_free_memory, resolve_devices, resolve_precision
 from virnuc_core.inference.launcher import run_lane
 from virnuc_core.inference.nvidia_smi import query_gpus
@@ -28,15 +25,15 @@ from virnuc_core.inference.runner import LoadedModels
 from virnuc_core.inference.shard import read_shard, shard_identity
 from virnuc_core.inference.worker import run_shards
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE, frames_of
-from virnuc_core.models.hub import cache_folder, verify_all
+from virnuc_core.models.catalogue import CATALOGUE, frames_of
+from virnuc_core.models.kernels import MIN_CAPABILITY
+from virnuc_core.plain_text import visible
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store_build import build_frame_store
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Engine
 from virnuc_core.versions import (
     FLASH_ATTN,
-    FLASH_ATTN_VERSION,
     OLDEST_DRIVER,
     State,
     check_versions,
@@ -46,14 +43,40 @@ from virnuc_core.versions import (
 )
 
 _LEAST_GPU_MEMORY_GB: Final = 4.0
-# Ampere, which the kernels require.
-_TRIED_CAPABILITY: Final = (8, 0)
-
 _NUM_CONTIGS: Final = 8
 _CODONS: Final = 160  # of each, fewer than fill a chunk
 # Vectors in 16 bits stay above 0.99995 (docs/performance.md); a faulty device is far off.
 _LEAST_COSINE: Final = 0.9999
 _MOST_SCORE_DIFFERENCE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check; `is_device` is set for GPUs and their software."""
+
+    topic: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+    is_device: bool = False
+
+    @property
+    def summary(self) -> str:
+        """For the terminal, with the advice on a line of its own."""
+        line = f"{self.state:<7}  {self.topic}: {self.name}: {self.found}"
+        return visible(f"{line}\n         -> {self.advice}" if self.advice else line)
+
+
+def all_findings(*, quick: bool) -> Iterator[Finding]:
+    """All findings; `quick` leaves out the run on each device."""
+    parts = {"versions": version_findings, "devices": device_findings, "home": home_findings}
+    parts |= {} if quick else {"self test": self_test_findings}
+    for topic, part in parts.items():
+        try:
+            yield from part()
+        except VirnucError as error:
+            yield Finding(topic, "all of it", "problem", str(error))
 
 
 def version_findings() -> Iterator[Finding]:
@@ -65,35 +88,32 @@ def version_findings() -> Iterator[Finding]:
         yield Finding("versions", check.package, check.state, found, check.advice, is_device)
 
 
-def cuda_findings() -> Iterator[Finding]:
-    """The CUDA of torch, the driver, Triton and flash-attn-4, and whether they are compatible."""
+def device_findings() -> Iterator[Finding]:
+    """CUDA, Triton, and every device that runs may use, with what "auto" resolves to there."""
     rows = query_gpus(("driver_version",), units=False)
     seen = torch.cuda.device_count()
     yield _cuda(rows[0][0] if rows else "", len(rows), seen)
-    yield _triton(is_needed=seen > 0)
-    if version := installed_version(FLASH_ATTN):
-        found = f"{version}; used with --attention flash-attn only"
-        advice = f"that takes {FLASH_ATTN_VERSION} only: pip install 'virnuc[gpu]'"
-        yield _device_finding(
-            "cuda", FLASH_ATTN, "warning", found, "" if version == FLASH_ATTN_VERSION else advice
-        )
-
-
-def device_findings() -> Iterator[Finding]:
-    """Every device that runs may use, with what "auto" resolves to there."""
-    for index in range(torch.cuda.device_count()):
+    if seen:
+        yield _triton()
+    for index in range(seen):
         yield _gpu(f"cuda:{index}")
     bf16 = "with bf16 instructions" if cpu_has_bf16() else "without bf16 instructions"
     found = f"{platform.machine()}, {available_threads()} threads, {bf16}; auto: {_choices('cpu')}"
     yield Finding("devices", "cpu", "ok", found)
 
 
+def home_findings() -> Iterator[Finding]:
+    """Whether the home folder can be written, and its disk has room."""
+    fault = host_fault()
+    yield Finding("home", "VIRNUC_HOME", "problem" if fault else "ok", fault or str(env().home))
+
+
 def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
     built_for = torch.version.cuda
     found = f"torch for CUDA {built_for or 'none (CPU only)'}, driver {driver or 'none'}, {seen} of {num_gpus} GPUs seen"
     advice = ""
-    visible = env().cuda_visible_devices
-    if num_gpus and not seen and visible != ():
+    visible_gpus = env().cuda_visible_devices
+    if num_gpus and not seen and visible_gpus != ():
         oldest = OLDEST_DRIVER.get(int(built_for.split(".")[0])) if built_for else None
         if not built_for:
             advice = (
@@ -103,22 +123,19 @@ def _cuda(driver: str, num_gpus: int, seen: int) -> Finding:
             advice = (
                 f"CUDA {built_for} needs driver {oldest} or later: update the driver, or take an older torch"
             )
-        elif visible is not None:
-            advice = f"CUDA_VISIBLE_DEVICES is {','.join(visible)!r}: unset it to use the GPUs"
+        elif visible_gpus is not None:
+            advice = f"CUDA_VISIBLE_DEVICES is {','.join(visible_gpus)!r}: unset it to use the GPUs"
         else:
             advice = "torch cannot use the GPUs: see whether nvidia-smi and a restart of the driver help"
-    return _device_finding("cuda", "torch", "problem", found, advice)
+    return _device_finding("cuda", "problem", found, advice)
 
 
-def _triton(*, is_needed: bool) -> Finding:
+def _triton() -> Finding:
     found, wanted = installed_version("triton"), triton_of_torch()
     advice = ""
-    if is_needed and not found:
-        advice = f"the fast kernels need it: pip install triton{f'=={wanted}' if wanted else ''}"
-    elif found and wanted and found != wanted:
-        advice = f"this torch was made for triton {wanted}: pip install triton=={wanted}"
-    asked = f", torch asks for {wanted}" if wanted else ""
-    return _device_finding("cuda", "triton", "warning", f"{found or 'not installed'}{asked}", advice)
+    if not found or (wanted and found != wanted):
+        advice = f"virnuc's kernels need it: pip install triton{f'=={wanted}' if wanted else ''}"
+    return _device_finding("triton", "warning", found or "not installed", advice)
 
 
 def _gpu(device: str) -> Finding:
@@ -129,14 +146,14 @@ def _gpu(device: str) -> Finding:
         f"{properties.major}.{properties.minor}; auto: {_choices(device)}"
     )
     advice = ""
-    if (properties.major, properties.minor) < _TRIED_CAPABILITY:
+    if (properties.major, properties.minor) < MIN_CAPABILITY:
         advice = "nobody has tried GPUs older than compute capability 8.0: compare with --devices cpu first"
     elif free / 1e9 < _LEAST_GPU_MEMORY_GB:
         advice = "other programs use its memory: see nvidia-smi, or choose others with --devices"
-    return _device_finding("devices", device, "warning", found, advice)
+    return _device_finding(device, "warning", found, advice)
 
 
-def _device_finding(topic: str, name: str, state: State, found: str, advice: str) -> Finding:
+def _device_finding(name: str, state: State, found: str, advice: str, topic: str = "devices") -> Finding:
     """A finding on a GPU or its software; "ok" without advice."""
     return Finding(topic, name, state if advice else "ok", found, advice, is_device=True)
 
@@ -152,39 +169,6 @@ def _choices(device: str) -> str:
     return f"{precision}, {' and '.join(chosen)} attention"
 
 
-def cache_findings() -> Iterator[Finding]:
-    """Size and location of what persists between runs."""
-    compiled = compile_cache_environment()
-    folders = {
-        "models of the hub": cache_folder(),
-        "code compiled by torch": Path(compiled["TORCHINDUCTOR_CACHE_DIR"]),
-        "code compiled by Triton": Path(compiled["TRITON_CACHE_DIR"]),
-        "runs in MLflow": env().home / "mlflow.db",
-        "Prefect": Path(env().prefect_home or env().home / "prefect"),
-    }
-    for name, path in folders.items():
-        yield Finding("caches", name, "ok", f"{_size(path) / 1e9:.3f} GB in {path}")
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed."""
-    total = 0
-    for folder, _, names in os.walk(path):
-        for file in (Path(folder, name) for name in names):
-            total += file.lstat().st_size if os.path.lexists(file) else 0
-    return total or (path.stat().st_size if path.is_file() else 0)
-
-
-def bundled_findings() -> Iterator[Finding]:
-    """Whether the bundled models, their head and its index are byte-identical to those released."""
-    for found in itertools.chain.from_iterable(map(verify_all, BUNDLED_HEADS)):
-        if found.is_whole and found.hashes_from:
-            yield Finding("bundled", found.name, "ok", f"whole, fingerprint {found.fingerprint[:12]}")
-        else:
-            reasons = "; ".join(found.problems) or "no hashes are known of its files"
-            yield Finding("bundled", found.name, "problem", reasons, "install virnuc again")
-
-
 @dataclass(frozen=True, slots=True)
 class RunOutput:
     """Vectors of each model, and scores, of the frames of a small run, in row order."""
@@ -196,18 +180,17 @@ class RunOutput:
 def self_test_findings() -> Iterator[Finding]:
     """A small run on every device, in its own process like a lane, against the reference engine on the CPU."""
     with tempfile.TemporaryDirectory(prefix="virnuc-doctor-") as scratch:
+        folder, device = Path(scratch), "reference"
+        _write_contigs(folder / "contigs.fa")
         try:
-            folder = Path(scratch)
-            _write_contigs(folder / "contigs.fa")
             reference = _small_run(folder, "cpu", "reference")
-        except (VirnucError, OSError) as error:
-            yield _failed("reference", error, is_device=False)
-            return
-        for device in dict.fromkeys((*resolve_devices(("auto",)), "cpu")):
-            try:
+            for device in dict.fromkeys((*resolve_devices(("auto",)), "cpu")):
                 yield compare_outputs(device, _small_run(folder, device, "packed"), reference)
-            except (VirnucError, OSError) as error:
-                yield _failed(device, error, is_device=True)
+        except (VirnucError, OSError) as error:
+            advice = "otherwise report what virnuc doctor says"
+            yield Finding(
+                "self test", device, "problem", f"it failed: {error}", advice, device != "reference"
+            )
 
 
 def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Finding:
@@ -218,7 +201,7 @@ def compare_outputs(device: str, found: RunOutput, reference: RunOutput) -> Find
     is_good = all(cosine >= _LEAST_COSINE for cosine in worst) and difference <= _MOST_SCORE_DIFFERENCE
     figures = f"{len(found.scores)} frames, least cosine {min(worst):.7f}, largest difference of scores {difference:.5f}"
     advice = "this device computes wrongly: do not use it; try --attention sdpa, --precision fp32 and another torch"
-    return _device_finding("self test", device, "problem", figures, "" if is_good else advice)
+    return _device_finding(device, "problem", figures, "" if is_good else advice, "self test")
 
 
 def _write_contigs(path: Path) -> None:
@@ -247,8 +230,3 @@ def _small_run(folder: Path, device: str, engine: Engine) -> RunOutput:
         np.concatenate([getattr(each, name) for each in results]) for name in ("dna", "protein", "scores")
     )
     return RunOutput((dna, protein), scores)
-
-
-def _failed(device: str, error: VirnucError | OSError, *, is_device: bool) -> Finding:
-    advice = "the lines above may say why; otherwise report what virnuc doctor says"
-    return Finding("self test", device, "problem", f"it failed: {error}", advice, is_device)

@@ -1,16 +1,14 @@
-"""A checkpoint in virnuc against the program that it was published for, on the same real sequences.
+"""A checkpoint in virnuc against the program that it was published for, on the same eight real sequences.
 
 The other program computes one sequence at a time in fp32: fair-esm for its own layout, transformers' EsmModel for its
-own. That of DNABERT-S is code in its authors' model repository, which virnuc never runs: transformers' BertModel
-stands in for it, with ALiBi as its attention mask and the gated feed-forward layer in the place of BERT's.
+own. That of DNABERT-S is code in its authors' model repository, which virnuc never runs: transformers' BertModel stands
+in for it, with ALiBi as its attention mask and the gated feed-forward layer in the place of BERT's.
 """
 
-import contextlib
-import gc
 import math
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,28 +23,22 @@ from torch.nn import functional
 from virnuc_core.api import embed
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import CheckpointError, DeviceError, DeviceMemoryError, UsageError
+from virnuc_core.errors import CheckpointError, DeviceError, UsageError
 from virnuc_core.inference.device import resolve_devices, resolve_precision
 from virnuc_core.models.checkpoint import FAIR_ESM, Checkpoint
-from virnuc_core.models.esm2 import MASK_TOKEN
+from virnuc_core.models.encoders import MASK_TOKEN
 from virnuc_core.models.hub import family_of, open_checkpoint
 from virnuc_core.models.tensor_files import read_tensors
 from virnuc_core.plain_text import visible
 from virnuc_core.sequences.reader import iter_records
-from virnuc_core.specs import Alphabet, Engine, Family, ResolvedPrecision
+from virnuc_core.specs import Engine, ResolvedPrecision
 
-# Eight pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
-_SEQUENCES: Final[dict[Family, Path]] = {
-    family: Path(__file__).with_name(f"{family}.fa") for family in ("esm2", "dnabert_s")
-}
-_ALPHABETS: Final[dict[Family, Alphabet]] = {"esm2": "protein", "dnabert_s": "dna"}
 # Rounding stays above these (measurements in docs/performance.md); wrong results are far below.
 _LEAST_COSINES: Final[dict[ResolvedPrecision, float]] = {
     "fp32": 0.999999,
     "fp16": 0.9999,
     "bf16": 0.999,
     "fp8": 0.99,
-    "int8": 0.99,
 }
 _MOST_FP32_DIFFERENCE: Final = 1e-4  # of the largest value
 # Raised by these programs for a checkpoint that they cannot use.
@@ -71,14 +63,12 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelComparison:
-    """The result of a comparison; `shortest` and `longest` are sequence lengths."""
+    """The result of a comparison."""
 
     model: str
     program: str
     device: str
     num_sequences: int
-    shortest: int
-    longest: int
     runs: tuple[ComparedRun, ...]
 
     @property
@@ -95,8 +85,7 @@ class ModelComparison:
     def summary(self) -> str:
         """For the terminal, the verdict last."""
         lines = [
-            f"{self.model}: virnuc against {self.program} in fp32 on {self.device}",
-            f"mean vectors of {self.num_sequences} real sequences of {self.shortest} to {self.longest} letters",
+            f"{self.model}: virnuc against {self.program} in fp32 on {self.device}, {self.num_sequences} real sequences",
             "engine     precision  largest difference  (largest value)  least cosine",
         ]
         for run in self.runs:
@@ -118,23 +107,25 @@ def compare_model(model: str) -> ModelComparison:
     """
     family, name = family_of(model)
     checkpoint = open_checkpoint(name, family)
-    records = iter_records([_SEQUENCES[family]], _ALPHABETS[family])
+    # Pieces of examples/contigs.fa.gz of 60 to 3,000 bases, and the longest stop-free stretch of each.
+    records = iter_records(
+        [Path(__file__).with_name(f"{family}.fa")], "protein" if family == "esm2" else "dna"
+    )
     sequences = [record.sequence.decode() for record in records]
     device = resolve_devices(("auto",))[0]
     program, expected = embed_with_original(checkpoint, sequences, device)
-    lengths = [len(sequence) for sequence in sequences]
+    variants: list[tuple[Engine, ResolvedPrecision]] = [("reference", "fp32")]
+    for precision in _LEAST_COSINES:
+        try:
+            variants.append(("packed", resolve_precision(precision, device)))
+        except DeviceError:
+            continue
     runs = []
-    for engine, precision in _variants(device):
+    for engine, precision in variants:
         options = {"devices": (device.removeprefix("cuda:"),), "engine": engine, "precision": precision}
         runs.append(compare_vectors(embed(sequences, model, **options), expected, engine, precision))
     return ModelComparison(
-        model=model,
-        program=program,
-        device=device,
-        num_sequences=len(sequences),
-        shortest=min(lengths),
-        longest=max(lengths),
-        runs=tuple(runs),
+        model=model, program=program, device=device, num_sequences=len(sequences), runs=tuple(runs)
     )
 
 
@@ -163,53 +154,32 @@ def cosines(left: Float32, right: Float32) -> npt.NDArray[np.float64]:
     return cosines
 
 
-def _variants(device: str) -> Iterator[tuple[Engine, ResolvedPrecision]]:
-    """The reference engine, and the packed one in every precision that the device supports."""
-    yield "reference", "fp32"
-    for precision in _LEAST_COSINES:
-        try:
-            yield "packed", resolve_precision(precision, device)
-        except DeviceError:
-            continue
-
-
-def embed_with_original(checkpoint: Checkpoint, sequences: Sequence[str], device: str) -> tuple[str, Float32]:
+def embed_with_original(checkpoint: Checkpoint, sequences: list[str], device: str) -> tuple[str, Float32]:
     """Name and version of the program that the checkpoint is published for, and its mean vectors, fp32 (N, D).
 
     Raises:
         CheckpointError: the program cannot load the checkpoint.
-        DeviceMemoryError: the model does not fit the device in fp32.
         UsageError: the program is not installed, or the weights are in no file.
     """
     if not checkpoint.files:
         raise UsageError(
             f"{checkpoint.name} has no files that another program could load: give a checkpoint."
         )
-    if checkpoint.family == "dnabert_s":
-        program, load = "transformers", _bert
-    elif checkpoint.layout is FAIR_ESM:
+    program, load = "transformers", _bert if checkpoint.family == "dnabert_s" else _esm_model
+    if checkpoint.layout is FAIR_ESM:
         program, load = "fair-esm", _fair_esm
-    else:
-        program, load = "transformers", _esm_model
-    with _quiet():
-        try:
+    try:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")
             name, hidden_states = load(checkpoint, device)
-            with torch.inference_mode():
-                vectors = [hidden_states(sequence).float().mean(0).cpu().numpy() for sequence in sequences]
-        except ImportError as error:
-            raise UsageError(
-                f"comparing {checkpoint.name} needs {program}: pip install 'virnuc[reference]'."
-            ) from error
-        except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                f"{program} has no room for {checkpoint.name} in fp32 on {device}: hide the GPU "
-                "(CUDA_VISIBLE_DEVICES=) to compare on the CPU."
-            ) from error
-        except _REFUSALS as error:
-            raise CheckpointError(f"{program} cannot run {checkpoint.name}: {error}.") from error
-    # The processes that compute next need the device's memory.
-    del hidden_states
-    gc.collect()
+            vectors = [hidden_states(sequence).float().mean(0).cpu().numpy() for sequence in sequences]
+    except ImportError as error:
+        raise UsageError(
+            f"comparing {checkpoint.name} needs {program}: pip install 'virnuc[reference]'."
+        ) from error
+    except _REFUSALS as error:
+        raise CheckpointError(f"{program} cannot run {checkpoint.name}: {error}.") from error
+    del hidden_states  # the lanes that compute next need the device's memory
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return name, np.stack(vectors)
@@ -244,7 +214,7 @@ def _fair_esm(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
 
 def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
     """Transformers' EsmModel on virnuc's token ids, which are those of fair-esm."""
-    transformers = import_module("transformers")
+    transformers = _transformers()
     model = transformers.EsmModel.from_pretrained(
         checkpoint.files[0].parent,
         add_pooling_layer=False,
@@ -266,10 +236,8 @@ def _esm_model(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]
 
 def _bert(checkpoint: Checkpoint, device: str) -> tuple[str, _HiddenStates]:
     model = bert_with_alibi(checkpoint, device)
-    tokenizer = checkpoint.tokenizer
-    version = import_module("transformers").__version__
-    name = f"transformers {version} (BertModel with ALiBi and gated feed-forward layers added)"
-    return name, lambda sequence: model(_input_ids(tokenizer, sequence, device))
+    name = f"transformers {_transformers().__version__} (BertModel with ALiBi and gated feed-forward layers added)"
+    return name, lambda sequence: model(_input_ids(checkpoint.tokenizer, sequence, device))
 
 
 def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], Tensor]:
@@ -277,7 +245,7 @@ def bert_with_alibi(checkpoint: Checkpoint, device: str) -> Callable[[Tensor], T
 
     Source: bert_layers.py of the DNABERT-S authors; Press et al. 2022 for the slopes.
     """
-    transformers = import_module("transformers")
+    transformers = _transformers()
     spec, parts = checkpoint.spec, checkpoint.published_parts()
     config = transformers.BertConfig(
         vocab_size=spec.vocab_size,
@@ -338,7 +306,7 @@ class _Gate(nn.Module):
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """As in the paper's code; independent of `models.positions`, which is under test."""
+    """As in the paper's code; independent of `models.attention`, which is under test."""
     if math.log2(num_heads).is_integer():
         return [2 ** (-8 * (i + 1) / num_heads) for i in range(num_heads)]
     below = 2 ** int(math.log2(num_heads))
@@ -351,12 +319,9 @@ def _input_ids(tokenizer: Esm2Tokenizer | DnabertTokenizer, sequence: str, devic
     return torch.from_numpy(tokens.input_ids.astype(np.int64))[None].to(device)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with contextlib.suppress(ImportError):
-        logging: Any = import_module("transformers.utils.logging")
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _transformers() -> Any:
+    """The package, without its progress bars."""
+    transformers = import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -4,23 +4,34 @@ As a program (`python -m virnuc_core.doctor.preflight`) it computes on the GPU o
 standard error what is wrong.
 """
 
+import os
+import shutil
 import sys
+import tempfile
 from typing import Final
 
 from virnuc_core import __version__
-from virnuc_core.doctor.host import disk_finding
 from virnuc_core.env_config import env
 from virnuc_core.versions import series
 
 # Sums of 128 products of numbers up to 3 are exact in fp16.
 _ROWS: Final = 4096
 _COLUMNS: Final = 128
+_LEAST_DISK_GB: Final = 0.5
 
 
 def host_fault() -> str | None:
-    """What is wrong with this host's disk; None when nothing is."""
-    finding = disk_finding("VIRNUC_HOME", env().home)
-    return f"{finding.found}: {finding.advice}" if finding.state == "problem" else None
+    """What is wrong with the disk of VIRNUC_HOME; None when nothing is. A missing home is created by the first run."""
+    home = env().home
+    existing = next(path for path in (home, *home.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free / 1e9
+    except OSError as error:
+        return f"{home} cannot be written ({error.strerror}): set VIRNUC_HOME to one that can"
+    if free < _LEAST_DISK_GB:
+        return f"{free:.1f} GB free in {home}: make room, or set VIRNUC_HOME to a folder on another disk"
+    return None
 
 
 def version_fault(deployed: str | None) -> str | None:

@@ -26,14 +26,8 @@ _MIN_TOKENS: Final = 1024
 _BUDGET_STEP: Final = 1024
 # Of the memory beside the weights; the rest is for the other model, batches in flight and unaccounted allocations.
 _ACTIVATION_SHARE: Final = 0.4
-_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-_ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {
-    "fp32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "fp8": 2,
-    "int8": 4,
-}
+_LAYER_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_ACTIVATION_BYTES: Final[dict[ResolvedPrecision, int]] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 _BF16_CAPABILITY: Final = (8, 0)  # Ampere
 _FP8_CAPABILITY: Final = (8, 9)  # Ada; torch's product with scales by row is built for it and all later ones
 
@@ -77,8 +71,7 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
     """Precision of the forward pass on one device; "auto" is fp16 on a GPU.
 
     On the CPU "auto" is bf16 for the longest stretches where `cpu_has_fast_bf16`, and else fp32: VirNucPro's frames are scored
-    as VirNucPro does. The CPU has neither fp16 nor fp8; int8 is for CPUs where `cpu_has_int8`. On a GPU, bf16 needs Ampere or
-    newer, and fp8 Ada, Hopper or newer.
+    as VirNucPro does. The CPU has neither fp16 nor fp8. On a GPU, bf16 needs Ampere or newer, and fp8 Ada, Hopper or newer.
 
     Raises:
         DeviceError: the device does not support the precision at a useful speed.
@@ -95,15 +88,6 @@ def resolve_precision(choice: Precision, device: str, frames: FrameRule = "open"
         raise DeviceError(
             "this CPU has no bf16 instructions (AVX512_BF16, AMX, or those of Armv8.6), so bf16 would be slower than fp32: "
             "use --precision fp32"
-        )
-    if device == "cpu" and choice == "int8" and not cpu_has_int8():
-        raise DeviceError(
-            "this CPU has no int8 instructions that torch uses (AVX512_VNNI or AMX), so int8 would be slow and less exact: "
-            "use --precision fp32"
-        )
-    if device != "cpu" and choice == "int8":
-        raise DeviceError(
-            f"int8 is for the CPU, not for {device}: use --precision fp16, or fp8 where the GPU has it"
         )
     if device != "cpu" and choice == "bf16":
         _require_capability(
@@ -156,12 +140,6 @@ def cpu_has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     if not cpu_has_bf16() or torch.cpu._is_amx_tile_supported() or not cpuinfo.exists():
         return cpu_has_bf16()
     return "GenuineIntel" not in cpuinfo.read_text()
-
-
-def cpu_has_int8() -> bool:
-    """Whether the CPU multiplies int8 matrices in hardware without overflow, and torch uses it."""
-    has_instructions = torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()
-    return bool(torch.backends.mkldnn.is_available() and has_instructions)
 
 
 def default_token_budget(spec: ModelSpec, precision: ResolvedPrecision, *devices: str) -> int:

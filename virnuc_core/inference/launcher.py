@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 
 from virnuc_core.env_config import available_threads, env, physical_gpu
 from virnuc_core.errors import DeviceLostError, LaneError, VirnucError
-from virnuc_core.inference.compile_cache import compile_cache_environment, hash_triton, using_compile_cache
 from virnuc_core.inference.events import (
     LaneEvent,
     LaneFinished,
@@ -153,7 +153,7 @@ def run_lane_here(
         prepare_for_gpus()
         device = f"cuda:{physical_gpu(int(device.partition(':')[2]))}"
     try:
-        with using_compile_cache() if on_gpu else _using_threads():
+        with nullcontext() if on_gpu else _using_threads():
             emit(_lane_started(lane, device, os.getpid(), indices))
             run_shards(folder, indices, models, lane, emit)
             emit(LaneFinished(lane=lane, seconds=time.perf_counter() - started))
@@ -178,10 +178,23 @@ def prepare_for_gpus() -> None:
     Also has Triton hash itself meanwhile.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
-    os.environ.update(compile_cache_environment())
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     # Varying batch sizes would otherwise fragment GPU memory.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    hash_triton()
+    _start_hashing_triton()
+
+
+@cache
+def _start_hashing_triton() -> None:
+    """Has Triton hash its own files, for which its first launch would wait half a second; it remembers the hash."""
+    threading.Thread(target=_hash_triton, name="hash-triton", daemon=True).start()
+
+
+def _hash_triton() -> None:
+    with suppress(ImportError):  # then there are no kernels, or Triton has another way of doing this
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 @contextmanager
@@ -314,8 +327,7 @@ def _lane_main(
         from virnuc_core.inference.runner import LoadedModels
         from virnuc_core.inference.worker import run_shards
 
-        with using_compile_cache():
-            run_shards(folder, indices, LoadedModels(device), lane, pipe.send)
+        run_shards(folder, indices, LoadedModels(device), lane, pipe.send)
     except (VirnucError, OSError, MemoryError) as error:
         pipe.send(error)
     except Exception as error:  # noqa: BLE001 - the end of a process: the parent reports what happened

@@ -25,7 +25,6 @@ from virnuc_core.specs import (
     FrameRule,
     InputFile,
     ModelSpec,
-    ResolvedCompileMode,
     ResolvedPrecision,
 )
 from virnuc_core.versions import series
@@ -58,14 +57,14 @@ class PlannedModel:
     precision: ResolvedPrecision
     engine: Engine
     attention: AttentionBackend
-    compile_mode: ResolvedCompileMode
+    compiled: bool
     token_budget: int
     location: str
 
     @property
     def arithmetic(self) -> str:
-        """Precision, engine, attention and compile mode, for messages."""
-        compiled = f", compiled ({self.compile_mode})" if self.compile_mode != "none" else ""
+        """Precision, engine, attention and whether layers are compiled, for messages."""
+        compiled = ", compiled" if self.compiled else ""
         return f"{self.precision}, {self.engine} engine, {self.attention} attention{compiled}"
 
     @property

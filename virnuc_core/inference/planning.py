@@ -26,8 +26,7 @@ from virnuc_core.inference.sharding import plan_shards, with_costs
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.catalogue import BUNDLED_HEADS, head_of, resolve_head
 from virnuc_core.models.classifier import classifier_fingerprint
-from virnuc_core.models.compilation import compile_warning, resolve_compile_mode
-from virnuc_core.models.encoder import validate_repr_layer
+from virnuc_core.models.encoders import validate_repr_layer
 from virnuc_core.models.heads import describe_inputs, load_head, takes_widths
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.kernels import MIN_CAPABILITY
@@ -45,13 +44,11 @@ from virnuc_core.specs import (
     FrameRule,
     InputFile,
     ModelSpec,
-    ResolvedCompileMode,
     ResolvedPrecision,
 )
 from virnuc_core.versions import log_version_warnings
 
-_REFERENCE_TOKEN_BUDGET: Final = 1  # below any sequence, so that each one runs alone
-_MAX_TOKEN_BUDGET: Final = 2**31 - 1  # sums over batches stay within 64 bits
+_ALONE: Final = 1  # token budget below any sequence, so that each one runs alone
 _IN_FP32: Final = frozenset({"VIRNUC_DISABLE_FP16", "VIRNUC_DISABLE_PACKING"})
 # What the reference engine is tested against.
 _ORACLES: Final[dict[Family, str]] = {
@@ -180,7 +177,7 @@ def make_plan(
     """Resolves everything that determines the results of a run.
 
     `existing` is a plan to resume: unless other values are requested, its shards are kept for the same input,
-    and its token budget and compile mode for the same model. Without it, the token budget is that of `before`.
+    and its token budget for the same model. Without it, the token budget is that of `before`.
 
     Raises:
         UsageError: settings contradict each other.
@@ -199,9 +196,6 @@ def make_plan(
         shards = with_costs(existing.shards, store, models, devices[0])
     else:
         shards = plan_shards(store, models, devices[0], config.shard_seconds)
-    seconds = sum(shard.cost for shard in shards)
-    modes = [_plan_compile_mode(config, m, seconds, _model_of(existing, m.family)) for m in models]
-    models = tuple(replace(model, compile_mode=mode) for model, mode in zip(models, modes, strict=True))
     plan = RunPlan(
         kind=kind,
         inputs=store.meta.inputs,
@@ -230,7 +224,7 @@ def make_plan(
 def plan_models(
     config: RunConfig, devices: tuple[str, ...], existing: RunPlan | None, frames: FrameRule = "open"
 ) -> tuple[PlannedModel, ...]:
-    """The requested models, DNA before protein, for these frames of chunks; compile mode unresolved ("none").
+    """The requested models, DNA before protein, for these frames of chunks.
 
     Raises:
         UsageError: no model is requested, or settings contradict each other.
@@ -250,10 +244,8 @@ def plan_models(
         raise UsageError(
             f"--engine reference has its own attention: leave out --attention {config.attention}."
         )
-    if config.token_budget is not None and not 1 <= config.token_budget <= _MAX_TOKEN_BUDGET:
-        raise UsageError(
-            f"--token-budget {config.token_budget} cannot be used: give 1 to {_MAX_TOKEN_BUDGET} tokens."
-        )
+    if config.compile and engines == {"reference"}:
+        raise UsageError("--engine reference computes without torch.compile: leave out --compile.")
     for switch in switches_of(config):
         _log.warning("%s is set: it wins over what is asked for", switch)
     return tuple(
@@ -289,6 +281,7 @@ def _plan_model(
     name = Path(asked).name if Path(asked).exists() else checkpoint.name
     if before is not None and before.location == str(checkpoint.location):
         name = before.name
+    engine, switches = _engine_of(config, family), switches_of(config)
     is_for_this_model = family == "esm2" or config.esm_model is None
     planned = PlannedModel(
         name=name,
@@ -297,13 +290,13 @@ def _plan_model(
         repr_layer=validate_repr_layer(spec, config.repr_layer if is_for_this_model else None),
         weights_fingerprint=checkpoint.fingerprint,
         precision=precision,
-        engine=_engine_of(config, family),
+        engine=engine,
         attention=_plan_attention(config, spec, devices[0], precision),
-        compile_mode="none",
-        token_budget=_REFERENCE_TOKEN_BUDGET,
+        compiled=config.compile and engine == "packed" and "VIRNUC_DISABLE_COMPILE" not in switches,
+        token_budget=_ALONE,
         location=str(checkpoint.location),
     )
-    if planned.engine == "reference":
+    if engine == "reference" or "VIRNUC_DISABLE_PACKING" in switches:
         return planned
     if config.token_budget is not None:
         return replace(planned, token_budget=config.token_budget)
@@ -345,22 +338,9 @@ def _plan_attention(
     choice, switches = config.attention, switches_of(config)
     if _engine_of(config, spec.family) == "reference" or "VIRNUC_V1_ATTENTION" in switches:
         choice = "reference"
-    elif "VIRNUC_DISABLE_PACKING" in switches:
-        return "padded"
-    elif "VIRNUC_DISABLE_FP16" in switches and choice not in ("sdpa", "reference"):
+    elif not _IN_FP32.isdisjoint(switches) and choice not in ("sdpa", "reference"):
         choice = "auto"  # the requested backend may be 16-bit only
     return resolve_attention(choice, device, spec.family, precision, spec.head_dim)
-
-
-def _plan_compile_mode(
-    config: RunConfig, model: PlannedModel, seconds: float, before: PlannedModel | None
-) -> ResolvedCompileMode:
-    """Resolves the mode; "auto" keeps that of an earlier plan."""
-    if "VIRNUC_DISABLE_COMPILE" in switches_of(config):
-        return "none"
-    if config.compile_mode == "auto" and before is not None and _computes_alike(before, model):
-        return before.compile_mode
-    return resolve_compile_mode(config.compile_mode, model.attention, seconds)
 
 
 def _computes_alike(before: PlannedModel, now: PlannedModel) -> bool:
@@ -398,13 +378,12 @@ def plan_head(
 
 
 def _speed_warnings(models: tuple[PlannedModel, ...], devices: tuple[str, ...]) -> tuple[str, ...]:
-    found = list(dict.fromkeys(filter(None, (compile_warning(model.compile_mode) for model in models))))
     in_half = any(model.precision != "fp32" for model in models)
-    if devices[0] != "cpu" and in_half and (reason := _why_no_kernels(devices)):
-        found.append(
-            f"{reason}: virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more."
-        )
-    return tuple(found)
+    if devices[0] == "cpu" or not in_half or not (reason := _why_no_kernels(devices)):
+        return ()
+    return (
+        f"{reason}: virnuc's kernels cannot run, and plain torch is several times slower. `virnuc doctor` says more.",
+    )
 
 
 def _why_no_kernels(devices: tuple[str, ...]) -> str | None:

@@ -170,7 +170,7 @@ class Collator:
         rows, equal_to = distinct_rows(sequences)
         distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
         tokens = tokenizer.encode(distinct)
-        packing = pack(tokens.num_tokens, planned.token_budget, padded=planned.attention == "padded")
+        packing = pack(tokens.num_tokens, planned.token_budget)
         input_ids = self.streams.empty_pinned(packing.num_tokens, torch.int32)
         batches: list[HostBatch] = []
         token, offset = 0, 0

@@ -6,11 +6,9 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from typing import Final
 
 from virnuc_core.errors import DeviceLostError, UsageError
-from virnuc_core.inference.compile_cache import using_compile_cache
 from virnuc_core.inference.events import LaneReport
 from virnuc_core.inference.lane_journal import LaneJournal
 from virnuc_core.inference.launcher import assign_shards, has_lost_device, prepare_for_gpus, run_lane_here
@@ -44,10 +42,8 @@ class ResidentModels:
         self._in_use: set[str] = set()
         self._is_closed = False
         self._process = os.getpid()
-        self._cache = ExitStack()
         if self._on_gpus:
             prepare_for_gpus()
-            self._cache.enter_context(using_compile_cache())
 
     def plan(self, folder: RunFolder, config: RunConfig, kind: Kind) -> RunPlan:
         """Plans in this process.
@@ -110,7 +106,6 @@ class ResidentModels:
             for models in self._models.values():
                 if not has_lost_device():
                     models.close()
-        self._cache.close()
 
     def _compute_lane(
         self, folder: RunFolder, shards: Sequence[int], models: LoadedModels, lane: int

@@ -27,8 +27,7 @@ from virnuc_core.inference.shard import VECTOR_DATASETS, ShardCounters, ShardRes
 from virnuc_core.models.attention import resolve_attention
 from virnuc_core.models.checkpoint import Checkpoint, load_model
 from virnuc_core.models.classifier import MLPClassifier, classifier_fingerprint
-from virnuc_core.models.compilation import compile_layers
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.heads import Head, load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.models.memory import is_out_of_memory, raise_on_oom
@@ -153,11 +152,10 @@ class ModelRunner:
             CheckpointError: the model cannot be read.
             MismatchError: its files have changed since planning.
         """
-        if planned.attention != "padded":  # plain torch, runs anywhere
-            head_dim = planned.spec.head_dim
-            resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
-        model = load_model(_open_planned(planned), streams.device, planned.precision)
-        compile_layers(model, planned.compile_mode)
+        head_dim = planned.spec.head_dim
+        resolve_attention(planned.attention, streams.device, planned.family, planned.precision, head_dim)
+        compiled_for = planned.attention if planned.compiled else None
+        model = load_model(_open_planned(planned), streams.device, planned.precision, compiled_for)
         load_fp32 = None if planned.precision == "fp32" else partial(_load_fp32, planned, streams)
         return cls(planned, model, streams, load_fp32)
 
@@ -338,7 +336,9 @@ def _load_fp32(planned: PlannedModel, streams: Streams) -> ModelRunner:
     model = load_model(_open_planned(planned), streams.device, "fp32")
     choice: AttentionChoice = "reference" if planned.attention == "reference" else "auto"
     attention = resolve_attention(choice, streams.device, planned.family, "fp32", model.spec.head_dim)
-    return ModelRunner(replace(planned, precision="fp32", attention=attention), model, streams)
+    return ModelRunner(
+        replace(planned, precision="fp32", attention=attention, compiled=False), model, streams
+    )
 
 
 def _fill_up(input_ids: Tensor, cu_seqlens: npt.NDArray[np.int32]) -> tuple[Tensor, npt.NDArray[np.int32]]:

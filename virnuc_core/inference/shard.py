@@ -42,8 +42,8 @@ _MODEL_FIELDS: Final = (
     "token_budget",
 )
 
-# The fingerprint has its release series.
-_NOT_COMPARED: Final = frozenset({"models", "virnuc_version"})
+# Of the attributes, what tells shards of one run from all others: the fingerprint is over everything that decides the results.
+_IDENTIFYING: Final = ("plan_fingerprint", "index", "begin", "end")
 
 _log = logging.getLogger(__name__)
 
@@ -173,20 +173,21 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
     try:
         with h5py.File(path, "r") as file:
             attributes = read_attributes(file)
-            found = _identity_from(attributes)
-            _require_identity(path, found, identity)
+            for name in _IDENTIFYING:
+                if attributes[name] != identity[name]:
+                    raise MismatchError(
+                        f"shard {path} is of another run: {name} is {attributes[name]} in the file and {identity[name]} in "
+                        "the plan. Go on with the old settings, or start over with --force."
+                    )
             counters = from_json(ShardCounters, parse_object(attributes["counters"]))
-            widths = {VECTOR_DATASETS[model["family"]]: model["embedding_dim"] for model in found["models"]}
             arrays: dict[str, npt.NDArray[Any] | None] = dict.fromkeys(_DATASETS)
             for name in arrays:
                 checksum = attributes.get(f"{name}_sha256")
                 if name not in file and checksum is None:
                     continue
-                dataset = stored_dataset(file, name)
-                shape = (found["end"] - found["begin"], widths.get(name, dataset.shape[-1]))
-                if dataset.shape != shape or dataset.dtype.kind != "f":
-                    raise ValueError(f"{name!r} has another shape or type than it must have")
-                arrays[name] = array = dataset[()]
+                arrays[name] = array = stored_dataset(file, name)[()]
+                if len(array) != identity["end"] - identity["begin"]:
+                    raise ValueError(f"{name!r} has another number of rows than the shard")
                 if array_sha256(array) != checksum:
                     raise ValueError(f"the checksum of {name!r} is wrong")
     except HDF5_ERRORS as error:
@@ -195,46 +196,21 @@ def read_shard(path: Path, identity: dict[str, Any]) -> ShardResult:
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """The identity stored in a shard, see `shard_identity`, and `virnuc_version`, which computed it.
+    """The attributes stored in a shard: those of `shard_identity`, and `virnuc_version`, which computed it.
 
     Raises:
         DamagedFileError: it is missing, not a shard, or its attributes are altered.
     """
     try:
         with h5py.File(path, "r") as file:
-            return _identity_from(read_attributes(file))
+            attributes = read_attributes(file)
+            models = parse_object(f'{{"models": {attributes["models"]}}}')
+            names = (*_IDENTIFYING, "head_fingerprint", "embeddings", "virnuc_version")
+            if not all(type(attributes[name]) is int for name in ("index", "begin", "end")):
+                raise ValueError("its attributes are not those of a shard")
+            return {**{name: attributes[name] for name in names}, **models}
     except HDF5_ERRORS as error:
         raise DamagedFileError(f"shard {path} is not whole ({error}): compute it again.") from error
-
-
-def _identity_from(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Parses the identity; raises ValueError, LookupError or TypeError if the attributes are not those of a shard."""
-    names = ("plan_fingerprint", "index", "begin", "end", "head_fingerprint", "embeddings", "virnuc_version")
-    identity = {name: attributes[name] for name in names}
-    identity |= parse_object(f'{{"models": {attributes["models"]}}}')
-    has_bounds = all(type(identity[name]) is int for name in ("index", "begin", "end"))
-    if not has_bounds or not all(tuple(model) == _MODEL_FIELDS for model in identity["models"]):
-        raise ValueError("its attributes are not those of a shard")
-    return identity
-
-
-def _require_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    old, new = _flat(found), _flat(expected)
-    differing = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-    if not differing:
-        return
-    # The plan's fingerprint differs whenever anything does, so it is named only when nothing else is.
-    named = [name for name in differing if name != "plan_fingerprint"] or differing
-    described = "; ".join(f"{n} is {old.get(n)} in the file and {new.get(n)} in the plan" for n in named)
-    raise MismatchError(
-        f"shard {path} is of another run: {described}. Go on with the old setting, or start over with --force."
-    )
-
-
-def _flat(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity as scalars, with model fields prefixed by family."""
-    models = {f"{model['family']}.{name}": model[name] for model in identity["models"] for name in model}
-    return {name: value for name, value in identity.items() if name not in _NOT_COMPARED} | models
 
 
 def quarantine_file(path: Path) -> Path:

@@ -20,7 +20,7 @@ RowWork = Callable[[int, int], tuple[Int64, Float64]]
 
 # FLOP/s of two CPU cores, and of one H200 by benchmarks/results/forward_*.json.
 _FLOPS: Final[dict[str, dict[ResolvedPrecision, float]]] = {
-    "cpu": {"fp32": 5e10, "bf16": 5e10, "int8": 5e10},
+    "cpu": {"fp32": 5e10, "bf16": 5e10},
     "cuda": {"fp32": 3e13, "fp16": 5e14, "bf16": 5e14, "fp8": 8e14},
 }
 # With one sequence at a time, a GPU is launch-bound, whatever the length.
@@ -50,10 +50,8 @@ def plan_shards(
     the estimated work per shard; None uses the default for the type of device.
 
     Raises:
-        UsageError: a model cannot read the store's kind of sequence, or `shard_seconds` is not positive.
+        UsageError: a model cannot read the store's kind of sequence.
     """
-    if shard_seconds is not None and not 0 < shard_seconds < np.inf:
-        raise UsageError(f"--shard-seconds {shard_seconds} cannot be used: give a number above 0.")
     seconds = shard_seconds or SHARD_SECONDS[device.partition(":")[0]]
     row_work = partial(_row_work, store, models, device)
     return cut_rows(row_work, store.frame_chunk, (MAX_SHARD_ROWS, MAX_SHARD_LETTERS, seconds))
@@ -89,7 +87,7 @@ def _row_work(
         letters += lengths
         num_tokens = lengths / (1.0 if model.family == "esm2" else _BASES_PER_TOKEN) + _SPECIAL_TOKENS
         seconds += _flops(model.spec, num_tokens) / _FLOPS[kind][model.precision]
-        if model.engine == "reference":
+        if model.token_budget == 1:
             seconds += model.spec.num_layers * _SECONDS_PER_LAYER_ALONE[kind]
     return letters, seconds
 

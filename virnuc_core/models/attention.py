@@ -2,9 +2,7 @@
 
     triton      our kernels: 16 bit on CUDA devices
     flash-attn  the flash-attn-4 package, where it is installed: 16 bit on CUDA devices
-    varlen      torch's own variable-length kernel: 16 bit on CUDA devices, rotary positions only
     sdpa        torch's scaled_dot_product_attention over rectangles of sequences of similar length
-    padded      the same over one rectangle per batch: used with VIRNUC_DISABLE_PACKING
     reference   plain fp32 softmax, one sequence at a time: the oracle for the others
 
 Shapes: B sequences, T tokens, N heads, H head dim. Every backend maps a fused buffer (T, 3, N, H) to (T, N * H).
@@ -15,7 +13,7 @@ are the ALiBi slopes, fp32 (N,), None with rotary positions.
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Any, Final, Self
@@ -24,12 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from virnuc_core.errors import DeviceError, UsageError
-from virnuc_core.models.attention_plain import RectangleAttention, ReferenceAttention, split_qkv
 from virnuc_core.models.kernels import has_kernels
-from virnuc_core.models.memory import empty_pinned
-from virnuc_core.models.positions import alibi_slopes, position_ids, rotary_table
+from virnuc_core.models.memory import empty_pinned, to_device
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
@@ -42,7 +39,272 @@ _INSTEAD: Final = "or leave --attention out."
 _MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
 _ALIGNMENT: Final = 4  # int32 entries in 16 bytes, the alignment that Triton compiles for
 
+_MAX_BIAS_ELEMENTS: Final = 2**24  # scores or biases held at once: 64 MB in fp32
+_MAX_SCORES: Final = 2**22  # of `_product_attention`: 8 MB in bf16
+# In bf16 on the CPU, torch's fused operator in fp32 is up to 2.4 times as fast as `_product_attention` for heads of 16
+# and 24, and slower for wider ones.
+_MAX_WIDENED_HEAD: Final = 24
+
 _log = logging.getLogger(__name__)
+
+
+def sequence_index(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    """The sequence of each packed token, int64 (T,), 0..B-1; empty sequences are allowed.
+
+    `cu_seqlens` is int32 or int64 (B + 1,), starting at 0; `num_tokens`, its last entry, is passed to avoid
+    synchronising.
+    """
+    sequences = torch.arange(len(cu_seqlens) - 1, device=cu_seqlens.device)
+    return sequences.repeat_interleave(cu_seqlens.diff(), output_size=num_tokens)
+
+
+def position_ids(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    """The 0-based position of each packed token in its sequence, int64 (T,); see `sequence_index`."""
+    starts = cu_seqlens.long()[sequence_index(cu_seqlens, num_tokens)]
+    return torch.arange(num_tokens, device=cu_seqlens.device) - starts
+
+
+def pair_rows(queries: Tensor, keys: Tensor, values: Tensor, num_heads: int) -> Tensor:
+    """Joins the rows of queries, keys and values, each (N * H, ...), to (3 * N * H, ...), with rotary partners side by side.
+
+    Published weights rotate column i of a head with column i + H / 2. Scores do not change when the columns of
+    queries and keys are permuted alike, and neighbours can be rotated within a register.
+    """
+    paired = [part.unflatten(0, (num_heads, 2, -1)).transpose(1, 2) for part in (queries, keys)]
+    return torch.cat((*paired, values.unflatten(0, (num_heads, -1, 2)))).flatten(0, 2)
+
+
+def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
+    """Cosine and sine of the rotary angles at `positions` (P,), fp32 (P, H / 2, 2) whatever the model's dtype.
+
+    In half precision the angles would be off by 0.16 rad at position 1022, so they are never cast with the weights.
+
+    Source: fair-esm 2.0.0, esm/rotary_embedding.py.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = torch.outer(positions.float(), 1.0 / 10_000.0**exponents)
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+
+def apply_rotary(heads: Tensor, table: Tensor) -> Tensor:
+    """Rotates the pairs (2i, 2i + 1) of `heads` (T, ..., H) by a `rotary_table` (T, H / 2, 2), in fp32."""
+    wide = heads.float()
+    per_token = (len(heads), *(1,) * (heads.dim() - 2), -1)
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    if heads.device.type != "cpu":
+        rotated = pairs * torch.view_as_complex(table).view(per_token)
+        return torch.view_as_real(rotated).flatten(-2).to(heads.dtype)
+    # On the CPU, torch rounds complex products differently where the share of a thread begins or ends within a row.
+    cosines, sines = (part.repeat_interleave(2, dim=-1).view(per_token) for part in table.unbind(-1))
+    turned = torch.view_as_real(pairs * 1j).flatten(-2)  # by 90 degrees, exactly
+    return (wide * cosines).add_(turned.mul_(sines)).to(heads.dtype)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The ALiBi slope of each head, fp32 (N,), for any number of heads.
+
+    A power of two n has the slopes 2^(-8/n), 2^(-16/n) .. 2^-8. Any other number takes those of the power of two
+    below it, then every other slope of the power of two above it.
+
+    Source: Press et al. 2022 (ALiBi), as used by the DNABERT-S authors' bert_layers.py.
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    exponents = [8.0 * (i + 1) / below for i in range(below)]
+    exponents += [4.0 * (2 * i + 1) / below for i in range(num_heads - below)]
+    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=torch.float32)
+
+
+def split_qkv(qkv: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits (T, 3, N, H) into queries, keys and values (T, N, H); with a table, queries and keys are rotated."""
+    queries_keys, values = qkv[:, :2], qkv[:, 2]
+    if table is not None:
+        queries_keys = apply_rotary(queries_keys, table)
+    queries, keys = queries_keys.unbind(1)
+    return queries, keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttention:
+    """softmax(q k^T / sqrt(H) + bias) v in fp32, one sequence at a time: the oracle for the other backends."""
+
+    lengths: tuple[int, ...]
+    table: Tensor | None
+    slopes: Tensor | None
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        outputs = []
+        for q, k, v in zip(*(x.float().split(self.lengths) for x in split_qkv(qkv, self.table)), strict=True):
+            length, num_heads, head_dim = q.shape
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+            for begin, end in _query_blocks(length, num_heads):
+                scores = q[:, begin:end] @ k.transpose(1, 2) * head_dim**-0.5
+                if self.slopes is not None:
+                    scores = scores + _alibi_bias(self.slopes, begin, end, length)
+                outputs.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        return torch.cat(outputs).to(qkv.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Consecutive sequences of similar length, padded to one (num_sequences, length) shape.
+
+    Attributes:
+        first_token: offset in the packed buffer.
+        gather_idx: int64 (num_sequences * length,), the token of each slot; padding repeats its sequence's first
+            token.
+        unpad_idx: int64 (real tokens,), the slots that hold tokens; like `gather_idx`, None without padding.
+        bias: (num_sequences or 1, N or 1, 1 or length, length), ALiBi plus -inf on padding; None if there is neither,
+            or if ALiBi is computed block by block.
+    """
+
+    num_sequences: int
+    length: int
+    first_token: int
+    gather_idx: Tensor | None
+    unpad_idx: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def build(
+        cls,
+        first_token: int,
+        lengths: npt.NDArray[np.int64],
+        slopes: Tensor | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """Lays out the sequences with these lengths; the biases are in `dtype`."""
+        length = int(lengths.max())
+        bias = gather_idx = unpad_idx = None
+        if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
+            bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
+        if (lengths < length).any():
+            is_real = np.arange(length) < lengths[:, None]
+            starts = first_token + np.cumsum(lengths) - lengths
+            slots = starts[:, None] + np.where(is_real, np.arange(length), 0)
+            gather_idx = to_device(slots.ravel(), device)
+            unpad_idx = to_device(np.flatnonzero(is_real), device)
+            mask = to_device(np.where(is_real, np.float32(0), np.float32(-np.inf)), device)[:, None, None, :]
+            bias = mask if bias is None else bias + mask
+        bias = None if bias is None else bias.to(dtype)
+        return cls(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None) -> Tensor:
+        """Attention within the rectangle: (T, N, H) of the whole batch -> (real tokens of the rectangle, N * H)."""
+        q, k, v = (self._pad(x) for x in (queries, keys, values))
+        is_bf16_on_cpu = q.device.type == "cpu" and q.dtype == torch.bfloat16
+        is_fused = not is_bf16_on_cpu or q.shape[-1] <= _MAX_WIDENED_HEAD
+        blocks: Iterable[tuple[int, int]] = [(0, self.length)]
+        if not is_fused:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+            blocks = _query_blocks(self.length, q.shape[0] * q.shape[1], _MAX_SCORES)
+        elif is_bf16_on_cpu:
+            q, k, v = q.float(), k.float(), v.float()
+        if is_fused and slopes is not None and self.bias is None:
+            blocks = _query_blocks(self.length, len(slopes))
+        dot_product_attention = functional.scaled_dot_product_attention if is_fused else _product_attention
+        parts = [
+            dot_product_attention(q[:, :, begin:end], k, v, attn_mask=self._bias(slopes, begin, end, q.dtype))
+            for begin, end in blocks
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        tokens: Tensor = output.transpose(1, 2).flatten(2).flatten(0, 1).to(queries.dtype)
+        return tokens if self.unpad_idx is None else tokens.index_select(0, self.unpad_idx)
+
+    def _bias(self, slopes: Tensor | None, begin: int, end: int, dtype: torch.dtype) -> Tensor | None:
+        """The bias of the queries begin..end-1."""
+        if self.bias is not None:
+            return (self.bias if self.bias.shape[2] == 1 else self.bias[:, :, begin:end]).to(dtype)
+        if slopes is None:
+            return None
+        return _alibi_bias(slopes, begin, end, self.length).to(dtype).unsqueeze(0)
+
+    def _pad(self, heads: Tensor) -> Tensor:
+        """(T, N, H) -> (num_sequences, N, length, H)."""
+        if self.gather_idx is None:
+            part = heads[self.first_token : self.first_token + self.num_sequences * self.length]
+        else:
+            part = heads.index_select(0, self.gather_idx)
+        sequences: Tensor = part.unflatten(0, (self.num_sequences, self.length))
+        return sequences.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RectangleAttention:
+    """scaled_dot_product_attention over rectangles that together cover every token once."""
+
+    rectangles: tuple[Rectangle, ...]
+    table: Tensor | None
+    slopes: Tensor | None
+
+    @classmethod
+    def build(
+        cls,
+        cu_seqlens: npt.NDArray[np.int32],
+        table: Tensor | None,
+        slopes: Tensor | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """Cuts a batch into rectangles; sequences sorted longest first need the fewest and the least padding.
+
+        `cu_seqlens` is int32 (B + 1,) on the host, starting at 0.
+        """
+        lengths = np.diff(cu_seqlens).astype(np.int64)
+        lengths = lengths[lengths > 0]
+        num_heads = 1 if slopes is None else len(slopes)
+        rectangles = []
+        begin = first_token = 0
+        while begin < len(lengths):
+            longest = np.maximum.accumulate(lengths[begin:])
+            slots = longest * np.arange(1, len(longest) + 1)
+            fits = (slots <= _MAX_PADDED_SHARE[device.type] * np.cumsum(lengths[begin:])) & (
+                num_heads * slots * longest <= _MAX_BIAS_ELEMENTS
+            )
+            end = begin + max(1, len(fits) if fits.all() else int(fits.argmin()))
+            rectangles.append(Rectangle.build(first_token, lengths[begin:end], slopes, device, dtype))
+            first_token += int(lengths[begin:end].sum())
+            begin = end
+        return cls(tuple(rectangles), table, slopes)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        queries, keys, values = split_qkv(qkv, self.table)
+        parts = [rectangle.attend(queries, keys, values, self.slopes) for rectangle in self.rectangles]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _product_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
+    """scaled_dot_product_attention by matrix products: (S, N, P, H), twice (S, N, L, H) -> (S, N, P, H).
+
+    In bf16 on the CPU it takes two thirds of the time of torch's fused operator. Scores are rounded to bf16.
+    """
+    queries, keys, values = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    scale = q.shape[-1] ** -0.5
+    scores = torch.baddbmm(q.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
+    if attn_mask is not None:
+        scores = (scores.unflatten(0, q.shape[:2]) + attn_mask).flatten(0, 1)
+    output: Tensor = (scores.softmax(-1) @ values).unflatten(0, q.shape[:2])
+    return output
+
+
+def _query_blocks(
+    length: int, num_heads: int, max_elements: int = _MAX_BIAS_ELEMENTS
+) -> Iterator[tuple[int, int]]:
+    """Ranges of queries whose scores against all `length` keys fit the memory bound."""
+    rows = max(1, max_elements // max(1, num_heads * length))
+    for begin in range(0, length, rows):
+        yield begin, min(begin + rows, length)
+
+
+def _alibi_bias(slopes: Tensor, begin: int, end: int, length: int) -> Tensor:
+    """-slope * |i - j| for queries begin..end-1 and all keys, fp32 (N, end - begin, length).
+
+    Source: the DNABERT-S authors' symmetric ALiBi (bert_layers.py, rebuild_alibi_tensor).
+    """
+    queries = torch.arange(begin, end, device=slopes.device, dtype=torch.float32)
+    keys = torch.arange(length, device=slopes.device, dtype=torch.float32)
+    distance = (queries[:, None] - keys[None, :]).abs()
+    return -slopes[:, None, None] * distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +325,6 @@ class TritonAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class VarlenAttention:
-    """torch.nn.attention.varlen, which has no ALiBi."""
-
-    cu_seqlens: Tensor
-    max_seqlen: int
-    table: Tensor
-
-    def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, 3, N, H) -> (T, N * H)."""
-        from torch.nn.attention.varlen import varlen_attn  # torch has it from 2.10 on
-
-        q, k, v = split_qkv(qkv, self.table)
-        bounds, longest = self.cu_seqlens, self.max_seqlen
-        output = varlen_attn(q, k, v.contiguous(), bounds, bounds, longest, longest)
-        assert isinstance(output, Tensor)  # a tuple only where auxiliary results are asked for
-        return output.flatten(1)
-
-
-@dataclass(frozen=True, slots=True)
 class FlashAttention:
     """The kernels of flash-attn-4, which are compiled at their first call for each head dim and dtype."""
 
@@ -91,7 +334,6 @@ class FlashAttention:
     slopes: Tensor | None
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, 3, N, H) -> (T, N * H)."""
         options: dict[str, Any] = {
             **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), self.cu_seqlens),
             **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), self.max_seqlen),
@@ -142,12 +384,8 @@ class PackedLayout:
             attention = ReferenceAttention(tuple(lengths.tolist()), table, slopes)
         elif backend == "flash-attn":
             attention = FlashAttention(bounds, longest, table, slopes)
-        elif backend == "varlen":
-            assert table is not None  # resolve_attention refuses it for ALiBi
-            attention = VarlenAttention(bounds, longest, table)
         else:
-            share = math.inf if backend == "padded" else _MAX_PADDED_SHARE[device.type]
-            attention = RectangleAttention.build(cu_seqlens, table, slopes, device, dtype, share)
+            attention = RectangleAttention.build(cu_seqlens, table, slopes, device, dtype)
         return cls(bounds, attention)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -160,7 +398,7 @@ def packed_attention(qkv: Tensor, layout: PackedLayout, *, quantize: bool = Fals
     """Attention of every token to all tokens of its own sequence: (T, 3, N, H) -> (T, N * H).
 
     The result has the dtype of `qkv`, or is fp8 e4m3 with `quantize`; then no value may exceed 448. With rotary
-    positions, the columns of queries and keys are in the order of `positions.pair_rows`.
+    positions, the columns of queries and keys are in the order of `pair_rows`.
     """
     if isinstance(layout.attention, TritonAttention):
         return layout.attention(qkv, quantize)
@@ -181,7 +419,7 @@ def resolve_attention(
         UsageError: the backend cannot do this model or precision, or its package is not installed.
         DeviceError: the device cannot run the backend.
     """
-    wants_kernel = choice in ("triton", "flash-attn", "varlen")
+    wants_kernel = choice in ("triton", "flash-attn")
     suits = precision in _HALF_PRECISIONS and head_dim <= _MAX_HEAD_DIM and not head_dim % 2
     device = torch.device(device)
     on_cuda = device.type == "cuda"
@@ -196,8 +434,6 @@ def resolve_attention(
         raise DeviceError(
             "--attention triton needs Triton and a GPU of compute capability 8.0 or later: leave it out, or use sdpa."
         )
-    if choice == "varlen" and family == "dnabert_s":
-        raise UsageError("--attention varlen has no ALiBi, which DNABERT-S needs: use auto or triton.")
     if choice == "flash-attn":
         _require_flash_attn(device, family, head_dim)
     backend: AttentionBackend = "sdpa"
@@ -293,7 +529,7 @@ def _rotary_table_on(head_dim: int, padded: int, num_positions: int, device: tor
     Computed on the CPU: a GPU would first load a kernel for each function, which takes longer.
     """
     table = rotary_table(head_dim, torch.arange(num_positions))
-    return torch.nn.functional.pad(table, (0, 0, 0, (padded - head_dim) // 2)).to(device)
+    return functional.pad(table, (0, 0, 0, (padded - head_dim) // 2)).to(device)
 
 
 def _tensors(part: Any) -> list[Tensor]:

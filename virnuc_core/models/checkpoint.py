@@ -8,27 +8,22 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer
 from virnuc_core.errors import CheckpointError
-from virnuc_core.files import parse_object
-from virnuc_core.models.digests import kept_digest
-from virnuc_core.models.dnabert_s import DnabertS
-from virnuc_core.models.encoder import Encoder
-from virnuc_core.models.esm2 import ESM2
+from virnuc_core.files import file_digest, parse_object
+from virnuc_core.models.attention import pair_rows
+from virnuc_core.models.encoders import ESM2, DnabertS, Encoder
 from virnuc_core.models.memory import upload
-from virnuc_core.models.onednn import pack_layers, quantize_int8
-from virnuc_core.models.positions import pair_rows
 from virnuc_core.models.tensor_files import find_weight_files, is_finite, read_tensors
-from virnuc_core.specs import MODEL_IN_WORDS, Family, ModelSpec, ResolvedPrecision
+from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpec, ResolvedPrecision
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
@@ -53,20 +48,15 @@ _FAIR_ESM_NAMES: Final = {
     "token_dropout": "token_dropout",
 }
 
-# The dtype of everything but the matrix products of fp8 and int8.
+# The dtype of everything but the matrix products of fp8.
 _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8": torch.bfloat16,
-    "int8": torch.float32,
 }
 _RANDOM_SEED: Final = 0
 _RANDOM_STD: Final = 0.02
-# Of random tokens that show which channels of a model are far above the others.
-_SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 4, 64
-# Special tokens come first in both vocabularies; in that of ESM-2, rare letters follow the twenty residues.
-_SPECIAL_END, _RESIDUES_END = 5, 24
 
 _log = logging.getLogger(__name__)
 
@@ -180,39 +170,6 @@ DNABERT: Final = KeyLayout(
 )
 
 _LAYOUTS: Final = (FAIR_ESM, TRANSFORMERS_ESM, DNABERT)
-
-
-def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of a model."""
-    width, ffn, vocab = spec.embedding_dim, spec.ffn_dim, spec.vocab_size
-    layer: dict[str, tuple[int, ...]] = {
-        **_norm("attention_norm", width),
-        **_linear("qkv", width, 3 * width),
-        **_linear("attention_out", width, width),
-        **_norm("ffn_norm", width),
-        **_linear("ffn_out", ffn, width),
-    }
-    shapes: dict[str, tuple[int, ...]]
-    if spec.family == "esm2":
-        shapes = {"embed_tokens.weight": (vocab, width), **_norm("final_norm", width)}
-        layer |= _linear("ffn_in", width, ffn)
-    else:
-        shapes = {
-            "word_embeddings.weight": (vocab, width),
-            TOKEN_TYPE: (width,),
-            **_norm("embedding_norm", width),
-        }
-        layer |= {"ffn_in.weight": (2 * ffn, width)}
-    layers = {f"layers.{n}.{name}": shape for n in range(spec.num_layers) for name, shape in layer.items()}
-    return shapes | layers
-
-
-def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,14 +308,10 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """`fingerprint_from` the kept digests of unchanged files, and new ones of others."""
-        return self.fingerprint_from(kept_digest)
-
-    def fingerprint_from(self, digest: Callable[[Path], str]) -> str:
         """SHA-256 (hex) over those of the weight files and the tokenizer, which determine every vector."""
         total = hashlib.sha256(repr(self.random_spec).encode() if self.random_spec else b"")
         for path in (*self.files, *([self.tokenizer_file] if self.tokenizer_file else [])):
-            total.update(bytes.fromhex(digest(path)))
+            total.update(bytes.fromhex(_sha256(path)))
         return total.hexdigest()
 
     def published_parts(self) -> dict[str, tuple[Tensor, ...]]:
@@ -502,6 +455,20 @@ def _is_valid(name: str, value: object) -> bool:
     return type(value) is int and 0 < value < _MAX_INTEGER
 
 
+def _sha256(path: Path) -> str:
+    """SHA-256 (hex) of a file. Large files in the hub's cache are named by it; others are read once per process."""
+    path = path.resolve()
+    if path.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", path.name):
+        return path.name
+    status = path.stat()
+    return _read_sha256(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+@lru_cache(maxsize=64)
+def _read_sha256(path: Path, state: tuple[int, ...]) -> str:
+    return file_digest(path)
+
+
 def random_state_dict(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
     """All parameters of a model, drawn on `device` in fp32 and cast; the same numbers on every device of a kind.
 
@@ -530,6 +497,16 @@ class _Undrawn(TorchFunctionMode):
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
+def _without_storage(spec: ModelSpec) -> Encoder:
+    with torch.device("meta"), _Undrawn():
+        return build_model(spec)
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of a model."""
+    return {name: tuple(values.shape) for name, values in _without_storage(spec).named_parameters()}
+
+
 def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
     """All parameters of a model on a device, which they reach one at a time, as they are in the file, to be cast there.
 
@@ -547,15 +524,19 @@ def read_weights(checkpoint: Checkpoint, device: torch.device | str, dtype: torc
     return state
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
-    """A model in evaluation mode without gradients.
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    precision: ResolvedPrecision,
+    compiled_for: AttentionBackend | None = None,
+) -> Encoder:
+    """A model in evaluation mode without gradients; its layers are compiled if an attention is given for that.
 
     Raises:
         CheckpointError: the weights are missing, damaged, not finite, or of another architecture.
     """
     spec = checkpoint.spec
-    with torch.device("meta"), _Undrawn():
-        model = build_model(spec)
+    model = _without_storage(spec)
     dtype = _DTYPES[precision]
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
@@ -569,12 +550,12 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
         model.quantize()
-    else:
+    elif (
+        compiled_for is None or torch.device(device).type != "cpu"
+    ):  # graphs cannot take weights packed by oneDNN
         model.prepare_inference()
-        if precision == "int8":
-            quantize_int8(model, partial(_embed_random_tokens, model))
-        else:
-            pack_layers(model)
+    if compiled_for is not None:
+        model.compile_layers(compiled_for)
     _log.info(
         "loaded %s: %d layers, width %d, %s on %s",
         checkpoint.name,
@@ -584,12 +565,3 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str, precision: Re
         device,
     )
     return model
-
-
-@torch.inference_mode()
-def _embed_random_tokens(model: Encoder) -> None:
-    end = _RESIDUES_END if model.spec.family == "esm2" else model.spec.vocab_size
-    size = _SAMPLE_SEQUENCES * _SAMPLE_TOKENS
-    input_ids = torch.from_numpy(np.random.default_rng(_RANDOM_SEED).integers(_SPECIAL_END, end, size=size))
-    cu_seqlens = np.arange(0, size + 1, _SAMPLE_TOKENS, dtype=np.int32)
-    model.embed(input_ids, model.build_layout(cu_seqlens, "sdpa"))

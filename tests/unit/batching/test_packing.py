@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from virnuc_core.batching.packing import distinct_rows, pack, warn_if_inefficient
 from virnuc_core.batching.tokenizers import TokenColumn
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=80).map(lambda lengths: np.array(lengths, np.int64))
 BUDGETS = st.integers(1, 200)
@@ -54,30 +53,6 @@ def test_batches_hold_the_tokens_of_their_rows(num_tokens: np.ndarray, budget: i
         found = np.split(batch.input_ids, batch.cu_seqlens[1:-1])
         for row, ids in zip(rows, found, strict=True):
             np.testing.assert_array_equal(ids, tokens.input_ids[offsets[row] : offsets[row + 1]])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "batches", "tokens", "slots", "capacity"),
-    [
-        ([3, 9, 2, 5, 5, 1], [[1], [3, 4], [0, 2, 5]], [9, 10, 6], [9, 10, 9], 36),
-        ([30, 4], [[0], [1]], [30, 4], [30, 4], 42),
-        ([], [], [], [], 0),
-    ],
-)
-def test_padded_batches_hold_sequences_of_similar_length(
-    lengths: list[int], batches: list[list[int]], tokens: list[int], slots: list[int], capacity: int
-) -> None:
-    packing = pack(np.array(lengths, np.int64), 12, padded=True)
-    assert [rows.tolist() for rows in packing.batches] == batches
-    assert (packing.batch_tokens.tolist(), packing.batch_slots.tolist()) == (tokens, slots)
-    assert (packing.num_tokens, packing.capacity) == (sum(lengths), capacity)
-
-
-def test_impossible_input_is_refused() -> None:
-    with pytest.raises(UsageError, match="token budget is 0"):
-        pack(np.array([3], np.int64), 0)
-    with pytest.raises(ValueError, match="without tokens"):
-        pack(np.array([3, 0], np.int64), 10)
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ OTHER_HEAD = PlannedHead(name="mine", fingerprint="0" * 64, location="/h")
         (with_esm2(**DEEPER), f"esm2.weights_fingerprint: was tiny ({'a' * 12}), now 3B ({'9' * 12})"),
         (with_esm2(repr_layer=2), "esm2.repr_layer: was 4, now 2"),
         (with_esm2(precision="fp16"), "esm2.precision: was fp32, now fp16"),
-        (with_esm2(attention="varlen"), "esm2.attention: was sdpa, now varlen"),
-        (with_esm2(compile_mode="default"), "esm2.compile_mode: was none, now default"),
+        (with_esm2(attention="reference"), "esm2.attention: was sdpa, now reference"),
+        (with_esm2(compiled=True), "esm2.compiled: was False, now True"),
         (with_dna(token_budget=1), "dnabert_s.token_budget: was 4096, now 1"),
         (with_dna(engine="reference"), "dnabert_s.engine: was packed, now reference"),
     ],
@@ -127,7 +127,7 @@ def test_everything_that_decides_the_numbers_counts(other: RunPlan, line: str) -
 
 def test_every_difference_has_a_line_and_switches_are_named() -> None:
     other = replace(
-        with_esm2(precision="fp32", attention="padded"),
+        with_esm2(precision="fp32", token_budget=1),
         chunk_length=300,
         switches=("VIRNUC_DISABLE_PACKING",),
     )
@@ -135,7 +135,7 @@ def test_every_difference_has_a_line_and_switches_are_named() -> None:
         require_same_plan(PLAN, other, FOLDER)
     assert [line.strip() for line in str(caught.value).splitlines()[1:-1]] == [
         "chunk_length: was 500, now 300",
-        "esm2.attention: was sdpa, now padded",
+        "esm2.token_budget: was 4096, now 1",
         "switches: was none, now VIRNUC_DISABLE_PACKING",
     ]
     # A switch that changes nothing does not matter.

@@ -21,7 +21,7 @@ from virnuc_core.errors import (
 from virnuc_core.inference import planning
 from virnuc_core.inference.plan import RunPlan, read_plan, write_plan
 from virnuc_core.inference.planning import index_inputs, make_plan, open_plan
-from virnuc_core.models import attention, compilation
+from virnuc_core.models import attention
 from virnuc_core.models.classifier import MLPClassifier, save_classifier
 from virnuc_core.run_folder import RunFolder
 from virnuc_core.sequences.frame_store import StoreMeta
@@ -45,8 +45,8 @@ def values(found: RunPlan, *names: str) -> list[tuple[object, ...]]:
 
 def test_auto_is_decided(finished_run: MadeRun, made_models: MadeModels) -> None:
     found = finished_run.plan
-    arithmetic = ("precision", "engine", "attention", "compile_mode")
-    assert values(found, *arithmetic) == [("fp32", "packed", "sdpa", "none")] * 2
+    arithmetic = ("precision", "engine", "attention", "compiled")
+    assert values(found, *arithmetic) == [("fp32", "packed", "sdpa", False)] * 2
     identity = [("dnabert_s", 3, "dnabert"), ("esm2", 4, ESM2.name)]
     assert values(found, "family", "repr_layer", "name") == identity
     assert all(Path(model.location).is_absolute() for model in found.models)
@@ -60,8 +60,6 @@ def test_auto_is_decided(finished_run: MadeRun, made_models: MadeModels) -> None
 
 def test_what_is_decided_is_logged(plan: Planner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert values(plan(compile_mode="default"), "compile_mode") == [("none",)] * 2
-    assert "layers with sdpa attention are not compiled" in caplog.text
     plan(engine="reference")
     assert "checked against fair-esm and transformers (tests/golden/test_esm2.py" in caplog.text
     assert "outputs of its authors' code" in caplog.text
@@ -72,50 +70,35 @@ def test_what_is_decided_is_logged(plan: Planner, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("switches", "setting", "expected"),
     [
-        ("FP16", {"precision": "fp16", "attention": "triton"}, ("packed", "fp32", "sdpa", "none")),
-        ("FP16", {"precision": "fp16", "attention": "reference"}, ("packed", "fp32", "reference", "none")),
-        ("PACKING", {"precision": "bf16", "compile_mode": "default"}, ("packed", "fp32", "padded", "none")),
-        ("PACKING", {"engine": "reference"}, ("reference", "fp32", "reference", "none")),
-        ("PACKING V1", {"precision": "bf16"}, ("packed", "fp32", "reference", "none")),
-        ("FP16 V1", {"precision": "fp16"}, ("packed", "fp32", "reference", "none")),
-        ("", {"engine": "reference"}, ("reference", "fp32", "reference", "none")),
+        ("FP16", {"precision": "fp16", "attention": "triton"}, ("packed", "fp32", "sdpa", 2048)),
+        ("FP16", {"precision": "fp16", "attention": "reference"}, ("packed", "fp32", "reference", 2048)),
+        ("PACKING", {"precision": "bf16", "attention": "triton"}, ("packed", "fp32", "sdpa", 1)),
+        ("PACKING", {"engine": "reference"}, ("reference", "fp32", "reference", 1)),
+        ("PACKING V1", {"precision": "bf16"}, ("packed", "fp32", "reference", 1)),
+        ("FP16 V1", {"precision": "fp16"}, ("packed", "fp32", "reference", 2048)),
+        ("", {"engine": "reference"}, ("reference", "fp32", "reference", 1)),
     ],
 )
 def test_switches_of_the_environment(
     plan: Planner,
     set_env: Callable[..., None],
     switches: str,
-    setting: dict[str, str],
-    expected: tuple[str, ...],
+    setting: dict[str, object],
+    expected: tuple[object, ...],
 ) -> None:
     for switch in switches.split():
         set_env(**{"VIRNUC_V1_ATTENTION" if switch == "V1" else f"VIRNUC_DISABLE_{switch}": 1})
-    assert values(plan(**setting), "engine", "precision", "attention", "compile_mode") == [expected] * 2
+    setting = {"token_budget": None, **setting}
+    assert values(plan(**setting), "engine", "precision", "attention", "token_budget") == [expected] * 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "before", "hours", "mode"),
-    [
-        ({"compile_mode": "default"}, None, 0.1, "default"),
-        ({"compile_mode": "default", "switches": ("VIRNUC_DISABLE_COMPILE",)}, None, 0.1, "none"),
-        ({}, None, 1, "none"),
-        ({}, None, 10, "default"),
-        ({}, "default", 0.1, "default"),
-        ({"compile_mode": "none"}, "default", 0.1, "none"),
-    ],
-)
-def test_compile_mode(
-    finished_run: MadeRun,
-    made_models: MadeModels,
-    setting: dict[str, object],
-    before: str | None,
-    hours: float,
-    mode: str,
-) -> None:
-    model = replace(finished_run.plan.models[0], attention="triton")
-    earlier = replace(model, compile_mode=before) if before else None
-    config = made_models.config(**setting)
-    assert planning._plan_compile_mode(config, model, 3600 * hours, earlier) == mode
+def test_layers_are_compiled_where_it_is_asked_for(plan: Planner, set_env: Callable[..., None]) -> None:
+    assert values(plan(compile=True), "compiled") == [(True,)] * 2
+    assert values(plan(compile=True, dnabert_engine="reference"), "compiled") == [(False,), (True,)]
+    with pytest.raises(UsageError, match="leave out --compile"):
+        plan(compile=True, engine="reference")
+    set_env(VIRNUC_DISABLE_COMPILE=1)
+    assert values(plan(compile=True), "compiled") == [(False,)] * 2
 
 
 @pytest.fixture
@@ -125,37 +108,17 @@ def plan_gpus(finished_run: MadeRun, made_models: MadeModels, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
 
     def plan(number: int = 1, **changes: object) -> RunPlan:
-        settings = {"dnabert_model": None, "head": None, "attention": "varlen", "token_budget": 1000}
+        settings = {"dnabert_model": None, "head": None, "attention": "sdpa", "token_budget": 1000}
         devices = tuple(f"cuda:{i}" for i in range(number))
         return make_plan(made_models.config(**{**settings, **changes}), finished_run.store, "embed", devices)
 
     return plan
 
 
-@pytest.mark.parametrize("per_device", [0.3, 0.7, 1.5])
-def test_a_plan_is_the_same_for_any_number_of_gpus(
-    plan_gpus: Planner, monkeypatch: pytest.MonkeyPatch, per_device: float
-) -> None:
-    """Also with enough work to compile the model, on one of them or on each of two."""
-    whole = sum(shard.cost for shard in plan_gpus(shard_seconds=1e-4).shards)
-    monkeypatch.setattr(compilation, "_REPAID_AFTER_SECONDS", whole * per_device)
+def test_a_plan_is_the_same_for_any_number_of_gpus(plan_gpus: Planner) -> None:
     one, *others = (plan_gpus(number, shard_seconds=1e-4) for number in (1, 2, 8))
     assert len(one.shards) >= 8
-    assert one.models[0].compile_mode == ("default" if per_device < 1 else "none")
     assert others == [one] * 2
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_a_mode_that_gains_nothing_is_warned_of_and_recorded(
-    plan_gpus: Planner, caplog: pytest.LogCaptureFixture, mode: str
-) -> None:
-    found = plan_gpus(compile_mode=mode)
-    [warning] = found.warnings
-    assert f"compile mode {mode} records CUDA graphs only where shapes are fixed" in warning
-    assert ("minutes longer" in warning) == (mode == "max-autotune")
-    assert warning in caplog.messages
-    assert plan_gpus(compile_mode="default").warnings == ()
-    assert replace(found, warnings=()).fingerprint == found.fingerprint
 
 
 def test_a_gpu_without_the_kernels_is_warned_of_and_recorded(
@@ -201,8 +164,6 @@ def test_settings_of_one_model(plan: Planner) -> None:
         ("predict", {"engine": "reference", "dnabert_precision": "bf16"}, UsageError, "--dnabert-precision"),
         ("predict", {"engine": "reference", "precision": "bf16"}, UsageError, "out --precision bf16"),
         ("predict", {"engine": "reference", "attention": "sdpa"}, UsageError, "leave out --attention sdpa"),
-        ("predict", {"token_budget": 2**31}, UsageError, "budget 2147483648 cannot be used: give 1 to 21474"),
-        ("predict", {"token_budget": 10**20, "engine": "reference"}, UsageError, "budget 1000+ cannot be"),
         ("predict", {"repr_layer": 5}, UsageError, "layer 5"),
         ("predict", {"head": None}, UsageError, r"no head is bundled for dnabert and .*: give --head"),
         ("predict", {"esm_model": None}, UsageError, "both"),

@@ -24,7 +24,7 @@ from virnuc_core.inference.events import LaneEvent, ShardDone
 from virnuc_core.inference.lane_journal import JournalTail, LaneJournal
 from virnuc_core.inference.resident import ResidentModels
 from virnuc_core.models.checkpoint import Checkpoint, load_model
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family, ResolvedPrecision
 
@@ -47,7 +47,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the models that are loaded."""
     names = []
 
-    def load(checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision) -> Encoder:
+    def load(
+        checkpoint: Checkpoint, device: torch.device | str, precision: ResolvedPrecision, compiled_for: None
+    ) -> Encoder:
         names.append(checkpoint.name)
         return load_model(checkpoint, device, precision)
 

@@ -25,7 +25,7 @@ from virnuc_core.models.attention import PackedLayout
 from virnuc_core.models.checkpoint import load_model
 from virnuc_core.models.classifier import load_classifier
 from virnuc_core.models.contig_head import ContigHead
-from virnuc_core.models.encoder import Encoder
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.heads import load_head
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import AttentionBackend

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_models import MadeRun
-from virnuc_core.errors import UsageError
 from virnuc_core.inference import sharding
 from virnuc_core.inference.sharding import RowWork, cut_rows, plan_shards, with_costs
 
@@ -101,15 +100,9 @@ def test_costs_depend_on_the_models_the_kind_of_device_and_the_arithmetic(finish
     assert plan_shards(store, models, "cuda:0") == plan_shards(store, models, "cuda:5")
     costs = [cost(precision=precision) for precision in ("fp8", "fp16", "bf16", "fp32")]
     assert costs[0] < costs[1] == costs[2] < costs[3]
-    assert cost(precision="fp32", engine="reference") > costs[3]
+    assert cost(precision="fp32", token_budget=1) > costs[3]
     shards = plan_shards(store, models, "cpu", 0.02)
     assert len(shards) > 3
     assert with_costs(shards, store, models, "cpu") == shards
     cheaper = with_costs(shards, store, models[:1], "cpu")
     assert all(one.cost < both.cost for one, both in zip(cheaper, shards, strict=True))
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_size_that_means_nothing_is_refused(finished_run: MadeRun, seconds: float) -> None:
-    with pytest.raises(UsageError, match="--shard-seconds"):
-        plan_shards(finished_run.store, finished_run.plan.models, "cpu", seconds)

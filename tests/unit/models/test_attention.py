@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from virnuc_core.errors import DeviceError, UsageError, VirnucError
-from virnuc_core.models import attention, attention_plain
-from virnuc_core.models.attention import PackedLayout, packed_attention, resolve_attention
-from virnuc_core.models.attention_plain import RectangleAttention
+from virnuc_core.models import attention
+from virnuc_core.models.attention import PackedLayout, RectangleAttention, packed_attention, resolve_attention
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN_VERSION
 
@@ -49,20 +48,14 @@ def rectangles_of(lengths: list[int], backend: AttentionBackend) -> RectangleAtt
 
 @each_scheme
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize(
-    ("backend", "padded_share"), [("sdpa", 1.0), ("sdpa", 1.25), ("sdpa", 100.0), ("padded", 1.0)]
-)
-def test_every_backend_equals_the_reference(
-    lengths: list[int],
-    scheme: dict[str, int],
-    backend: AttentionBackend,
-    padded_share: float,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("padded_share", [1.0, 1.25, 100.0])
+def test_rectangles_equal_the_reference(
+    lengths: list[int], scheme: dict[str, int], padded_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vectors and gradients."""
     monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
     found = []
-    for layout in (layout_of(lengths, backend, scheme), layout_of(lengths, "reference", scheme)):
+    for layout in (layout_of(lengths, "sdpa", scheme), layout_of(lengths, "reference", scheme)):
         qkv = random_qkv(lengths).requires_grad_()
         states = packed_attention(qkv, layout)
         states.square().sum().backward()
@@ -70,8 +63,6 @@ def test_every_backend_equals_the_reference(
     assert found[0][0].shape == (sum(lengths), 48)
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=2e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
-    if backend == "padded":
-        assert len(rectangles_of(lengths, backend).rectangles) == 1
 
 
 @each_scheme
@@ -87,8 +78,8 @@ def test_bf16_equals_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(attention._MAX_PADDED_SHARE, "cpu", padded_share)
-    monkeypatch.setattr(attention_plain, "_MAX_SCORES", max_scores)
-    monkeypatch.setattr(attention_plain, "_MAX_WIDENED_HEAD", max_widened_head)
+    monkeypatch.setattr(attention, "_MAX_SCORES", max_scores)
+    monkeypatch.setattr(attention, "_MAX_WIDENED_HEAD", max_widened_head)
     qkv = random_qkv(lengths).bfloat16()
     found, expected = (
         packed_attention(qkv, layout_of(lengths, backend, scheme, torch.bfloat16))
@@ -112,14 +103,14 @@ def test_reference_is_softmax_attention_with_alibi() -> None:
 
 
 @each_scheme
-@pytest.mark.parametrize("backend", ["sdpa", "padded", "reference"])
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
 def test_blocks_of_queries_change_nothing(
     backend: AttentionBackend, scheme: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [64, 40, 40, 3]
     qkv = random_qkv(lengths)
     expected = packed_attention(qkv, layout_of(lengths, "reference", scheme))
-    monkeypatch.setattr(attention_plain, "_MAX_BIAS_ELEMENTS", 1000)
+    monkeypatch.setattr(attention, "_MAX_BIAS_ELEMENTS", 1000)
     layout = layout_of(lengths, backend, scheme)
     if isinstance(layout.attention, RectangleAttention):
         assert all(r.bias is None or r.bias.numel() <= 1000 for r in layout.attention.rectangles)
@@ -187,8 +178,7 @@ def test_flash_attn_is_taken_where_it_runs(family: Family) -> None:
     ("choice", "family", "precision", "head_dim", "capability", "error", "message"),
     [
         ("triton", "esm2", "fp32", 64, (9, 0), UsageError, "not in fp32 with heads of 64"),
-        ("varlen", "esm2", "fp16", 160, (9, 0), UsageError, "not in fp16 with heads of 160"),
-        ("varlen", "dnabert_s", "fp16", 64, (9, 0), UsageError, "varlen has no ALiBi"),
+        ("triton", "esm2", "fp16", 160, (9, 0), UsageError, "not in fp16 with heads of 160"),
         (
             "flash-attn",
             "esm2",

@@ -1,4 +1,4 @@
-"""Models by name, their downloads from a small real hub on localhost, and the hashes of their files."""
+"""Models by name, their downloads from a small real hub on localhost, and their fingerprints."""
 
 import hashlib
 import os
@@ -10,20 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.made_hub import COMMIT, git_sha1, running_hub
+from tests.made_hub import COMMIT, running_hub
 from tests.made_models import GOLDEN
-from virnuc_core.errors import CheckpointError, DamagedFileError, UsageError
+from virnuc_core.errors import CheckpointError, UsageError
 from virnuc_core.files import file_digest
 from virnuc_core.models.catalogue import BUNDLED_HEADS, CATALOGUE
-from virnuc_core.models.hub import (
-    SUMS_NAME,
-    check_hash,
-    family_of,
-    open_checkpoint,
-    read_sums,
-    verify_all,
-    write_sums,
-)
+from virnuc_core.models.hub import SUMS_NAME, family_of, open_checkpoint
 from virnuc_core.specs import Family
 
 REPOSITORIES = {
@@ -138,63 +130,36 @@ def test_without_a_hub_the_error_says_how_to_fetch(tmp_path: Path) -> None:
     )
 
 
-def check(path: Path) -> tuple[str, str]:
-    return check_hash(path, file_digest(path))
-
-
 def test_bundled_files_are_those_that_are_listed() -> None:
     folders = {entry.source for entry in CATALOGUE if isinstance(entry.source, Path)}
     for folder in folders | {path.parent for path in BUNDLED_HEADS.values()}:
+        lines = (folder / SUMS_NAME).read_text().splitlines()
         files = [path for path in folder.iterdir() if path.name != SUMS_NAME]
-        assert set(read_sums(folder / SUMS_NAME)) == {path.name for path in files}
-        assert [check(path)[1] for path in files] == [""] * len(files)
+        assert sorted(lines) == sorted(f"{file_digest(path)}  {path.name}" for path in files)
 
 
-def test_the_bundled_head_is_verified_with_its_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads = shutil.copytree(BUNDLED_HEADS["tiny"].parent, tmp_path / "heads")
-    monkeypatch.setitem(BUNDLED_HEADS, "tiny", heads / "tiny.safetensors")
-    found = verify_all("tiny")
-    assert [(each.name, each.problems) for each in found] == [
-        ("esm2:tiny", ()),
-        ("dnabert:tiny", ()),
-        ("tiny", ()),
-    ]
-    (heads / "SHA256SUMS").write_text(f"{'0' * 64}  tiny.safetensors\n")
-    assert "tiny.safetensors is not what it was" in verify_all("tiny")[-1].summary
-    assert [each.document for each in verify_all("esm2:tiny")] == [found[0].document]
-
-
-def test_a_list_is_that_of_sha256sum_and_tells_altered_and_unlisted_files(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a", "b", "c")]
-    for path in files:
-        path.write_text(path.name)
-    assert check(files[0]) == ("", "")
-    write_sums(tmp_path, files[:2])
-    subprocess.run(["sha256sum", "--check", "--quiet", SUMS_NAME], cwd=tmp_path, check=True)
-    files[0].write_text("other")
-    problems = [check(path)[1] for path in files]
-    assert "a is not what it was" in problems[0]
-    assert problems[1] == ""
-    assert "c is not in" in problems[2]
-
-
-@pytest.mark.parametrize("content", [b"no hash  a\n", b"\xff\xfe", b"0" * 64 + b"  ../a\n", b"\n"])
-def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / SUMS_NAME).write_bytes(content)
-    (tmp_path / "a").touch()
-    with pytest.raises(DamagedFileError, match="is not a list of SHA-256"):
-        check(tmp_path / "a")
-
-
-@pytest.mark.parametrize("kind", ["sha256", "git"])
-def test_files_of_the_hubs_cache_are_named_by_their_hashes(kind: str, tmp_path: Path) -> None:
-    content = b"weights" * 1000
-    name = hashlib.sha256(content).hexdigest() if kind == "sha256" else git_sha1(content)
+def test_the_fingerprint_of_fetched_weights_needs_no_reading(tmp_path: Path) -> None:
+    tiny = open_checkpoint("tiny", "dnabert_s").location
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    expected = open_checkpoint(str(tmp_path), None).fingerprint
     (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs" / name).write_bytes(content)
-    (tmp_path / "model.bin").symlink_to(tmp_path / "blobs" / name)
-    assert check(tmp_path / "model.bin") == ("the model hub", "")
-    (tmp_path / "blobs" / name).write_bytes(content[:-1] + b"!")
-    assert "is damaged: its content is not what the model hub says" in check(tmp_path / "model.bin")[1]
+    blob = tmp_path / "blobs" / hashlib.sha256(content).hexdigest()
+    (tmp_path / "model.safetensors").rename(blob)
+    (tmp_path / "model.safetensors").symlink_to(blob)
+    assert open_checkpoint(str(tmp_path), None).fingerprint == expected
+    renamed = blob.rename(blob.with_name("0" * 64))
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to(renamed)
+    assert open_checkpoint(str(tmp_path), None).fingerprint != expected
+
+
+def test_the_fingerprint_of_a_changed_file_is_another(tmp_path: Path) -> None:
+    shutil.copytree(open_checkpoint("tiny", "dnabert_s").location, tmp_path, dirs_exist_ok=True)
+    before = open_checkpoint(str(tmp_path), None).fingerprint
+    assert open_checkpoint(str(tmp_path), None).fingerprint == before
+    status = (tmp_path / "tokenizer.json").stat()
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.replace("[UNK]", "[UNL]", 1))
+    os.utime(tmp_path / "tokenizer.json", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert open_checkpoint(str(tmp_path), None).fingerprint != before

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnuc_core.models.positions import (
+from virnuc_core.models.attention import (
     alibi_slopes,
     apply_rotary,
     position_ids,

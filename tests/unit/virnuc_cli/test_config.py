@@ -95,14 +95,14 @@ def test_files_are_found_in_their_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_nearer_file_wins_key_by_key(tmp_path: Path) -> None:
     near, far = tmp_path / "near.toml", tmp_path / "far.toml"
-    near.write_text("[defaults]\nprecision = 'fp16'\n[bench]\nmodel = 'random:8M'\n")
+    near.write_text("[defaults]\nprecision = 'fp16'\n[train]\nesm_model = 'random:8M'\n")
     far.write_text("[predict]\nprecision = 'bf16'\ntoken_budget = 2048\n[embed]\nforce = true\n")
     found = read_settings_files([near, far], cli)
     assert found.default_map["predict"] == {"precision": "fp16", "token_budget": 2048}
     assert found.default_map["embed"] == {"precision": "fp16", "force": True}
     assert found.commands["predict",]["precision"].origin == f"{near} [defaults]"
     assert found.commands["predict",]["token_budget"].origin == f"{far} [predict]"
-    assert found.default_map["bench"] == {"precision": "fp16", "model": ["random:8M"]}
+    assert found.default_map["train"] == {"precision": "fp16", "esm_model": "random:8M"}
     assert "frames" not in found.default_map
 
 
@@ -117,13 +117,13 @@ def test_a_value_for_one_command_wins_over_that_for_all(tmp_path: Path) -> None:
 
 def test_a_found_file_sets_no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("virnuc.toml").write_text("[environment]\nTRITON_CACHE_DIR = '/somewhere'\n")
+    Path("virnuc.toml").write_text("[environment]\nVIRNUC_STAGING = '/somewhere'\n")
     with pytest.raises(
         UsageError, match=r"virnuc.toml \[environment\] is not taken from a file that is found"
     ):
         read_settings_files(find_settings_files(None), cli)
     assert (
-        read_settings_files([tmp_path / "virnuc.toml"], cli).environment["TRITON_CACHE_DIR"].value
+        read_settings_files([tmp_path / "virnuc.toml"], cli).environment["VIRNUC_STAGING"].value
         == "/somewhere"
     )
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from virnuc_core.errors import DeviceError
-from virnuc_core.models import fused, kernels
+from virnuc_core.models import kernels, layers
 from virnuc_core.models.attention import resolve_attention
-from virnuc_core.models.compilation import compile_layers
+from virnuc_core.models.encoders import Encoder
 from virnuc_core.models.kernels import has_kernels
 
 CAPABILITIES = [(7, 5), (8, 6), (9, 0), (12, 0)]
@@ -33,7 +33,7 @@ class OneLayer(torch.nn.Module):
     device = torch.device("cuda", 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (2.0 if fused.has_kernels(self.device) else 1.0)
+        return x * (2.0 if layers.has_kernels(self.device) else 1.0)
 
 
 def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_compiled_layers_take_the_answer_as_a_constant(monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "_capability", capability)
     model: Any = torch.nn.Module()
     model.layers = torch.nn.ModuleList([OneLayer()])
-    compile_layers(model, "default")
+    Encoder.compile_layers(model, "triton")
     torch.compiler.reset()
     traced = torch.compile(OneLayer(), backend="eager", fullgraph=True)
     assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))

@@ -35,9 +35,8 @@ from tests.kernel_checks import (
     random,
     relative_error,
 )
-from virnuc_core.models.attention_plain import ReferenceAttention
+from virnuc_core.models.attention import ReferenceAttention, apply_rotary, rotary_table
 from virnuc_core.models.kernels import attention, gemm_gelu
-from virnuc_core.models.positions import apply_rotary, rotary_table
 
 LENGTHS = [300, 257, 193, 192, 129, 128, 64, 65, 3, 1]
 CU_SEQLENS = bounds_of(LENGTHS)

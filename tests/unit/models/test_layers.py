@@ -6,18 +6,20 @@ from torch import nn
 from torch.nn import functional
 
 from virnuc_core.errors import UsageError
-from virnuc_core.models.fused import (
+from virnuc_core.models.layers import (
     Fp8Linear,
+    OnednnLinear,
     arrange_glu,
+    can_pack,
     linear,
     linear_add_norm,
     linear_gated_gelu,
     linear_gelu,
+    pack_layers,
     quantize_attention,
     quantize_feed_forward,
     quantize_rows,
 )
-from virnuc_core.models.onednn import PackedLinear, can_pack, pack_layers
 
 
 @torch.inference_mode()
@@ -31,8 +33,8 @@ def test_packed_equals_plain(tokens: int, dtype: torch.dtype) -> None:
     packed = nn.ModuleDict({"linear": plain["linear"], "gated": arrange_glu(plain["gated"])})
     pack_layers(packed)
     if can_pack(plain["linear"].weight):
-        assert isinstance(packed["linear"], PackedLinear)
-        assert isinstance(packed["gated"].value, PackedLinear)
+        assert isinstance(packed["linear"], OnednnLinear)
+        assert isinstance(packed["gated"].value, OnednnLinear)
 
     def outputs(layers: nn.ModuleDict) -> list[torch.Tensor]:
         layer = layers["linear"]
@@ -56,7 +58,7 @@ def test_packing_changes_no_bit_and_rows_do_not_depend_on_each_other(dtype: torc
     layer = nn.Linear(320, 1280).to(dtype)
     if not can_pack(layer.weight):
         pytest.skip("torch without oneDNN")
-    packed = PackedLinear(layer)
+    packed = OnednnLinear(layer)
     x = torch.randn(600, 320, dtype=dtype)
     plain = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "gelu", [], "none")
     together = packed.multiply(x, "gelu")

@@ -1,0 +1,347 @@
+"""The two transformers on packed tokens, and the interface that is all the engine knows of them.
+
+Shapes: B sequences, T tokens (special ones included), N heads, H head dim, D embedding_dim, F ffn_dim.
+
+    ESM-2       pre-LayerNorm, rotary positions. Source: fair-esm 2.0.0, esm/model/esm2.py and esm/modules.py.
+        input_ids (T,) -> embed, token dropout (T, D) -> layers -> final LayerNorm (T, D)
+        layer: x + attention(norm(x)), then x + ffn(norm(x)), ffn = Linear(F -> D)(gelu(Linear(D -> F)))
+    DNABERT-S   post-LayerNorm, symmetric ALiBi, gated feed-forward. Source: its authors' bert_layers.py, also DNABERT-2's.
+        input_ids (T,) -> LayerNorm(word + token type) (T, D) -> layers (T, D)
+        layer: norm(x + attention(x)), then norm(x + ffn(x)), ffn = Linear(F -> D)(gelu(first half) * second half)
+"""
+
+from abc import abstractmethod
+from typing import ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from virnuc_core.errors import UsageError
+from virnuc_core.models.attention import PackedLayout, packed_attention, sequence_index
+from virnuc_core.models.kernels import has_kernels
+from virnuc_core.models.layers import (
+    Fp8Linear,
+    GemmInput,
+    InterleavedGLU,
+    Linear,
+    SplitGLU,
+    arrange_glu,
+    has_half_kernels,
+    layer_norm,
+    linear,
+    linear_add_norm,
+    linear_gated_gelu,
+    linear_gelu,
+    pack_layers,
+    quantize_attention,
+    quantize_feed_forward,
+)
+from virnuc_core.specs import AttentionBackend, ModelSpec
+
+_INITIAL_STD = 0.02
+MASK_TOKEN = 32
+_TRAINED_MASK_RATIO = 0.15 * 0.8
+
+
+class Encoder(nn.Module):
+    """A transformer over packed tokens; `pools_special_tokens` says whether means include first and last tokens."""
+
+    pools_special_tokens: ClassVar[bool]
+    layers: nn.ModuleList
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    @abstractmethod
+    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
+        """The layout of one batch on the model's device; `cu_seqlens` is int32 (B + 1,) on the host, starting at 0."""
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        """Hidden states of one packed batch, (T, D) in the model's dtype.
+
+        `input_ids` is int32 or int64 (T,), special tokens included. `repr_layer` 0 is the embedding, n the output of
+        layer n, None the last; later layers are not computed.
+
+        Raises:
+            UsageError: there is no such layer.
+        """
+
+    def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        """Mean vectors of `forward`, fp32 (B, D) on the model's device; does not synchronise with the device."""
+        hidden_states = self(input_ids, layout, repr_layer)
+        return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=self.pools_special_tokens)
+
+    @abstractmethod
+    def quantize(self) -> None:
+        """Converts the linear layers of a bf16 model to fp8, in place."""
+
+    def prepare_inference(self) -> None:
+        """Rearranges weights for the kernels of the device, once they are there in their final dtype."""
+        pack_layers(self)
+
+    def compile_layers(self, backend: AttentionBackend) -> None:
+        """Compiles the layers with torch.compile, for any number of tokens, when the first batch is computed.
+
+        Attention other than by our kernels, which loops over sequences, stays outside of the graphs.
+        """
+        # Otherwise sizes that happen to be equal in the first batch share a symbol, and others trigger recompilation.
+        torch.fx.experimental._config.use_duck_shape = False
+        # It calls the driver, which Dynamo cannot trace.
+        torch.compiler.assume_constant_result(has_kernels)
+        is_traced = backend == "triton"
+        for layer in self.layers:
+            if not is_traced:
+                layer.attend = torch.compiler.disable(packed_attention)
+            layer.compile(fullgraph=is_traced, dynamic=True)
+
+    def initialise_weights(self) -> None:
+        """Sets small normal weights and zero biases, for training from scratch."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class ESM2Layer(nn.Module):
+    """A transformer layer up to the next layer's LayerNorm; the rows of `qkv` are in the order of `pair_rows`."""
+
+    attend = staticmethod(packed_attention)
+
+    def __init__(self, spec: ModelSpec, dropout: float) -> None:
+        super().__init__()
+        width = spec.embedding_dim
+        self.num_heads = spec.num_heads
+        self.dropout = dropout
+        self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.qkv: Linear = nn.Linear(width, 3 * width)
+        self.attention_out: Linear = nn.Linear(width, width)
+        self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.ffn_in: Linear = nn.Linear(width, spec.ffn_dim)
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
+
+    def quantize(self) -> None:
+        self.qkv, self.attention_out = quantize_attention(self.attention_norm, self.qkv, self.attention_out)
+        self.ffn_in, self.ffn_out = quantize_feed_forward(
+            self.ffn_norm, self.ffn_in, self.ffn_out, gated=False
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        normed: GemmInput,
+        next_norm: nn.LayerNorm,
+        is_last: bool,
+        layout: PackedLayout,
+    ) -> tuple[Tensor, GemmInput]:
+        """Hidden states (T, D), normed by `attention_norm` -> hidden states (T, D), normed by `next_norm`."""
+        dropout = self.dropout if self.training else 0.0
+        qkv = linear(self.qkv, normed).unflatten(1, (3, self.num_heads, -1))
+        attended = self.attend(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
+        hidden_states, normed = linear_add_norm(
+            self.attention_out, attended, hidden_states, self.ffn_norm, self.ffn_in, dropout=dropout
+        )
+        inner = linear_gelu(self.ffn_in, normed, self.ffn_out)
+        next_linear = None if is_last else self.qkv
+        return linear_add_norm(self.ffn_out, inner, hidden_states, next_norm, next_linear, dropout=dropout)
+
+
+class ESM2(Encoder):
+    """The protein language model; layer 0 is the scaled embedding, the last is taken after the final LayerNorm."""
+
+    pools_special_tokens: ClassVar[bool] = False
+
+    def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
+        super().__init__(spec)
+        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.embedding_dim)
+        self.layers = nn.ModuleList(ESM2Layer(spec, dropout) for _ in range(spec.num_layers))
+        self.final_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
+        self.initialise_weights()
+
+    def quantize(self) -> None:
+        for layer in cast(list[ESM2Layer], list(self.layers)):
+            layer.quantize()
+
+    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
+        weight = self.embed_tokens.weight
+        return PackedLayout.build(
+            cu_seqlens,
+            backend=backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            rotary_head_dim=self.spec.head_dim,
+        )
+
+    def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        last = validate_repr_layer(self.spec, repr_layer)
+        hidden_states = self._embed(input_ids, layout)
+        if last == 0:
+            return hidden_states
+        layers = cast(list[ESM2Layer], list(self.layers))
+        next_norms = [layer.attention_norm for layer in layers[1:]] + [self.final_norm]
+        _, normed = layer_norm(layers[0].attention_norm, hidden_states, layers[0].qkv)
+        for layer, next_norm in zip(layers[:last], next_norms, strict=False):
+            is_last = next_norm is self.final_norm
+            hidden_states, normed = layer(hidden_states, normed, next_norm, is_last, layout)
+        return cast(Tensor, normed) if last == self.spec.num_layers else hidden_states
+
+    def _embed(self, input_ids: Tensor, layout: PackedLayout) -> Tensor:
+        """Token embeddings (T, D), times 0.88 / (unmasked share of the sequence): training masked 12 % of tokens."""
+        if self.spec.token_dropout and has_half_kernels(self.embed_tokens.weight):
+            scaled: Tensor = torch.ops.virnuc.embed_tokens(
+                input_ids, layout.cu_seqlens, self.embed_tokens.weight, MASK_TOKEN, 1 - _TRAINED_MASK_RATIO
+            )
+            return scaled
+        embedded: Tensor = self.embed_tokens(input_ids)
+        if not self.spec.token_dropout:
+            return embedded
+        is_mask = input_ids == MASK_TOKEN
+        sequences = sequence_index(layout.cu_seqlens, len(input_ids))
+        bounds = layout.cu_seqlens.long()
+        masked_before = functional.pad(is_mask.cumsum(0), (1, 0))[bounds]
+        observed = masked_before.diff() / bounds.diff()
+        scale = ((1 - _TRAINED_MASK_RATIO) / (1 - observed))[sequences]
+        return embedded * scale.masked_fill(is_mask, 0.0).to(embedded.dtype).unsqueeze(1)
+
+
+class DnabertSLayer(nn.Module):
+    """A transformer layer; `ffn_in` has the rows of the gate's GELU half, then those of its linear half."""
+
+    attend = staticmethod(packed_attention)
+
+    def __init__(self, spec: ModelSpec, dropout: float) -> None:
+        super().__init__()
+        width = spec.embedding_dim
+        self.num_heads = spec.num_heads
+        self.dropout = dropout
+        self.qkv: Linear = nn.Linear(width, 3 * width)
+        self.attention_out: Linear = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.ffn_in: nn.Linear | Fp8Linear | InterleavedGLU | SplitGLU = nn.Linear(
+            width, 2 * spec.ffn_dim, bias=False
+        )
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
+        self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+
+    def quantize(self, input_norm: nn.LayerNorm) -> None:
+        """To fp8, in place; `input_norm` is what the layer's input comes from."""
+        self.qkv, self.attention_out = quantize_attention(input_norm, self.qkv, self.attention_out)
+        self.ffn_in, self.ffn_out = quantize_feed_forward(
+            self.attention_norm, self.ffn_in, self.ffn_out, gated=True
+        )
+
+    def forward(
+        self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
+    ) -> tuple[Tensor, GemmInput]:
+        """Hidden states (T, D) and `gemm_input`, the same as the matrix products take it -> both after this layer."""
+        dropout = self.dropout if self.training else 0.0
+        qkv = linear(self.qkv, gemm_input).unflatten(1, (3, self.num_heads, -1))
+        attended = self.attend(qkv, layout, quantize=isinstance(self.attention_out, Fp8Linear))
+        hidden_states, gemm_input = linear_add_norm(
+            self.attention_out,
+            attended,
+            hidden_states,
+            self.attention_norm,
+            self.ffn_in,
+            normed_residual=True,
+            dropout=dropout,
+        )
+        inner = linear_gated_gelu(self.ffn_in, gemm_input, self.ffn_out)
+        return linear_add_norm(
+            self.ffn_out, inner, hidden_states, self.ffn_norm, self.qkv, normed_residual=True, dropout=dropout
+        )
+
+
+class DnabertS(Encoder):
+    """The DNA language model; layer 0 is the embedding after its LayerNorm."""
+
+    pools_special_tokens: ClassVar[bool] = True
+
+    def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
+        super().__init__(spec)
+        self.word_embeddings = nn.Embedding(spec.vocab_size, spec.embedding_dim)
+        self.token_type_embedding = nn.Parameter(torch.zeros(spec.embedding_dim))
+        self.embedding_norm = nn.LayerNorm(spec.embedding_dim, eps=spec.layer_norm_eps)
+        self.layers = nn.ModuleList(DnabertSLayer(spec, dropout) for _ in range(spec.num_layers))
+        self.initialise_weights()
+
+    def prepare_inference(self) -> None:
+        for layer in cast(list[DnabertSLayer], list(self.layers)):
+            if isinstance(layer.ffn_in, nn.Linear):
+                layer.ffn_in = arrange_glu(layer.ffn_in)
+        super().prepare_inference()
+
+    def quantize(self) -> None:
+        input_norm = self.embedding_norm
+        for layer in cast(list[DnabertSLayer], list(self.layers)):
+            layer.quantize(input_norm)
+            input_norm = layer.ffn_norm
+
+    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
+        weight = self.word_embeddings.weight
+        return PackedLayout.build(
+            cu_seqlens,
+            backend=backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            alibi_heads=self.spec.num_heads,
+        )
+
+    def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
+        last = validate_repr_layer(self.spec, repr_layer)
+        embedded = self.word_embeddings(input_ids)
+        layers = cast(list[DnabertSLayer], list(self.layers))
+        hidden_states, gemm_input = layer_norm(
+            self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
+        )
+        for layer in layers[:last]:
+            hidden_states, gemm_input = layer(hidden_states, gemm_input, layout)
+        return hidden_states
+
+
+def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:
+    """The layer to read, `num_layers` for None.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    if repr_layer is None:
+        return spec.num_layers
+    if not 0 <= repr_layer <= spec.num_layers:
+        raise UsageError(
+            f"representation layer {repr_layer} does not exist: this {spec.family} model has "
+            f"{spec.num_layers} layers, so choose 0 (embeddings) to {spec.num_layers} (last layer)"
+        )
+    return repr_layer
+
+
+def mean_pool(hidden_states: Tensor, cu_seqlens: Tensor, *, include_special_tokens: bool) -> Tensor:
+    """The mean hidden state of each sequence, fp32 (B, D), summed token by token in fp32, so independent of its batch.
+
+    `hidden_states` is (T, D), `cu_seqlens` int32 (B + 1,) on its device. DNABERT-S includes the special tokens ([CLS]
+    and [SEP]); ESM-2 leaves out the first and last token (BOS and EOS). A sequence with nothing to average gives
+    zeros.
+    """
+    if has_kernels(hidden_states.device) and not torch.is_grad_enabled():
+        means: Tensor = torch.ops.virnuc.segment_mean(hidden_states, cu_seqlens, include_special_tokens)
+        return means
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    if include_special_tokens:
+        offsets = cu_seqlens.long()
+        counts = ends - starts
+        sums = torch.segment_reduce(hidden_states.float(), "sum", offsets=offsets, axis=0)
+    else:
+        # Three segments per sequence: first token, residues, last token. Bounds are clamped to the sequence, so that
+        # one without residues has an empty middle.
+        first_residue = torch.minimum(starts + 1, ends)
+        last_residue = torch.maximum(ends - 1, first_residue)
+        bounds = torch.stack((starts, first_residue, last_residue), dim=1).flatten()
+        offsets = torch.cat((bounds, cu_seqlens[-1:].long()))
+        counts = last_residue - first_residue
+        sums = torch.segment_reduce(hidden_states.float(), "sum", offsets=offsets, axis=0)[1::3]
+    return sums / counts.clamp(min=1).unsqueeze(1)
