@@ -41,11 +41,6 @@ _LABELLED_FILES: Final = (
     ),
     click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
-# The modules of their bodies, in `flows`.
-_BODIES: Final = {
-    **dict.fromkeys(("predict", "embed"), "runs"),
-    **dict.fromkeys(("train", "evaluate"), "head_runs"),
-}
 _WORKERS: Final = (
     click.Option(
         ["--devices"],
@@ -115,7 +110,7 @@ def _body(name: str) -> Callable[..., Answer]:
     if value_of("OMP_WAIT_POLICY") is None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with without_collection():
-        body = resolve_name(f"flows.{_BODIES[name]}:{name}")
+        body = resolve_name(f"flows.runs:{name}")
 
     def compute(*arguments: Any) -> Answer:
         report = body(*arguments, LANE_DEFAULTS)
@@ -162,9 +157,9 @@ def embed(
     force: bool,
 ) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
-    from flows.outputs import require_no_input
     from virnuc_cli.preflight import readable
     from virnuc_core.models.catalogue import require_known_model, split_family
+    from virnuc_core.results.run_opening import require_no_input
 
     family, name = split_family(model)
     require_known_model(name, family)
@@ -189,8 +184,8 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
     """
-    from flows.outputs import require_head_name
     from virnuc_cli.preflight import require_inputs, require_known_models, require_writable
+    from virnuc_core.results.run_opening import require_head_name
     from virnuc_core.settings import train_config
 
     require_head_name(Path(out))
@@ -233,9 +228,9 @@ def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Ans
     """Writes the open reading frames of INPUT as a table."""
     from tempfile import TemporaryDirectory
 
-    from flows.outputs import require_no_input
     from virnuc_cli.preflight import readable, require_writable
     from virnuc_core.files import is_stream
+    from virnuc_core.results.run_opening import require_no_input
     from virnuc_core.sequences.frame_store import write_frames_tsv
     from virnuc_core.sequences.frame_store_build import build_frame_store
 
@@ -295,9 +290,9 @@ def score(path: str, head: str, out: str) -> Answer:
 
     With a run folder, all of its tables and its report are made in the new folder DIR.
     """
-    from flows.outputs import require_no_input
     from virnuc_cli.preflight import require_writable
     from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
+    from virnuc_core.results.run_opening import require_no_input
 
     if Path(path).is_dir():
         report = score_run(Path(path), head, Path(out))

@@ -29,9 +29,9 @@ from prefect.states import Completed, Crashed, Failed, Pending, Running, Schedul
 from deployments.processes import interruptible
 from deployments.register import NightlyChoice, register
 from flows import pool
-from flows.computed_run import choose_lanes
 from flows.lanes import embed_lane, plan_run
 from flows.pool import PoolLanes
+from flows.recording import choose_lanes
 from tasks import pool_runs
 from tasks.local_lanes import LocalLanes, lane_journal_name
 from tests.made_lanes import done
