@@ -37,7 +37,7 @@ from virnuc_core.results.run_opening import (
     require_replaceable,
 )
 from virnuc_core.results.tables import TableCounts, write_tables
-from virnuc_core.run_folder import EVALUATED_RUN, RunFolder, run_folder_of
+from virnuc_core.run_folder import EMBED_SUFFIX, EVALUATED_RUN, RunFolder, run_folder_of
 from virnuc_core.sequences.frame_store import FrameStore
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import Alphabet
@@ -351,7 +351,7 @@ def deliver(out: str, folder: RunFolder) -> None:
 
 
 def _report_place(out: str, plan: RunPlan) -> str:
-    return (str(run_folder_of(out)) if plan.kind == "embed" else out).rstrip("/")
+    return f"{out}{EMBED_SUFFIX if plan.kind == 'embed' else ''}".rstrip("/")
 
 
 def _local(inputs: Sequence[str], steps: Steps) -> Sequence[str]:
