@@ -46,15 +46,6 @@ _BODIES: Final = {
     **dict.fromkeys(("predict", "embed"), "runs"),
     **dict.fromkeys(("train", "evaluate"), "head_runs"),
 }
-_WORKERS: Final = (
-    click.Option(
-        ["--devices"],
-        default="auto",
-        metavar="auto|cpu|none|0,1,...",
-        help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
-    ),
-    click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
-)
 
 
 class CommandLine(CommandGroup):
@@ -361,47 +352,3 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
         f"{len(findings)} checks: {len(problems)} problems, {warnings} warnings",
         exit_code,
     )
-
-
-@command(
-    cli,
-    *_WORKERS,
-    click.Option(
-        ["--runs"], type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
-    ),
-    answers=False,
-)
-def worker(devices: str, workers: int | None, runs: int) -> None:
-    """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
-    from deployments.prefect_settings import logging_programs, prepare_prefect
-    from deployments.worker import WorkerChoice, work
-
-    prepare_prefect()
-    with logging_programs():
-        work(WorkerChoice(devices=devices, workers=workers, runs=runs))
-
-
-@command(
-    cli,
-    *_WORKERS,
-    click.Option(
-        ["--port"], type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."
-    ),
-    click.Option(
-        ["--mlflow-port"], type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
-    ),
-    answers=False,
-)
-def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
-    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
-    from deployments.prefect_settings import logging_programs, prepare_prefect
-    from deployments.up import Stack, run_stack
-    from deployments.worker import WorkerChoice
-    from virnuc_core.env_config import home_folder
-
-    prepare_prefect()
-    choice = WorkerChoice(devices=devices, workers=workers)
-    with logging_programs():
-        run_stack(
-            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
-        )

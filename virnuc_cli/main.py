@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 
 import click
 
-from virnuc_cli import deploy, models, upkeep  # noqa: F401 (they add their commands)
+from virnuc_cli import models, server  # noqa: F401 (they add their commands)
 from virnuc_cli.commands import cli
 from virnuc_core.errors import UsageError, VirnucError, storage_error
 

@@ -96,13 +96,13 @@ class EnvConfig(BaseModel):
     outcome: Path | None = Field(
         None,
         alias="VIRNUC_OUTCOME",
-        description="file for the outcome of a job in the pool, set by `virnuc worker` [no such file]",
+        description="file for the outcome of a job in the pool, set by `virnuc server worker` [no such file]",
     )
 
     notify_url: SecretStr | None = Field(
         None,
         alias="VIRNUC_NOTIFY_URL",
-        description="address for the alarms of `virnuc deploy --notify`, which keeps it in a block of the Prefect server "
+        description="address for the alarms of `virnuc server deploy --notify`, which keeps it in a block of the Prefect server "
         "[a block that is there]",
     )
 

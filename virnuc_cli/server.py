@@ -1,20 +1,80 @@
-"""`virnuc deploy`: what can be asked for from a Prefect server, and its nightly batch."""
+"""`virnuc server`: what operators start on a Prefect server and its hosts."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from virnuc_cli.commands import cli
-from virnuc_cli.options import Answer, command
+from virnuc_cli.options import Answer, CommandGroup, command
+from virnuc_core.errors import InputError, VirnucError
 
 if TYPE_CHECKING:
     from deployments.pools import PoolType
     from virnuc_core.settings import NightlySettings
 
+_WORKERS: Final = (
+    click.Option(
+        ["--devices"],
+        default="auto",
+        metavar="auto|cpu|none|0,1,...",
+        help="GPUs that compute lanes; cpu for the CPU instead, none for whole runs alone [auto].",
+    ),
+    click.Option(["--workers"], type=int, metavar="N", help="Lanes at once on the CPU [1]."),
+)
+
+
+@cli.group(cls=CommandGroup)
+def server() -> None:
+    """Starts servers and workers, and registers the nightly batch."""
+
 
 @command(
-    cli,
+    server,
+    *_WORKERS,
+    click.Option(
+        ["--runs"], type=int, default=4, metavar="N", help="Whole runs to look after at once; 0 for none [4]."
+    ),
+    answers=False,
+)
+def worker(devices: str, workers: int | None, runs: int) -> None:
+    """Works for the Prefect server until it is stopped, with a slot for each GPU of this host."""
+    from deployments.prefect_settings import logging_programs, prepare_prefect
+    from deployments.worker import WorkerChoice, work
+
+    prepare_prefect()
+    with logging_programs():
+        work(WorkerChoice(devices=devices, workers=workers, runs=runs))
+
+
+@command(
+    server,
+    *_WORKERS,
+    click.Option(
+        ["--port"], type=int, default=4200, metavar="PORT", help="Port of the Prefect server [4200]."
+    ),
+    click.Option(
+        ["--mlflow-port"], type=int, default=5000, metavar="PORT", help="Port of the MLflow server [5000]."
+    ),
+    answers=False,
+)
+def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
+    """Starts a Prefect server, MLflow and workers on this machine, until Ctrl-C."""
+    from deployments.prefect_settings import logging_programs, prepare_prefect
+    from deployments.up import Stack, run_stack
+    from deployments.worker import WorkerChoice
+    from virnuc_core.env_config import home_folder
+
+    prepare_prefect()
+    choice = WorkerChoice(devices=devices, workers=workers)
+    with logging_programs():
+        run_stack(
+            Stack(port=port, mlflow_port=mlflow_port, workers=choice, folder=home_folder("up").resolve())
+        )
+
+
+@command(
+    server,
     click.Option(["--cron"], metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
     click.Option(["--timezone"], metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
     click.Option(["--inbox"], metavar="DIR|GLOB", help="Where the nightly batch finds files."),
@@ -82,3 +142,31 @@ def deploy(
     nightly = NightlyChoice(**choice, settings=chosen, batch=settings.of_batch)
     done = register(nightly, PoolChoice(type=pool_type, job_variables=job_variable))
     return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
+
+
+@command(server, click.Argument(["runs"], nargs=-1, required=True, metavar="RUN..."))
+def track(runs: tuple[str, ...]) -> Answer:
+    """Logs finished runs in MLflow, or completes what it has of them, as when it was away at their end.
+
+    RUN is the --out of a run.
+    """
+    from tasks.run_entries import entries_of
+    from tasks.tracking import Store
+    from virnuc_core.remote import output_path
+
+    entries = []
+    for run in runs:
+        found = entries_of(output_path(run))
+        if not found:
+            raise InputError(f"{run} holds no finished run: give the --out of one.")
+        entries += found
+    store, failures = Store(), list[VirnucError]()
+    store.connection()
+    for entry in entries:
+        try:
+            store.write(entry)
+        except VirnucError as error:  # MLflow may refuse one of them
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return Answer({"logged": [entry.name for entry in entries]}, f"logged in MLflow: {len(entries)} runs")
