@@ -59,7 +59,6 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Con
     for name in ("MLFLOW_TRACKING_URI", "PYTHONSAFEPATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIRNUC_HOME", pytestconfig.stash[_HOME].name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", f"{pytestconfig.stash[_HOME].name}/no-settings")
     env_config.reload()
 
 

@@ -24,13 +24,11 @@ if TYPE_CHECKING:
         TrainSettings,
     )
 
-HELP_FLAGS: Final = ("-h", "--help")
-_FRESH: Final = "Start over: keep nothing of an earlier run."
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
 _RUN: Final = click.Argument(["run"], metavar="RUN")
 _PATH: Final = click.Argument(["path"])
 _OUT_FOLDER: Final = click.Option(
-    ["--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
+    ["-o", "--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
 )
 _LABELLED_FILES: Final = (
     click.Argument(["labelled"], nargs=-1, metavar="[LABELLED]..."),
@@ -48,40 +46,11 @@ _BODIES: Final = {
 }
 
 
-class CommandLine(CommandGroup):
-    """All commands; settings files are read only once the command is known."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command and loads its defaults from the settings files, except for help."""
-        name, found, rest = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing and not {*HELP_FLAGS} & {*rest}:
-            from virnuc_cli.config import use_settings_files
-
-            try:
-                use_settings_files(ctx, ctx.params["config"])
-            except UsageError:
-                if name != "doctor":  # which reports it as a finding
-                    raise
-        return name, found, rest
-
-
 @click.group(
-    cls=CommandLine,
-    context_settings={
-        "help_option_names": [*HELP_FLAGS],
-        "max_content_width": 110,
-        "auto_envvar_prefix": "VIRNUC",
-    },
-)
-@click.option(
-    "--config",
-    metavar="FILE",
-    help="Settings file [virnuc.toml here, and config.toml in ~/.config/virnuc].",
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="virnuc")
-def cli(config: str | None) -> None:
+def cli() -> None:
     """Finds viral sequences among assembled contigs or long reads with ESM-2 and DNABERT-S."""
 
 
@@ -115,7 +84,7 @@ def _body(name: str) -> Callable[..., Answer]:
     return compute
 
 
-@command(cli, _INPUTS, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
+@command(cli, _INPUTS, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def predict(
     inputs: tuple[str, ...],
     out: str,
@@ -134,7 +103,10 @@ def predict(
     cli,
     _INPUTS,
     click.Option(
-        ["--out"], required=True, metavar="FILE.h5", help="Embeddings file; its run folder is FILE.h5.run."
+        ["-o", "--out"],
+        required=True,
+        metavar="FILE.h5",
+        help="Embeddings file; its run folder is FILE.h5.run.",
     ),
     click.Option(
         ["--model"],
@@ -142,8 +114,8 @@ def predict(
         metavar="MODEL",
         help="esm2:NAME|PATH for proteins, dnabert:NAME|PATH for DNA, or a path alone.",
     ),
-    settings="virnuc_core.settings:EmbedSettings",
-    force=_FRESH,
+    settings="EmbedSettings",
+    is_run=True,
 )
 def embed(
     inputs: tuple[str, ...],
@@ -170,10 +142,13 @@ def embed(
     cli,
     *_LABELLED_FILES,
     click.Option(
-        ["--out"], required=True, metavar="FILE.safetensors", help="The head; its run folder is FILE.run."
+        ["-o", "--out"],
+        required=True,
+        metavar="FILE.safetensors",
+        help="The head; its run folder is FILE.run.",
     ),
-    settings="virnuc_core.settings:TrainSettings",
-    force=_FRESH,
+    settings="TrainSettings",
+    is_run=True,
 )
 def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Answer:
     """Trains a classifier head for the vectors of two models on labelled sequences.
@@ -194,7 +169,7 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
     return compute(LabelledFiles(**files), out, settings, force)
 
 
-@command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="virnuc_core.settings:PredictSettings", force=_FRESH)
+@command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
     from virnuc_cli.preflight import require_inputs, require_models
@@ -216,9 +191,12 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
     cli,
     _INPUTS,
     click.Option(
-        ["--out"], required=True, metavar="FILE.tsv[.gz]", help="Table of frame_id, nucleotide, protein."
+        ["-o", "--out"],
+        required=True,
+        metavar="FILE.tsv[.gz]",
+        help="Table of frame_id, nucleotide, protein.",
     ),
-    settings="virnuc_core.settings:FramesSettings",
+    settings="FramesSettings",
 )
 def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Answer:
     """Writes the open reading frames of INPUT as a table."""
@@ -275,7 +253,7 @@ def _drop_empty_table(path: Path) -> None:
     click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
     click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
     click.Option(
-        ["--out"],
+        ["-o", "--out"],
         required=True,
         metavar="DIR|FILE.tsv",
         help="New run folder, or table of the frames' scores.",

@@ -43,14 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "1"  # no child takes a module from the working folder, which may hold data of others
     )
     try:
-        _require_file_names(arguments)
         require_one_folder()
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        from virnuc_cli.config import in_words
-
-        return _report(in_words(error), error.exit_code, arguments)
+        return _report(error.format_message(), error.exit_code, arguments)
     except VirnucError as error:
         return _report(str(error), error.exit_code, arguments)
     except OSError as error:
@@ -125,17 +122,6 @@ def require_one_folder() -> None:
             f"virnuc's packages are mixed up with those of another program: {found}. "
             "Install virnuc into an environment of its own."
         )
-
-
-def _require_file_names(arguments: list[str]) -> None:
-    """Refuses arguments that no shell could pass and no file could have as its name."""
-    for argument in arguments:
-        try:
-            is_name = b"\0" not in os.fsencode(argument)
-        except UnicodeEncodeError:
-            is_name = False
-        if not is_name:
-            raise UsageError(f"the argument {argument!r} holds what cannot be in an argument: leave it out.")
 
 
 def _report(message: str, exit_code: int, arguments: list[str]) -> int:

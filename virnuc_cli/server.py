@@ -78,7 +78,7 @@ def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
     click.Option(["--cron"], metavar="CRON", help='When the nightly batch begins ["0 2 * * *"].'),
     click.Option(["--timezone"], metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin [UTC]."),
     click.Option(["--inbox"], metavar="DIR|GLOB", help="Where the nightly batch finds files."),
-    click.Option(["--out"], metavar="DIR", help="Where the nightly batch puts its runs."),
+    click.Option(["-o", "--out"], metavar="DIR", help="Where the nightly batch puts its runs."),
     click.Option(
         ["--done-by"],
         metavar="HH:MM",
@@ -104,10 +104,9 @@ def up(devices: str, workers: int | None, port: int, mlflow_port: int) -> None:
     click.Option(
         ["--show"],
         is_flag=True,
-        allow_from_autoenv=False,
         help="Show the nightly batch that is deployed, and change nothing.",
     ),
-    settings="virnuc_core.settings:NightlySettings",
+    settings="NightlySettings",
 )
 def deploy(
     settings: "NightlySettings",
