@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     )
 
 _INPUTS: Final = click.Argument(["inputs"], nargs=-1, required=True, metavar="INPUT...")
-_RUN: Final = click.Argument(["run"], metavar="RUN")
-_PATH: Final = click.Argument(["path"])
-_OUT_FOLDER: Final = click.Option(
-    ["-o", "--out"], required=True, metavar="DIR", help="Folder for the results; run again to continue."
-)
 _LABELLED_FILES: Final = (
     click.Argument(["labelled"], nargs=-1, metavar="[LABELLED]..."),
     click.Option(["--viral"], multiple=True, metavar="FASTA...", help="Files of viral records alone."),
@@ -39,6 +34,13 @@ _LABELLED_FILES: Final = (
     ),
     click.Option(["--labels"], metavar="TSV", help="Columns record and class, for the records of LABELLED."),
 )
+
+
+def _out(metavar: str, meaning: str) -> click.Option:
+    return click.Option(["-o", "--out"], required=True, metavar=metavar, help=meaning)
+
+
+_OUT_FOLDER: Final = _out("DIR", "Folder for the results; run again to continue.")
 # The modules of their bodies, in `flows`.
 _BODIES: Final = {
     **dict.fromkeys(("predict", "embed"), "runs"),
@@ -85,16 +87,11 @@ def _body(name: str) -> Callable[..., Answer]:
 
 
 @command(cli, _INPUTS, _OUT_FOLDER, settings="PredictSettings", is_run=True)
-def predict(
-    inputs: tuple[str, ...],
-    out: str,
-    settings: "PredictSettings",
-    force: bool,
-) -> Answer:
+def predict(inputs: tuple[str, ...], out: str, settings: "PredictSettings", force: bool) -> Answer:
     """Calls the contigs in INPUT (FASTA or FASTQ, plain or compressed; - is stdin) viral or not."""
-    from virnuc_cli.preflight import readable, require_models
+    from virnuc_cli.preflight import readable, require_models_and_head
 
-    require_models(settings)
+    require_models_and_head(settings)
     with readable(inputs):
         return _body("predict")(inputs, out, settings, force)
 
@@ -102,12 +99,7 @@ def predict(
 @command(
     cli,
     _INPUTS,
-    click.Option(
-        ["-o", "--out"],
-        required=True,
-        metavar="FILE.h5",
-        help="Embeddings file; its run folder is FILE.h5.run.",
-    ),
+    _out("FILE.h5", "Embeddings file; its run folder is FILE.h5.run."),
     click.Option(
         ["--model"],
         required=True,
@@ -117,23 +109,13 @@ def predict(
     settings="EmbedSettings",
     is_run=True,
 )
-def embed(
-    inputs: tuple[str, ...],
-    out: str,
-    model: str,
-    settings: "EmbedSettings",
-    force: bool,
-) -> Answer:
+def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSettings", force: bool) -> Answer:
     """Writes one mean vector for each sequence in INPUT."""
-    from flows.outputs import require_no_input
     from virnuc_cli.preflight import readable
     from virnuc_core.models.catalogue import require_known_model, split_family
 
     family, name = split_family(model)
     require_known_model(name, family)
-    require_no_input(Path(out), inputs)
-    if Path(out).is_dir():
-        raise UsageError(f"--out {out} is a folder: name a file, such as {Path(out) / 'vectors.h5'}.")
     with readable(inputs):
         return _body("embed")(inputs, out, model, settings, force)
 
@@ -141,12 +123,7 @@ def embed(
 @command(
     cli,
     *_LABELLED_FILES,
-    click.Option(
-        ["-o", "--out"],
-        required=True,
-        metavar="FILE.safetensors",
-        help="The head; its run folder is FILE.run.",
-    ),
+    _out("FILE.safetensors", "The head; its run folder is FILE.run."),
     settings="TrainSettings",
     is_run=True,
 )
@@ -155,13 +132,10 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
 
     A record is viral or not by the flag of its file, by its lineage (GenBank), or by a table (--labels).
     """
-    from flows.outputs import require_head_name
-    from virnuc_cli.preflight import require_inputs, require_known_models, require_writable
-    from virnuc_core.settings import train_config
+    from virnuc_cli.preflight import require_inputs, require_models, require_writable
 
-    require_head_name(Path(out))
     require_writable(Path(out))
-    require_known_models(train_config(settings))
+    require_models(settings.esm_model, settings.dnabert_model)
     require_inputs([*_paths(files), *filter(None, [settings.groups])])
     compute = _body("train")
     from virnuc_core.training.labels import LabelledFiles
@@ -172,9 +146,9 @@ def train(out: str, settings: "TrainSettings", force: bool, **files: Any) -> Ans
 @command(cli, *_LABELLED_FILES, _OUT_FOLDER, settings="PredictSettings", is_run=True)
 def evaluate(out: str, settings: "PredictSettings", force: bool, **files: Any) -> Answer:
     """Measures how good a head is on labelled sequences: by class, by length, and how reliable its scores are."""
-    from virnuc_cli.preflight import require_inputs, require_models
+    from virnuc_cli.preflight import require_inputs, require_models_and_head
 
-    require_models(settings)
+    require_models_and_head(settings)
     require_inputs(_paths(files))
     compute = _body("evaluate")
     from virnuc_core.training.labels import LabelledFiles
@@ -190,12 +164,7 @@ def _paths(files: Mapping[str, Any]) -> list[str]:
 @command(
     cli,
     _INPUTS,
-    click.Option(
-        ["-o", "--out"],
-        required=True,
-        metavar="FILE.tsv[.gz]",
-        help="Table of frame_id, nucleotide, protein.",
-    ),
+    _out("FILE.tsv[.gz]", "Table of frame_id, nucleotide, protein."),
     settings="FramesSettings",
 )
 def frames(inputs: tuple[str, ...], out: str, settings: "FramesSettings") -> Answer:
@@ -252,12 +221,7 @@ def _drop_empty_table(path: Path) -> None:
     cli,
     click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
     click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    click.Option(
-        ["-o", "--out"],
-        required=True,
-        metavar="DIR|FILE.tsv",
-        help="New run folder, or table of the frames' scores.",
-    ),
+    _out("DIR|FILE.tsv", "New run folder, or table of the frames' scores."),
 )
 def score(path: str, head: str, out: str) -> Answer:
     """Score the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
@@ -277,7 +241,7 @@ def score(path: str, head: str, out: str) -> Answer:
     return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
 
 
-@command(cli, _PATH)
+@command(cli, click.Argument(["path"]))
 def inspect(path: str) -> Answer:
     """Identify PATH (run folder, shard, embeddings, head, checkpoint, sequences) and verify that it is intact."""
     from virnuc_core.results.inspect import inspect_path  # imports torch

@@ -12,30 +12,22 @@ from virnuc_core.files import is_stream
 from virnuc_core.models.catalogue import require_head, require_known_model
 from virnuc_core.remote import is_url
 from virnuc_core.sequences.reader import STDIN, rereadable_stdin
-from virnuc_core.settings import PredictSettings, RunConfig, predict_config
+from virnuc_core.settings import PredictSettings, predict_config
 
 
-def require_models(settings: PredictSettings) -> None:
-    """Fails early on invalid models, before the slow start of Prefect and the reading of inputs.
-
-    Raises:
-        VirnucError: there is no such model, no such head, or no head for these models.
-    """
+def require_models_and_head(settings: PredictSettings) -> None:
+    """Raises VirnucError if there is no such model, no such head, or no head for these models."""
     config = predict_config(settings)
-    require_known_models(config)
+    require_models(config.esm_model, config.dnabert_model)
     require_head(config)
 
 
-def require_known_models(settings: RunConfig) -> None:
-    """Fails early on an unknown model.
-
-    Raises:
-        CheckpointError: there is no model of that name.
-    """
-    if settings.dnabert_model is not None:
-        require_known_model(settings.dnabert_model, "dnabert_s")
-    if settings.esm_model is not None:
-        require_known_model(settings.esm_model, "esm2")
+def require_models(esm_model: str | None, dnabert_model: str | None) -> None:
+    """Raises CheckpointError if there is no model of that name; None is none to check."""
+    if dnabert_model is not None:
+        require_known_model(dnabert_model, "dnabert_s")
+    if esm_model is not None:
+        require_known_model(esm_model, "esm2")
 
 
 @contextmanager

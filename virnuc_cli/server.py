@@ -118,17 +118,15 @@ def deploy(
     """Makes work pools, deployments, the nightly schedule and alarms on the Prefect server; may be run again."""
     from deployments.prefect_settings import prepare_prefect
     from flows.outputs import absolute_path
-    from virnuc_cli.preflight import require_models
-    from virnuc_core.models.catalogue import require_head
-    from virnuc_core.settings import PredictSettings, predict_config
+    from virnuc_cli.preflight import require_models_and_head
+    from virnuc_core.settings import PredictSettings
 
     chosen = settings.of_predict
     if chosen:  # fails now instead of at night
         asked = PredictSettings(**chosen)
         if "head" not in chosen:  # --fdr is for the deployed one, which only the server knows
             asked = asked.model_copy(update={"fdr": None})
-        require_models(asked)
-        require_head(predict_config(asked))
+        require_models_and_head(asked)
     for name in {"esm_model", "dnabert_model", "head"} & {*chosen}:
         chosen[name] = absolute_path(chosen[name])
     prepare_prefect()
