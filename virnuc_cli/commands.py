@@ -122,6 +122,30 @@ def embed(inputs: tuple[str, ...], out: str, model: str, settings: "EmbedSetting
 
 @command(
     cli,
+    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
+    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
+    _out("DIR|FILE.tsv", "New run folder, or table of the frames' scores."),
+)
+def score(path: str, head: str, out: str) -> Answer:
+    """Scores the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
+
+    With a run folder, all of its tables and its report are made in the new folder DIR.
+    """
+    from flows.outputs import require_no_input
+    from virnuc_cli.preflight import require_writable
+    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
+
+    if Path(path).is_dir():
+        report = score_run(Path(path), head, Path(out))
+        return Answer(report.document, report.summary)
+    require_no_input(Path(out), [path, head])
+    require_writable(Path(out))
+    rows = score_embeddings(Path(path), head, Path(out))
+    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
+
+
+@command(
+    cli,
     *_LABELLED_FILES,
     _out("FILE.safetensors", "The head; its run folder is FILE.run."),
     settings="TrainSettings",
@@ -217,33 +241,9 @@ def _drop_empty_table(path: Path) -> None:
             path.unlink()
 
 
-@command(
-    cli,
-    click.Argument(["path"], metavar="RUN|EMBEDDINGS"),
-    click.Option(["--head"], required=True, metavar="PATH", help="Classifier head for these embeddings."),
-    _out("DIR|FILE.tsv", "New run folder, or table of the frames' scores."),
-)
-def score(path: str, head: str, out: str) -> Answer:
-    """Score the stored embeddings of a finished predict run, or an embeddings file, with another classifier head.
-
-    With a run folder, all of its tables and its report are made in the new folder DIR.
-    """
-    from flows.outputs import require_no_input
-    from virnuc_cli.preflight import require_writable
-    from virnuc_core.results.rescore import score_embeddings, score_run  # imports torch
-
-    if Path(path).is_dir():
-        report = score_run(Path(path), head, Path(out))
-        return Answer(report.document, report.summary)
-    require_no_input(Path(out), [path, head])
-    require_writable(Path(out))
-    rows = score_embeddings(Path(path), head, Path(out))
-    return Answer({"out": out, "counts": {"frames": rows}}, f"{rows} frames scored in {out}")
-
-
 @command(cli, click.Argument(["path"]))
 def inspect(path: str) -> Answer:
-    """Identify PATH (run folder, shard, embeddings, head, checkpoint, sequences) and verify that it is intact."""
+    """Says what PATH is (run folder, shard, embeddings, head, checkpoint, sequences) and whether it is intact."""
     from virnuc_core.results.inspect import inspect_path  # imports torch
 
     found = inspect_path(Path(path))

@@ -40,10 +40,11 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands; click would truncate their descriptions."""
-        names = self.list_commands(ctx)
+        """Lists the commands as they are defined; click would sort them, and truncate their descriptions."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()]
+            )
 
 
 class Command(click.Command):
@@ -73,24 +74,17 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats a repeatable flag before each of its values."""
-        flags = {
-            flag
-            for param in self.params
-            if isinstance(param, click.Option) and param.multiple
-            for flag in param.opts
-        }
+        repeatable = [param for param in self.params if isinstance(param, click.Option) and param.multiple]
+        flags = {flag for option in repeatable for flag in option.opts}
         spread: list[str] = []
-        flag, is_first = "", False
+        flag = ""
         for place, argument in enumerate(args):
             if argument == "--":
-                spread += args[place:]
-                break
+                return super().parse_args(ctx, [*spread, *args[place:]])
             if argument.startswith("-") and argument != "-":
-                flag, is_first = (argument, True) if argument in flags else ("", False)
-            elif flag:
-                if not is_first:
-                    spread.append(flag)
-                is_first = False
+                flag = argument if argument in flags else ""
+            elif flag and spread[-1] != flag:
+                spread.append(flag)
             spread.append(argument)
         return super().parse_args(ctx, spread)
 
@@ -146,8 +140,10 @@ def default_in_words(field: "FieldInfo") -> str:
     """The default of a setting as help and docs show it; empty if it must be given."""
     from virnuc_core.settings import help_of
 
-    if field.is_required() or (words := help_of(field).default):
-        return "" if field.is_required() else words
+    if field.is_required():
+        return ""
+    if words := help_of(field).default:
+        return words
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
     return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
@@ -158,12 +154,10 @@ def _values(annotation: Any) -> list[str]:
     arms = get_args(annotation)
     if get_origin(annotation) is Literal:
         return [*arms]
+    if get_origin(annotation) is Annotated:
+        return _values(arms[0])
     if arms:
-        return [
-            value
-            for arm in arms[: 1 if get_origin(annotation) is Annotated else None]
-            for value in _values(arm)
-        ]
+        return [value for arm in arms for value in _values(arm)]
     return {int: ["N"], float: ["X"], str: ["TEXT"]}.get(annotation, [])
 
 

@@ -1,4 +1,4 @@
-"""Fast checks of models, inputs and outputs, before a command imports torch or starts Prefect."""
+"""Checks of models, inputs and outputs that would fail only after torch is imported, or after other inputs are read."""
 
 import itertools
 import os
@@ -32,28 +32,28 @@ def require_models(esm_model: str | None, dnabert_model: str | None) -> None:
 
 @contextmanager
 def readable(inputs: Sequence[str]) -> Iterator[None]:
-    """Makes the inputs re-readable: standard input is copied first.
-
-    Raises:
-        InputError: an input does not exist.
-        UsageError: standard input is named twice.
-    """
+    """Makes standard input re-readable; raises UsageError if it is named twice, and as `require_inputs`."""
     require_inputs(inputs)
-    if STDIN not in inputs:
-        yield
-        return
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) can be read only once: name it once.")
-    with rereadable_stdin():
+    if STDIN in inputs:
+        with rereadable_stdin():
+            yield
+    else:
         yield
+
+
+def require_inputs(names: Iterable[str]) -> None:
+    """Raises InputError if one is missing, or a folder."""
+    for name in itertools.filterfalse(is_url, names):
+        if os.path.isdir(name):
+            raise InputError(f"{name} is a folder. Name the files in it.")
+        if name != STDIN and not os.path.exists(name):
+            raise InputError(f"{name} does not exist. Check the path.")
 
 
 def require_writable(out: Path) -> None:
-    """Checks the folder of an output file; a device or pipe needs none.
-
-    Raises:
-        UsageError: it does not exist or is not writable.
-    """
+    """Raises UsageError if the folder of an output file does not exist or is not writable; a device needs none."""
     if is_stream(out):
         return
     folder = Path(os.path.realpath(out)).parent
@@ -65,16 +65,3 @@ def require_writable(out: Path) -> None:
         raise UsageError(
             f"--out {out} cannot be written: {error.strerror}. Choose another folder."
         ) from error
-
-
-def require_inputs(names: Iterable[str]) -> None:
-    """Checks all inputs before the first is read.
-
-    Raises:
-        InputError: one is missing, or a folder.
-    """
-    for name in itertools.filterfalse(is_url, names):
-        if os.path.isdir(name):
-            raise InputError(f"{name} is a folder. Name the files in it.")
-        if name != STDIN and not os.path.exists(name):
-            raise InputError(f"{name} does not exist. Check the path.")

@@ -338,12 +338,13 @@ def read_settings(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings
 
 def faults_in_words(error: ValidationError, name_of: Callable[[str], str]) -> str:
     """What is wrong with which settings, each named by `name_of` its field."""
-    faults: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
     for fault in error.errors():
         name = name_of(str(fault["loc"][0]))
-        given = "" if fault["type"] == "missing" else f" (given {fault['input']!r:.60})"
-        faults.setdefault(name, []).append(f"{fault['msg']}{given}")
-    listed = "; ".join(f"{name}: {', or: '.join(reasons)}" for name, reasons in faults.items())
+        reasons.setdefault(name, []).append(fault["msg"])
+        given[name] = "" if fault["type"] == "missing" else f" (given {fault['input']!r:.60})"
+    listed = "; ".join(f"{name}: {', or '.join(texts)}{given[name]}" for name, texts in reasons.items())
     return f"these settings cannot be used: {listed}. See docs/configuration.md for the values."
 
 

@@ -175,7 +175,7 @@ def test_alarms_keep_their_deadline_and_their_block(
         ("--head absent.pth", 4, "no classifier head absent.pth"),
         ("--preset virnucpro-500", 2, "no head is bundled for DNABERT-S and 3B"),
         ("--esm-model 4B", 4, "there is no model 4B"),
-        ("--chunk-length 2", 2, "chunk_length"),
+        ("--chunk-length 2", 2, "--chunk-length"),
         ("--cron 0_25_*_*_*", 2, "this schedule cannot be used: --cron"),
         ("--timezone Mars/Phobos", 2, "this schedule cannot be used: --timezone"),
     ],

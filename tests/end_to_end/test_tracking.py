@@ -182,7 +182,7 @@ def test_tracking_is_switched_off(
 ) -> None:
     set_env(VIRNUC_TRACKING="off", VIRNUC_HOME=tmp_path / "home", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert "MLflow" not in virnuc.done("predict", contigs, "--out", run, *models.flags).err
-    with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no'; set it to on or off"):
+    with pytest.raises(UsageError, match="VIRNUC_TRACKING is 'no': Input should be 'on' or 'off'"):
         set_env(VIRNUC_TRACKING="no")
 
 
