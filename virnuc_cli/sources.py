@@ -6,7 +6,6 @@ A preset stands before the defaults: `virnuc_core.settings.predict_config`.
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
@@ -69,7 +68,9 @@ class _File(TomlConfigSettingsSource):
             raise UsageError(f"{FILE} is not TOML in UTF-8: {error}. Correct that place.") from error
         known = {name for kind in COMMANDS for name in kind.model_fields}
         named = {key.replace("-", "_"): value for key, value in values.items()}
-        for name in named.keys() - known:
+        if len(named) < len(values):
+            raise UsageError(f"{FILE}: a setting is given twice, with _ and with -. Leave out one.")
+        for name in sorted(named.keys() - known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {_key(close[0])}?" if close else ". Keys are flags without dashes."
             raise UsageError(f"{FILE}: {_key(name)} is no setting{hint}")
@@ -94,7 +95,8 @@ def reading(kind: type[_Settings], flags: Mapping[str, Any]) -> Iterator[_Settin
     try:
         found = cast(ProcessSettings, sources(**flags))
     except ValidationError as error:
-        raise UsageError(faults_in_words(error, lambda name: _place(name, flags))) from error
+        in_file = _File(sources, FILE)()
+        raise UsageError(faults_in_words(error, lambda name: _place(name, flags, in_file))) from error
     settings = kind(**{name: getattr(found, name) for name in kind.model_fields})
     env()
     require_utf8(*(value for _, value in settings if isinstance(value, str)))
@@ -105,12 +107,11 @@ def reading(kind: type[_Settings], flags: Mapping[str, Any]) -> Iterator[_Settin
             yield settings
 
 
-def _place(name: str, flags: Mapping[str, Any]) -> str:
-    """Where the value of a setting was given."""
+def _place(name: str, flags: Mapping[str, Any], in_file: Mapping[str, Any]) -> str:
+    """Where the value of a setting was given; its flag if nowhere."""
     if name not in flags and value_of(variable := f"VIRNUC_{name.upper()}"):
         return f"environment variable {variable}"
-    is_in_file = name not in flags and Path(FILE).exists()
-    return f"{FILE}: {_key(name)}" if is_in_file else f"--{_key(name)}"
+    return f"{FILE}: {_key(name)}" if name in in_file and name not in flags else f"--{_key(name)}"
 
 
 def _key(name: str) -> str:

@@ -69,6 +69,7 @@ FILES = [
     (b"[predict]\nhead = 'a'", "virnuc.toml: predict is no setting"),
     (b"token-budget = 'many'", "virnuc.toml: token-budget: Input should be a valid integer"),
     (b"token_budget = 1.5", "virnuc.toml: token-budget: Input should be a valid integer"),
+    (b"token_budget = 1\ntoken-budget = 2", "virnuc.toml: a setting is given twice"),
     (b"devices = 0", "virnuc.toml: devices: Input should be a valid tuple"),
     (b"threads = 0", "virnuc.toml: threads: Input should be greater than 0"),
     (b"precision = 'fp12'", "virnuc.toml: precision: Input should be 'auto', 'fp32'"),
