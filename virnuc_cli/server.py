@@ -119,9 +119,9 @@ def deploy(
     from deployments.prefect_settings import prepare_prefect
     from flows.outputs import absolute_path
     from virnuc_cli.preflight import require_models_and_head
-    from virnuc_core.settings import PredictSettings
+    from virnuc_core.settings import BatchSettings, PredictSettings
 
-    chosen = settings.of_predict
+    chosen = settings.given_of(PredictSettings)
     if chosen:  # fails now instead of at night
         asked = PredictSettings(**chosen)
         if "head" not in chosen:  # --fdr is for the deployed one, which only the server knows
@@ -136,7 +136,7 @@ def deploy(
     if show:
         deployed = deployed_nightly()
         return Answer(deployed, "\n".join(f"{name:9} {value}" for name, value in deployed.items()))
-    nightly = NightlyChoice(**choice, settings=chosen, batch=settings.of_batch)
+    nightly = NightlyChoice(**choice, settings=chosen, batch=settings.given_of(BatchSettings))
     done = register(nightly, PoolChoice(type=pool_type, job_variables=job_variable))
     return Answer({"registered": [asdict(item) for item in done]}, "\n".join(item.line for item in done))
 

@@ -97,7 +97,8 @@ def reading(kind: type[_Settings], flags: Mapping[str, Any]) -> Iterator[_Settin
     except ValidationError as error:
         in_file = _File(sources, FILE)()
         raise UsageError(faults_in_words(error, lambda name: _place(name, flags, in_file))) from error
-    settings = kind(**{name: getattr(found, name) for name in kind.model_fields})
+    given = found.model_fields_set & kind.model_fields.keys()
+    settings = kind(**{name: getattr(found, name) for name in given})
     env()
     require_utf8(*(value for _, value in settings if isinstance(value, str)))
     if found.threads is None:

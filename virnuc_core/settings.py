@@ -4,8 +4,8 @@ Command line, variables, virnuc.toml, flows, Python API, MLflow and docs are mad
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, Optional, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     ValidationError,
-    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -80,9 +79,15 @@ _ESM_MODEL: Final = "ESM-2: tiny, 8M, 35M, 150M, 650M, 3B, 15B, a hub name or a 
 
 
 class Settings(BaseModel):
-    """Base class: frozen, and rejects unknown names."""
+    """Base class: frozen, and rejects unknown names.
+
+    Attributes:
+        left_out: what a setting is that is not given, in words, unless it is its default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    left_out: ClassVar[str] = ""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -247,12 +252,9 @@ class FramesSettings(Settings):
     chunk_length: Annotated[ChunkLength, Help(common=True)] = Field(description="Chunk length in bp")
 
 
-class LaneSettings(Settings):
-    """Where lanes run, how much work each gets, and for which project."""
+class PoolSettings(Settings):
+    """How much work a lane in a pool gets, and for which project."""
 
-    mode: LaneMode = Field(
-        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
-    )
     lane_minutes: PositiveTime = Field(
         default=10.0, description="Estimated work of a lane in a pool, in minutes"
     )
@@ -262,7 +264,15 @@ class LaneSettings(Settings):
     )
 
 
-class BatchSettings(LaneSettings):
+class LaneSettings(PoolSettings):
+    """Where lanes run, and what they are in a pool."""
+
+    mode: LaneMode = Field(
+        default="local", description="pool: lanes wait for the workers of a Prefect work pool, on any host"
+    )
+
+
+class BatchSettings(PoolSettings):
     """How a nightly batch works through its files."""
 
     files_at_once: Count = Field(
@@ -273,40 +283,19 @@ class BatchSettings(LaneSettings):
     )
 
 
+class NightlySettings(PredictSettings, BatchSettings):
+    """Settings of the nightly batch, for `deploy`; what is not given stays as deployed."""
+
+    left_out: ClassVar[str] = "as deployed"
+
+    def given_of(self, kind: type[Settings]) -> dict[str, Any]:
+        """Those given that are also settings of `kind`."""
+        return {name: getattr(self, name) for name in self.model_fields_set & kind.model_fields.keys()}
+
+
 def help_of(field: FieldInfo) -> Help:
     """How a setting is shown."""
     return next((each for each in field.metadata if isinstance(each, Help)), Help())
-
-
-def _as_deployed(field: FieldInfo) -> Any:
-    """The field with the default None, which keeps what is deployed."""
-    kept = replace(help_of(field), default="as deployed")
-    optional: Any = Optional[field.rebuild_annotation()]  # noqa: UP045 (a value, not an annotation)
-    return Annotated[optional, kept], Field(default=None, description=field.description)
-
-
-class NightlySettings(
-    create_model(  # type: ignore[misc]
-        "OptionalSettings",
-        __base__=Settings,
-        **{
-            name: _as_deployed(field)
-            for name, field in {**PredictSettings.model_fields, **BatchSettings.model_fields}.items()
-            if name != "mode"  # a deployed batch works in the pool
-        },
-    )
-):
-    """Settings of the nightly batch, for `deploy`; None keeps what is deployed."""
-
-    @property
-    def of_predict(self) -> dict[str, Any]:
-        """Those given of the batch's runs."""
-        return {name: value for name, value in self.given.items() if name in PredictSettings.model_fields}
-
-    @property
-    def of_batch(self) -> dict[str, Any]:
-        """Those given of the batch itself."""
-        return {name: value for name, value in self.given.items() if name in BatchSettings.model_fields}
 
 
 # Defaults of flows, which their signatures show.

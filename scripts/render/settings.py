@@ -24,7 +24,7 @@ def settings_table(_: Results) -> str:
                 values = "" if option.is_flag else f" {option.metavar}"
                 cells = (
                     f"`{'/'.join([*option.opts, *option.secondary_opts])}{values}`",
-                    default_in_words(field) or "must be given",
+                    kind.left_out or default_in_words(field) or "must be given",
                     field.description,
                 )
                 rows.setdefault(tuple(cell.replace("|", "\\|") for cell in cells), []).append(f"`{name}`")
