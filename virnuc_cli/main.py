@@ -31,17 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main", "run_and_exit"]
 
-UNEXPECTED: Final = 1
-INTERRUPTED: Final = 130
 PACKAGES: Final = ("virnuc_cli", "deployments", "flows", "tasks", "virnuc_core")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `argv` excludes the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # no child takes a module from the working folder, which may hold data of others
-    )
+    # No child takes a module from the working folder, which may hold data of others.
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         require_one_folder()
         result = cli.main(args=arguments, prog_name="virnuc", standalone_mode=False)
@@ -54,20 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         translated = storage_error(error)
         return _report(str(translated), translated.exit_code, arguments)
     except (KeyboardInterrupt, click.Abort):
-        return _report(
-            "interrupted; finished shards are kept, and the same command continues", INTERRUPTED, arguments
-        )
+        message = "interrupted; finished shards are kept, and the same command continues"
+        return _report(message, 130, arguments)
     except Exception as error:  # noqa: BLE001 - the outermost handler: one line and an exit code
-        message = (
-            f"unexpected {type(error).__name__}: {error}. Run it with --debug and report what that shows."
-        )
-        return _report(message, UNEXPECTED, arguments)
+        found = f"unexpected {type(error).__name__}: {error}"
+        return _report(f"{found}. Run it with --debug and report what that shows.", 1, arguments)
 
 
 def run_and_exit() -> NoReturn:
     """`main` as a process, which ends without freeing every object: with torch that takes most of a second."""
-    # Of the processes that it starts: no module comes from the working folder.
-    os.environ["PYTHONSAFEPATH"] = "1"
     sys.stdout, sys.stderr = _outliving_readers(sys.stdout), _outliving_readers(sys.stderr)
     exit_code = main()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
