@@ -28,12 +28,12 @@ _Names = Annotated[tuple[str, ...], BeforeValidator(lambda text: tuple(filter(No
 
 
 class EnvConfig(BaseModel):
-    """The parsed environment; None means not set.
+    """The parsed environment: `staging` is VIRNUC_STAGING; None means not set.
 
     The switches are read where a run is requested and recorded with it; the environment of the workers is ignored.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, alias_generator=lambda name: f"VIRNUC_{name.upper()}")
 
     home_given: _Folder | None = Field(
         None,
@@ -42,31 +42,19 @@ class EnvConfig(BaseModel):
     )
     staging: _Folder | None = Field(
         None,
-        alias="VIRNUC_STAGING",
         description="folder of copies of remote inputs, and of runs whose results go to a URL; in mode pool all hosts must "
         "see it; by default `staging` in `VIRNUC_HOME`",
     )
-    disable_fp16: _Switch = Field(
-        False,
-        alias="VIRNUC_DISABLE_FP16",
-        description="`1`: every model runs in fp32, whatever was asked for",
-    )
+    disable_fp16: _Switch = Field(False, description="`1`: every model runs in fp32, whatever was asked for")
     disable_packing: _Switch = Field(
-        False,
-        alias="VIRNUC_DISABLE_PACKING",
-        description="`1`: fp32, and one sequence at a time, whatever was asked for",
+        False, description="`1`: fp32, and one sequence at a time, whatever was asked for"
     )
-    disable_compile: _Switch = Field(
-        False, alias="VIRNUC_DISABLE_COMPILE", description="`1`: no layer is compiled, whatever was asked for"
-    )
+    disable_compile: _Switch = Field(False, description="`1`: no layer is compiled, whatever was asked for")
     v1_attention: _Switch = Field(
-        False,
-        alias="VIRNUC_V1_ATTENTION",
-        description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference`",
+        False, description="`1`: plain fp32 attention, one sequence at a time, as `--attention reference`"
     )
     threads: Annotated[int | None, Field(gt=0)] = Field(
         None,
-        alias="VIRNUC_THREADS",
         validation_alias=AliasChoices("VIRNUC_THREADS", "OMP_NUM_THREADS"),
         description="CPU threads for all lanes together, as `--threads`; by default `OMP_NUM_THREADS`, else the "
         "cores this process may use",
@@ -76,7 +64,6 @@ class EnvConfig(BaseModel):
     )
     lane_timeout: Annotated[FiniteFloat | None, Field(gt=0)] = Field(
         None,
-        alias="VIRNUC_LANE_TIMEOUT",
         description="seconds without a finished shard after which the process of a lane is taken to hang, and is ended; by "
         "default 20 times a shard's estimated work, at least 1800",
     )
@@ -85,22 +72,17 @@ class EnvConfig(BaseModel):
         alias="MLFLOW_TRACKING_URI",
         description="where runs are logged; by default SQLite in `VIRNUC_HOME`",
     )
-    tracking: Literal["on", "off"] = Field(
-        "on", alias="VIRNUC_TRACKING", description="`off`: runs are not logged in MLflow"
-    )
+    tracking: Literal["on", "off"] = Field("on", description="`off`: runs are not logged in MLflow")
     prefect_home: str | None = Field(
         None,
         alias="PREFECT_HOME",
         description="where Prefect keeps its settings and database; by default `prefect/` in `VIRNUC_HOME`",
     )
     outcome: Path | None = Field(
-        None,
-        alias="VIRNUC_OUTCOME",
-        description="file for the outcome of a job in the pool, set by `virnuc server worker`",
+        None, description="file for the outcome of a job in the pool, set by `virnuc server worker`"
     )
     notify_url: SecretStr | None = Field(
         None,
-        alias="VIRNUC_NOTIFY_URL",
         description="address for the alarms of `virnuc server deploy --notify`, which keeps it in a block of the Prefect "
         "server; by default a block that is there is used",
     )

@@ -115,8 +115,7 @@ class EngineSettings(Settings):
         default=None, description="Layer of the ESM-2 representation, 0 to the number of layers"
     )
     precision: Annotated[
-        Precision,
-        Help(default="auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches"),
+        Precision, Help(default="auto: fp16 on a GPU; on the CPU fp32, or bf16 for longest stretches")
     ] = Field(default="auto", description="Arithmetic of the models")
     devices: Annotated[Devices, Help(metavar="auto|cpu|0,1,...", common=True)] = Field(
         default=("auto",), description="Where to compute"
