@@ -266,7 +266,7 @@ def doctor(quick: bool, compare: str | None, output: "OutputMode") -> Answer:
 
         with terminal(output):
             compared = compare_model(compare)
-        return Answer(compared.document, compared.summary, 0 if compared.is_same else DeviceError.exit_code)
+        return Answer(asdict(compared), compared.summary, 0 if compared.is_same else DeviceError.exit_code)
     from virnuc_core.doctor.checks import all_findings  # imports torch
 
     findings = []
