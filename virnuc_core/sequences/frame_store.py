@@ -17,17 +17,17 @@ protein.bin or dna.bin only.
 
 import hashlib
 import json
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from gzip import GzipFile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn
-from virnuc_core.errors import DamagedFileError, UsageError
+from virnuc_core.errors import DamagedFileError
 from virnuc_core.files import atomic_path, file_digest, from_json, parse_object, write_text
 from virnuc_core.sequences.frames import FRAME_NAMES
 from virnuc_core.specs import Alphabet, ChunkRule, FrameRule, InputFile, chunk_steps
@@ -279,26 +279,21 @@ class FrameStore:
 
 
 def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
-    """Writes the table `frame_id nucleotide protein`, gzip-compressed for `.gz`.
-
-    Raises:
-        UsageError: the store holds whole sequences.
-    """
+    """Writes the table `frame_id nucleotide protein`, gzip-compressed for `.gz`, of a store that holds frames."""
     path = Path(path)
-    if store.dna is None or store.protein is None:
-        raise UsageError(f"{store.folder} holds whole sequences, not frames. Give a chunk length.")
-    with atomic_path(path) as temporary, open(temporary, "wb") as raw, ExitStack() as closing:
-        stream: BinaryIO | GzipFile = raw
-        if path.suffix == ".gz":
-            # Without name and time, equal tables are byte-identical.
-            stream = closing.enter_context(GzipFile("", "wb", 6, raw, mtime=0))
-        stream.write(b"frame_id\tnucleotide\tprotein\n")
-        for begin in range(0, store.num_frames, _TABLE_ROWS):
-            end = min(begin + _TABLE_ROWS, store.num_frames)
-            rows = zip(
-                store.frame_ids(begin, end),
-                store.dna.rows(begin, end).to_strings(),
-                store.protein.rows(begin, end).to_strings(),
-                strict=True,
-            )
-            stream.write("".join(f"{name}\t{dna}\t{protein}\n" for name, dna, protein in rows).encode())
+    assert store.dna is not None
+    assert store.protein is not None
+    with atomic_path(path) as temporary, open(temporary, "wb") as raw:
+        # Without name and time, equal tables are byte-identical.
+        is_gzip = path.suffix == ".gz"
+        with GzipFile("", "wb", 6, raw, mtime=0) if is_gzip else nullcontext(raw) as stream:
+            stream.write(b"frame_id\tnucleotide\tprotein\n")
+            for begin in range(0, store.num_frames, _TABLE_ROWS):
+                end = min(begin + _TABLE_ROWS, store.num_frames)
+                rows = zip(
+                    store.frame_ids(begin, end),
+                    store.dna.rows(begin, end).to_strings(),
+                    store.protein.rows(begin, end).to_strings(),
+                    strict=True,
+                )
+                stream.write("".join(f"{name}\t{dna}\t{protein}\n" for name, dna, protein in rows).encode())

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-from virnuc_core.errors import UsageError
 from virnuc_core.specs import ChunkRule, chunk_steps
 
 Int64 = npt.NDArray[np.int64]
@@ -46,9 +45,6 @@ class ChunkTable:
     start: Int64
     end: Int64
 
-    def __len__(self) -> int:
-        return len(self.record)
-
 
 def chunk_table(lengths: Int64, chunk_length: ChunkRule) -> ChunkTable:
     """Cuts records, int64 (R,) lengths in bases of at least 1, into overlapping chunks of K bp.
@@ -57,14 +53,9 @@ def chunk_table(lengths: Int64, chunk_length: ChunkRule) -> ChunkTable:
     n = ceil(L / K) chunks that cover all of it; the surplus n * K - L is distributed as overlaps between neighbours. The
     last chunk is often shorter.
 
-    Raises:
-        UsageError: `chunk_length` is below 1.
-
     Source: VirNucPro, `split_fasta_chunk`: overlaps are base + 1 for the first `longer` chunks and base for the others,
     so that chunk i is shifted back by i * base + min(i, longer).
     """
-    if isinstance(chunk_length, int) and chunk_length < 1:
-        raise UsageError(f"The chunk length is {chunk_length} bp; it must be at least 1.")
     steps = chunk_steps(chunk_length)
     step_of_record = np.searchsorted([below for _, below in steps if below is not None], lengths, "right")
     size = np.array([size for size, _ in steps], np.int64)[step_of_record]
@@ -97,9 +88,6 @@ class FrameTable:
     start: Int64
     protein: ByteColumn
     dna: ByteColumn
-
-    def __len__(self) -> int:
-        return len(self.chunk)
 
 
 def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:

@@ -95,8 +95,6 @@ def test_whole_sequences_are_stored_once(tmp_path: Path, alphabet: Alphabet) -> 
     assert store.frame_ids(0, 2) == ["a", "b"]
     assert (store.num_records, store.num_chunks, store.num_frames) == (2, 2, 2)
     assert store.chunk_end.tolist() == [4, 3]
-    with pytest.raises(UsageError, match="whole sequences"):
-        write_frames_tsv(store, tmp_path / "frames.tsv")
 
 
 @pytest.mark.parametrize("content", [None, *META_OF_OTHER_FORM])
@@ -238,14 +236,6 @@ def test_a_store_says_how_records_were_cut(tmp_path: Path) -> None:
     meta.write_text(meta.read_text().replace(CHUNKS_BY_RECORD, "auto:500<2000"))
     with pytest.raises(DamagedFileError, match="not a whole frame store"):
         FrameStore.open(store.folder)
-
-
-@pytest.mark.parametrize(("chunk_length", "alphabet"), [(0, "dna"), (-5, "dna"), (500, "protein")])
-def test_a_chunk_length_that_makes_no_sense_is_refused(
-    tmp_path: Path, chunk_length: int, alphabet: Alphabet
-) -> None:
-    with pytest.raises(UsageError, match="chunk length"):
-        build(tmp_path, ">a\nACGT\n", chunk_length, alphabet)
 
 
 def test_records_over_several_batches_give_the_frames_of_each_alone(tmp_path: Path) -> None:
