@@ -8,12 +8,12 @@ import lzma
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, cast
 
 from backports import zstd
 from dnaio.exceptions import FileFormatError
@@ -33,9 +33,6 @@ _stdin_copy: Path | None = None
 MAX_FOREIGN_SHARE = 0.1
 
 _BUFFER_BYTES: Final = 1 << 17
-# A record may take this share of the memory, at most so many bytes a letter: its text, letters, their copies and frames.
-_SHARE_OF_MEMORY: Final = 0.5
-_BYTES_PER_LETTER: Final = 8
 _BOM = b"\xef\xbb\xbf"
 _COMMENT: Final = re.compile(rb"^[ \t]*#[^>\n]*$", re.MULTILINE)
 _BLANKS = b" \t\r\n\v\f"
@@ -52,9 +49,8 @@ _MAGICS: Final = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
 }
-# Enough bytes to identify a member; a bgzip member is a gzip member with this mark.
-_HEADER_BYTES: Final = 16
-_BGZIP_MARK: Final = (slice(12, 16), b"BC\x02\x00")
+_DAMAGE: Final = (lzma.LZMAError, zstd.ZstdError, cast(type[Exception], igzip_lib.IsalError))
+_HEADER_BYTES: Final = 16  # enough to identify a member
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +149,8 @@ def reading_text(path: str) -> Iterator[io.BufferedReader]:
         if compression is None:
             yield raw
         else:
-            with io.BufferedReader(_Members(raw, compression), _BUFFER_BYTES) as text:
+            blocks = _decompressed(raw, compression, path)
+            with io.BufferedReader(_Stream(blocks), _BUFFER_BYTES) as text:
                 yield cast(io.BufferedReader, text)
 
 
@@ -251,7 +248,8 @@ class _LineGuard(io.RawIOBase):
 
 
 def _most_letters() -> int:
-    return int(_SHARE_OF_MEMORY * memory_limit() / _BYTES_PER_LETTER)
+    """Those that take half of the memory, at 8 bytes each: a record's text, letters, their copies and frames."""
+    return memory_limit() // 2 // 8
 
 
 def _too_large(path: str, length: int) -> InputError:
@@ -278,7 +276,7 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         raise InputError(
             f"{path} is truncated: its compressed data end early. Copy or download it again."
         ) from error
-    except _DamagedDataError as error:
+    except _DAMAGE as error:
         raise InputError(f"{path} is damaged: {error}. Copy or download it again.") from error
     except UnicodeDecodeError as error:
         raise InputError(
@@ -298,100 +296,70 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
         raise kind(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
 
 
-class _DamagedDataError(Exception):
-    """Compressed data that contradict their checksum or format."""
+class _Stream(io.RawIOBase):
+    """Blocks of bytes as a file."""
 
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = b""
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
+    def readable(self) -> bool:
+        return True
 
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-def _new_zstd() -> _Decompressor:
-    # The window of `zstd --long=31`.
-    largest_window = zstd.DecompressionParameter.window_log_max.bounds()[1]
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: largest_window}
-    return cast(_Decompressor, zstd.ZstdDecompressor(options=options))
-
-
-_DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
-    "gzip": lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP),
-    "zstd": _new_zstd,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    "bzip2": bz2.BZ2Decompressor,
-}
-_DAMAGE: Final = (OSError, lzma.LZMAError, zstd.ZstdError, cast(type[Exception], igzip_lib.IsalError))
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        block = self._rest or next(self._blocks, b"")
+        size = min(len(block), len(buffer))
+        buffer[:size] = block[:size]
+        self._rest = block[size:]
+        return size
 
 
 def _compression_of(start: bytes) -> str | None:
     return next((name for magic, name in _MAGICS.items() if start.startswith(magic)), None)
 
 
-class _Members(io.RawIOBase):
+def _decompressor(compression: str) -> Any:
+    if compression == "gzip":
+        return igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
+    if compression == "zstd":
+        # The window of `zstd --long=31`.
+        largest_window = zstd.DecompressionParameter.window_log_max.bounds()[1]
+        return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: largest_window})
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ) if compression == "xz" else bz2.BZ2Decompressor()
+
+
+def _decompressed(raw: io.BufferedReader, compression: str, path: str) -> Iterator[bytes]:
     """All members of a compressed file, with zero padding allowed between and after them, as in gzip, xz and tape archives.
 
-    Reading raises EOFError for truncated data, and _DamagedDataError for corrupt data or trailing garbage.
+    Raises EOFError for truncated data, InputError for trailing garbage, and what the decompressor does for corrupt data.
     """
-
-    def __init__(self, raw: io.BufferedReader, compression: str) -> None:
-        self._raw = raw
-        self._compression = compression
-        self._ahead = b""
-        self._member: _Decompressor | None = None
-        self._is_bgzip = self._lacks_end = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fills the start of the buffer and returns the number of bytes; 0 at the end."""
-        while self._member is not None or self._begin_member():
-            assert self._member is not None
-            content = self._decompress(self._member, len(buffer))
-            if content:
-                # A bgzip file truncated between blocks is valid gzip, but lacks its empty last block.
-                self._lacks_end = self._is_bgzip
-            if self._member.eof:
-                self._ahead = self._member.unused_data
-                self._member = None
-            if content:
-                buffer[: len(content)] = content
-                return len(content)
-        return 0
-
-    def _decompress(self, member: _Decompressor, max_length: int) -> bytes:
-        data = b""
-        if member.needs_input:
-            data, self._ahead = self._ahead or self._raw.read1(_BUFFER_BYTES), b""
-            if not data:
-                raise EOFError
-        try:
-            return member.decompress(data, max_length)
-        except _DAMAGE as error:
-            raise _DamagedDataError(str(error)) from error
-
-    def _begin_member(self) -> bool:
-        """Starts the next member; False if there is none."""
-        self._ahead = self._ahead.lstrip(b"\0")
-        while len(self._ahead) < _HEADER_BYTES and (more := self._raw.read1(_BUFFER_BYTES)):
-            self._ahead = (self._ahead + more).lstrip(b"\0")
-        where, mark = _BGZIP_MARK
-        self._is_bgzip = self._compression == "gzip" and self._ahead[where] == mark
-        is_cut = bool(self._ahead) and any(magic.startswith(self._ahead) for magic in _MAGICS)
-        if is_cut or (self._lacks_end and not self._is_bgzip):
+    ahead = b""
+    lacks_end = False
+    while True:
+        ahead = ahead.lstrip(b"\0")
+        while len(ahead) < _HEADER_BYTES and (more := raw.read1(_BUFFER_BYTES)):
+            ahead = (ahead + more).lstrip(b"\0")
+        # A bgzip member is a gzip member with this mark.
+        is_bgzip = compression == "gzip" and ahead[12:16] == b"BC\x02\x00"
+        is_cut = bool(ahead) and any(magic.startswith(ahead) for magic in _MAGICS)
+        if is_cut or (lacks_end and not is_bgzip):
             raise EOFError
-        if not self._ahead:
-            return False
-        if _compression_of(self._ahead) != self._compression:
-            raise _DamagedDataError(f"its {self._compression} data are followed by something else")
-        self._member = _DECOMPRESSORS[self._compression]()
-        self._lacks_end = False
-        return True
+        if not ahead:
+            return
+        if _compression_of(ahead) != compression:
+            raise InputError(
+                f"{path} is damaged: its {compression} data are followed by something else. Copy or download it again."
+            )
+        member = _decompressor(compression)
+        lacks_end = False
+        while not member.eof:
+            data = b""
+            if member.needs_input:
+                data, ahead = ahead or raw.read1(_BUFFER_BYTES), b""
+                if not data:
+                    raise EOFError
+            if content := member.decompress(data, _BUFFER_BYTES):
+                # A bgzip file truncated between blocks is valid gzip, but lacks its empty last block.
+                lacks_end = is_bgzip
+                yield content
+        ahead = member.unused_data
