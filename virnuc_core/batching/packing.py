@@ -8,16 +8,11 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from virnuc_core.columns import ByteColumn, concatenated_ranges
-
-_MIN_EFFICIENCY: Final = 0.85
-# With fewer batches, the partly filled last one dominates the efficiency.
-_MIN_BATCHES: Final = 10
 
 _log = logging.getLogger(__name__)
 
@@ -38,34 +33,18 @@ def distinct_rows(column: ByteColumn) -> tuple[npt.NDArray[np.int64], npt.NDArra
 class Packing:
     """The batches of one column of token sequences; batch b is rows[bounds[b]:bounds[b + 1]].
 
-    `rows` (n,) is a permutation, longest first within a batch, ties in row order. `batch_tokens` are the tokens of each
-    batch, at most `token_budget` in one of more than one sequence.
+    `rows` (n,) is a permutation, longest first within a batch, ties in row order. `capacity` is the number of slots for
+    tokens in all batches; a sequence over the budget counts as a full batch.
     """
 
     rows: npt.NDArray[np.int64]
     bounds: npt.NDArray[np.int64]
-    batch_tokens: npt.NDArray[np.int64]
-    token_budget: int
+    capacity: int
 
     @property
     def batches(self) -> list[npt.NDArray[np.int64]]:
         """The rows of each batch."""
         return [self.rows[begin:end] for begin, end in pairwise(self.bounds.tolist())]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all batches."""
-        return int(self.batch_tokens.sum())
-
-    @property
-    def capacity(self) -> int:
-        """Slots available in the batches; a sequence over the budget counts as a full batch."""
-        return int(np.maximum(self.batch_tokens, self.token_budget).sum())
-
-    @property
-    def efficiency(self) -> float:
-        """`num_tokens / capacity`, in (0, 1]; 1.0 without sequences."""
-        return self.num_tokens / self.capacity if len(self.rows) else 1.0
 
 
 def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
@@ -81,7 +60,8 @@ def pack(num_tokens: npt.NDArray[np.int64], token_budget: int) -> Packing:
     order, rows_until = concatenated_ranges(run_start, run_length)
     rows, bounds = by_length[order], rows_until[np.array(runs_until, np.int64)]
     tokens_until = np.concatenate(([0], np.cumsum(num_tokens[rows])))
-    return Packing(rows, bounds, np.diff(tokens_until[bounds]), token_budget)
+    capacity = int(np.maximum(np.diff(tokens_until[bounds]), token_budget).sum())
+    return Packing(rows, bounds, capacity)
 
 
 def _fill_bins(
@@ -111,13 +91,12 @@ def _fill_bins(
 
 
 def warn_if_inefficient(model_name: str, efficiency: float, num_batches: int) -> None:
-    """Warns of low packing efficiency, unless there are only a few batches."""
-    if num_batches >= _MIN_BATCHES and efficiency < _MIN_EFFICIENCY:
+    """Warns of low packing efficiency, unless there are only a few batches, of which the last one is partly filled."""
+    if num_batches >= 10 and efficiency < 0.85:
         _log.warning(
-            "%s: packing efficiency is %.0f %% over %d batches, below %.0f %%. Raise the token budget when "
+            "%s: packing efficiency is %.0f %% over %d batches, below 85 %%. Raise the token budget when "
             "sequences are nearly as long as it, lower it when the sequences of a shard fill few batches.",
             model_name,
             100 * efficiency,
             num_batches,
-            100 * _MIN_EFFICIENCY,
         )

@@ -17,7 +17,6 @@ from virnuc_core.files import parse_object
 # Encodings take about 0.5 kB per token, so they are made and freed block by block. Converting a block to Python
 # objects holds the GIL: 1 ms at this size.
 _BLOCK_BASES: Final = 1 << 18
-_PRE_TOKENIZERS: Final = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
 _MAX_VOCAB_SIZE: Final = 1 << 20
 
 
@@ -156,7 +155,8 @@ def _require_plain_bpe(document: Mapping[str, Any]) -> None:
     ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
     if model.get("type", "BPE") != "BPE" or model.get("dropout") or model["unk_token"] not in model["vocab"]:
         raise ValueError("its model is not a deterministic byte-pair encoding with an unknown token")
-    if document.get("normalizer") or (pre_tokenizer and pre_tokenizer["type"] not in _PRE_TOKENIZERS):
+    plain = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
+    if document.get("normalizer") or (pre_tokenizer and pre_tokenizer["type"] not in plain):
         raise ValueError("it changes letters, or splits them by patterns")
     if "" in ids or not all(type(number) is int and 0 <= number < _MAX_VOCAB_SIZE for number in ids.values()):
         raise ValueError(f"its ids are not integers from 0 to {_MAX_VOCAB_SIZE - 1}, each of a token")

@@ -171,7 +171,7 @@ class Collator:
         distinct = sequences if len(rows) == len(sequences) else sequences.take(rows)
         tokens = tokenizer.encode(distinct)
         packing = pack(tokens.num_tokens, planned.token_budget)
-        input_ids = self.streams.empty_pinned(packing.num_tokens, torch.int32)
+        input_ids = self.streams.empty_pinned(len(tokens.input_ids), torch.int32)
         batches: list[HostBatch] = []
         token, offset = 0, 0
         for members in packing.batches:
@@ -194,7 +194,7 @@ class Collator:
                 name=planned.name,
                 family=planned.family,
                 sequences=len(rows),
-                tokens=packing.num_tokens,
+                tokens=len(tokens.input_ids),
                 batches=len(batches),
                 capacity=packing.capacity,
             ),
