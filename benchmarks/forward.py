@@ -175,12 +175,12 @@ def make_batches(
 ) -> tuple[Batches, tuple[int, int, int, float]]:
     """Draws sequences, tokenizes and packs them as a run does, and uploads the batches; their work as for `speed_of`."""
     tokens, letters = _draw(planned, lengths)
-    packing = pack(tokens.num_tokens, planned.token_budget)
-    kept = packing.batch_tokens >= MIN_FILL * planned.token_budget
-    row_sets = [rows for rows, keep in zip(packing.batches, kept, strict=True) if keep]
+    least_tokens = MIN_FILL * planned.token_budget
+    batches_of_all = pack(tokens.num_tokens, planned.token_budget).batches
+    row_sets = [rows for rows in batches_of_all if tokens.num_tokens[rows].sum() >= least_tokens]
     rows, packed = np.concatenate(row_sets), [tokens.take(rows) for rows in row_sets]
-    capacity = np.maximum(packing.batch_tokens[kept], planned.token_budget).sum()
-    num_tokens = int(packing.batch_tokens[kept].sum())
+    sizes = [len(batch.input_ids) for batch in packed]
+    capacity, num_tokens = sum(max(size, planned.token_budget) for size in sizes), sum(sizes)
     batches = [
         (
             torch.from_numpy(batch.input_ids).to(device),
@@ -188,7 +188,7 @@ def make_batches(
         )
         for batch in packed
     ]
-    return batches, (num_tokens, len(rows), int(letters[rows].sum()), num_tokens / float(capacity))
+    return batches, (num_tokens, len(rows), int(letters[rows].sum()), num_tokens / capacity)
 
 
 def _draw(planned: PlannedModel, lengths: str) -> tuple[TokenColumn, Int64]:
