@@ -1,7 +1,6 @@
 """`virnuc models`: lists and manages models."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -13,7 +12,7 @@ from virnuc_cli.options import Answer, CommandGroup, command
 if TYPE_CHECKING:
     from virnuc_cli.terminal import OutputMode
     from virnuc_core.models.catalogue import CatalogueEntry
-    from virnuc_core.models.hub import Pulled
+    from virnuc_core.models.checkpoint import Checkpoint
 
 _FLAGS = {"esm2": "--esm-model", "dnabert_s": "--dnabert-model"}
 _PUBLISHED_BYTES = 4  # per parameter: published checkpoints are fp32
@@ -95,12 +94,18 @@ def pull(names: tuple[str, ...], to: str | None, output: "OutputMode") -> Answer
     done = [pull_one(name, Path(to).expanduser() if to else None) for name in names]
     document = {
         "pulled": [
-            asdict(pulled)
-            | {"location": str(pulled.location), "copy": str(pulled.copy) if pulled.copy else None}
-            for pulled in done
+            {
+                "name": model.name,
+                "family": model.family,
+                "location": str(model.location),
+                "revision": model.revision,
+                "fingerprint": model.fingerprint,
+                "copy": copy and str(copy),
+            }
+            for model, copy in done
         ]
     }
-    return Answer(document, "\n".join(map(_pulled_text, done)))
+    return Answer(document, "\n".join(_pulled_text(model, copy) for model, copy in done))
 
 
 def _catalogue_text(models: list[dict[str, Any]], heads: list[dict[str, Any]]) -> str:
@@ -137,13 +142,13 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.3f}" if size < 1e8 else f"{size / 1e9:,.1f}"
 
 
-def _pulled_text(pulled: "Pulled") -> str:
-    lines = [f"{pulled.name}: fingerprint {pulled.fingerprint}", f"  in {pulled.location}"]
-    if pulled.copy is not None:
+def _pulled_text(model: "Checkpoint", copy: Path | None) -> str:
+    lines = [f"{model.name}: fingerprint {model.fingerprint}", f"  in {model.location}"]
+    if copy is not None:
         lines.append(
-            f"  copy in {pulled.copy}: carry that folder to the other machine, and give "
-            f"{_FLAGS[pulled.family]} {pulled.copy} as it is called there"
+            f"  copy in {copy}: carry that folder to the other machine, and give {_FLAGS[model.family]} {copy} as it is "
+            "called there"
         )
-    elif pulled.revision is not None:
+    elif model.revision is not None:
         lines.append("  for a machine without a network: the same command with --to DIR, and carry DIR there")
     return "\n".join(lines)

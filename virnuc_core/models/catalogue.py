@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, get_args
 
@@ -39,7 +39,7 @@ class HubCommit:
     revision: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CatalogueEntry:
     """One model known by name, unique within its family; `licence` (SPDX) is empty if its repository states none."""
 
@@ -56,7 +56,7 @@ class CatalogueEntry:
     @property
     def qualified_name(self) -> str:
         """The name with its family's prefix, as `embed` takes it."""
-        return f"{next(word for word, family in _PREFIXES.items() if family == self.family)}:{self.name}"
+        return f"{'esm2' if self.family == 'esm2' else 'dnabert'}:{self.name}"
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is the short name, the repository, or the repository without its owner."""
@@ -66,9 +66,9 @@ class CatalogueEntry:
         return name.casefold() in {known.casefold() for known in names}
 
 
-def _esm2(num_layers: int, width: int, num_heads: int) -> ModelSpec:
-    """Source: the config.json of each repository."""
-    return ModelSpec(
+def _esm2(name: str, num_layers: int, width: int, num_heads: int, revision: str = "") -> CatalogueEntry:
+    """A model of facebook's, or the bundled one. Source: the config.json of each repository."""
+    spec = ModelSpec(
         family="esm2",
         num_layers=num_layers,
         embedding_dim=width,
@@ -78,53 +78,37 @@ def _esm2(num_layers: int, width: int, num_heads: int) -> ModelSpec:
         layer_norm_eps=1e-5,
         token_dropout=True,
     )
+    published = HubCommit(f"facebook/esm2_t{num_layers}_{name}_UR50D", revision)
+    return CatalogueEntry(name, spec, published if revision else _BUNDLED / "esm2_tiny", "MIT")
 
 
-def _dnabert(num_layers: int, width: int, num_heads: int, ffn_dim: int) -> ModelSpec:
-    """Source: the config.json of each repository."""
-    return ModelSpec(
-        family="dnabert_s",
-        num_layers=num_layers,
-        embedding_dim=width,
-        num_heads=num_heads,
-        ffn_dim=ffn_dim,
-        vocab_size=4096,
-        layer_norm_eps=1e-12,
-    )
-
-
-def _facebook(name: str, spec: ModelSpec, revision: str) -> CatalogueEntry:
-    source = HubCommit(f"facebook/esm2_t{spec.num_layers}_{name}_UR50D", revision)
-    return CatalogueEntry(name=name, spec=spec, source=source, licence="MIT")
-
-
+# Source: the config.json of both repositories.
+_DNABERT: Final = ModelSpec(
+    family="dnabert_s",
+    num_layers=12,
+    embedding_dim=768,
+    num_heads=12,
+    ffn_dim=3072,
+    vocab_size=4096,
+    layer_norm_eps=1e-12,
+)
+_DNABERT_TINY: Final = replace(_DNABERT, num_layers=2, embedding_dim=256, num_heads=4, ffn_dim=512)
+_DNABERT_S: Final = HubCommit("zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6")
+_DNABERT_2: Final = HubCommit("zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0")
 CATALOGUE: Final = (
-    CatalogueEntry(name="tiny", spec=_esm2(5, 256, 4), source=_BUNDLED / "esm2_tiny", licence="MIT"),
-    _facebook("8M", _esm2(6, 320, 20), "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
-    _facebook("35M", _esm2(12, 480, 20), "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
-    _facebook("150M", _esm2(30, 640, 20), "a695f6045e2e32885fa60af20c13cb35398ce30c"),
-    _facebook("650M", _esm2(33, 1280, 20), "08e4846e537177426273712802403f7ba8261b6c"),
-    _facebook("3B", _esm2(36, 2560, 40), "476b639933c8baad5ad09a60ac1a87f987b656fc"),
-    _facebook("15B", _esm2(48, 5120, 40), "5fbca39631164edc1d402a5aa369f982f72ee282"),
-    CatalogueEntry(
-        name="tiny", spec=_dnabert(2, 256, 4, 512), source=_BUNDLED / "dnabert_tiny", licence="MIT"
-    ),
-    CatalogueEntry(
-        name="DNABERT-S",
-        spec=_dnabert(12, 768, 12, 3072),
-        source=HubCommit("zhihan1996/DNABERT-S", "00e47f96cdea35e4b6f5df89e5419cbe47d490c6"),
-        licence="",
-    ),
-    CatalogueEntry(
-        name="DNABERT-2",
-        spec=_dnabert(12, 768, 12, 3072),
-        source=HubCommit("zhihan1996/DNABERT-2-117M", "7bce263b15377fc15361f52cfab88f8b586abda0"),
-        licence="Apache-2.0",
-    ),
+    _esm2("tiny", 5, 256, 4),
+    _esm2("8M", 6, 320, 20, "c731040fcd8d73dceaa04b0a8e6329b345b0f5df"),
+    _esm2("35M", 12, 480, 20, "6fbf070e65b0b7291e7bbcd451118c216cff79d8"),
+    _esm2("150M", 30, 640, 20, "a695f6045e2e32885fa60af20c13cb35398ce30c"),
+    _esm2("650M", 33, 1280, 20, "08e4846e537177426273712802403f7ba8261b6c"),
+    _esm2("3B", 36, 2560, 40, "476b639933c8baad5ad09a60ac1a87f987b656fc"),
+    _esm2("15B", 48, 5120, 40, "5fbca39631164edc1d402a5aa369f982f72ee282"),
+    CatalogueEntry("tiny", _DNABERT_TINY, _BUNDLED / "dnabert_tiny", "MIT"),
+    CatalogueEntry("DNABERT-S", _DNABERT, _DNABERT_S, ""),
+    CatalogueEntry("DNABERT-2", _DNABERT, _DNABERT_2, "Apache-2.0"),
 )
 BUNDLED_TOKENIZER: Final = _BUNDLED / "dnabert_tiny" / "tokenizer.json"
 
-_USUAL_LENGTH: Final = 500  # chunk length in bp of a head for open reading frames that states none
 BUNDLED_HEADS: Final = {"tiny": _BUNDLED / "heads" / "tiny.safetensors"}
 
 
@@ -189,9 +173,13 @@ def head_of(config: RunConfig) -> str:
     return "tiny"
 
 
+def _purpose_of(config: RunConfig) -> HeadPurpose:
+    return read_purpose(resolve_head(head_of(config)))
+
+
 def frames_of(config: RunConfig) -> FrameRule:
     """What a run embeds of its chunks; raises as `require_head`."""
-    frames = config.frames or read_purpose(resolve_head(head_of(config))).frames
+    frames = config.frames or _purpose_of(config).frames
     if config.fdr is not None and frames == "open":
         raise UsageError(
             f"--fdr {config.fdr:g} needs calibrated probabilities of contigs, and {Path(head_of(config)).name} gives none: it is a "
@@ -208,9 +196,8 @@ def chunk_rule_of(config: RunConfig) -> ChunkRule | None:
     """
     if config.chunk_length != "auto":
         return config.chunk_length
-    purpose = read_purpose(resolve_head(head_of(config)))
-    by_record = CHUNKS_BY_RECORD if (config.frames or purpose.frames) == "longest" else _USUAL_LENGTH
-    rule = purpose.chunk_length or by_record
+    purpose = _purpose_of(config)
+    rule = purpose.chunk_length or (CHUNKS_BY_RECORD if frames_of(config) == "longest" else 500)
     _log.info("chunk length: %s (by the head)", chunks_in_words(rule))
     return rule
 
@@ -260,13 +247,18 @@ def resolve_head(
     return path
 
 
-def is_own_head(path: Path) -> bool:
-    """Whether a file is a head that virnuc wrote."""
+def _stated_by(path: Path) -> str | None:
+    """What virnuc wrote in a head, JSON; None in other files and damaged ones, which loading their tensors reports better."""
     try:
         with safe_open(path, framework="np") as file:
-            return HEAD_METADATA in (file.metadata() or {})
+            return (file.metadata() or {}).get(HEAD_METADATA)
     except (SafetensorError, OSError):
-        return False
+        return None
+
+
+def is_own_head(path: Path) -> bool:
+    """Whether a file is a head that virnuc wrote."""
+    return _stated_by(path) is not None
 
 
 def read_purpose(path: Path) -> HeadPurpose:
@@ -275,15 +267,8 @@ def read_purpose(path: Path) -> HeadPurpose:
     Raises:
         CheckpointError: its file does not state it properly.
     """
-    if path.suffix != ".safetensors":
-        return HeadPurpose()
     try:
-        with safe_open(path, framework="np") as file:
-            metadata = (file.metadata() or {}).get(HEAD_METADATA)
-    except (SafetensorError, OSError):  # damaged: loading its tensors reports it better
-        return HeadPurpose()
-    try:
-        stated = {} if metadata is None else parse_object(metadata)
+        stated = parse_object(_stated_by(path) or "{}")
         chunk_length, frames = stated.get("chunk_length"), stated.get("frames", "open")
         if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
             raise ValueError(f"its chunk length is {chunk_length!r:.40}")

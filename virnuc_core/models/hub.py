@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, cast
@@ -73,7 +72,8 @@ def open_checkpoint(name_or_path: str, family: Family | None) -> Checkpoint:
     if entry is None and os.path.exists(path):
         return Checkpoint.open(path, family)
     require_known_model(name_or_path, family)
-    return _open_named(name_or_path if entry is None else entry.name, entry, family)
+    folder, revision = _locate(name_or_path, entry)
+    return Checkpoint.open(folder, family, name=entry.name if entry else name_or_path, revision=revision)
 
 
 def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | None:
@@ -85,14 +85,13 @@ def _entry_of(name: str, family: Family | None, asked: str) -> CatalogueEntry | 
     return entries[0] if entries else None
 
 
-def _open_named(name: str, entry: CatalogueEntry | None, family: Family | None) -> Checkpoint:
-    """A model of the catalogue, or of the hub's repository `name`."""
-    source = HubCommit(name, "") if entry is None else entry.source
+def _locate(name: str, entry: CatalogueEntry | None) -> tuple[Path, str | None]:
+    """Folder and commit of a model of the catalogue, or of the hub's repository `name`; bundled ones have no commit."""
+    source = entry.source if entry else HubCommit(name, "")
     if isinstance(source, Path):
-        return Checkpoint.open(source, family, name=name)
+        return source, None
     folder = fetch(source.repo, source.revision or None)
-    # The hub's cache names a snapshot by its commit.
-    return Checkpoint.open(folder, family, name=name, revision=folder.name)
+    return folder, folder.name  # the hub's cache names a snapshot by its commit
 
 
 def fetch(repo: str, revision: str | None) -> Path:
@@ -156,22 +155,11 @@ def _download(repo: str, revision: str | None) -> Path:
     return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_DESCRIPTIONS, *weights]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pulled:
-    """One model that is now on this machine; a bundled one has no `revision`. `fingerprint` is SHA-256 (hex)."""
-
-    name: str
-    family: Family
-    location: Path
-    revision: str | None
-    fingerprint: str
-    copy: Path | None = None
-
-
-def pull(name: str, to: Path | None) -> Pulled:
+def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:
     """Fetches a model by name, with or without family prefix, unless it is here; checks it, and copies it below `to`.
 
-    The hashes of fetched files are checked, the shapes of all tensors, and the architecture of a catalogue model.
+    The hashes of fetched files are checked, the shapes of all tensors, and the architecture of a catalogue model. Returns
+    the model and its copy.
 
     Raises:
         UsageError: the name is that of two models or of a path, or the copy cannot be made there.
@@ -182,29 +170,20 @@ def pull(name: str, to: Path | None) -> Pulled:
     entry = _entry_of(short, family, name)
     if entry is None and os.path.exists(os.path.expanduser(short)):
         raise UsageError(f"{name} is a path, and on this machine already: virnuc inspect reads it.")
-    source = HubCommit(short, "") if entry is None else entry.source
-    if isinstance(source, HubCommit):
-        _require_undamaged(name, fetch(source.repo, source.revision or None))
-    checkpoint = _open_named(short, entry, family)
+    folder, revision = _locate(short, entry)
+    if revision:
+        _require_undamaged(name, folder)
+    checkpoint = Checkpoint.open(folder, family, name=name, revision=revision)
     checkpoint.published_parts()
     for size in ("num_layers", "embedding_dim", "num_heads"):
         found = getattr(checkpoint.spec, size)
         if entry is not None and found != (wanted := getattr(entry.spec, size)):
-            raise CheckpointError(
-                f"{checkpoint.location} is not {name}: its {size} is {found} instead of {wanted}."
-            )
+            raise CheckpointError(f"{folder} is not {name}: its {size} is {found} instead of {wanted}.")
     copy = None
     if to is not None:
-        copy = to / (short.rpartition("/")[2] if checkpoint.revision else checkpoint.location.name)
+        copy = to / (short.rpartition("/")[2] if revision else folder.name)
         _copy(checkpoint, copy)
-    return Pulled(
-        name=name,
-        family=checkpoint.family,
-        location=checkpoint.location,
-        revision=checkpoint.revision,
-        fingerprint=checkpoint.fingerprint,
-        copy=copy,
-    )
+    return checkpoint, copy
 
 
 def _require_undamaged(name: str, folder: Path) -> None:
