@@ -28,33 +28,19 @@ from virnuc_core.files import parse_object
 
 _FILE_NAME: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
 
-# In the order of preference when a folder holds several.
-_WHOLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
-_SHARD_INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-
 _NAMESPACE: Final = "argparse.Namespace"
 
 # What torch.load raises for files that are truncated, altered, of another kind, or hold other objects.
 _DAMAGE: Final = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError),
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
-    *(RuntimeError, TypeError, ValueError, SafetensorError),
+    *(RuntimeError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile),
 )
-# A name in the header takes some 100 bytes, and the largest models have a thousand names.
-_MAX_HEADER_BYTES: Final = 1 << 22
-# Tensors that share storage are counted each: published files tie at most an embedding to the output layer.
-_MAX_BYTES_PER_FILE_BYTE: Final = 2
-
-_ARCHIVE: Final = b"PK\x03\x04"
 # The legacy format of torch.save: a pickled number of 10 bytes, then four more pickles.
 _LEGACY: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_LEGACY_PICKLES: Final = 5
-_PICKLE: Final = b"\x80"  # followed by the protocol number
 
 # The pickle of the largest published models is a tenth of this.
 MAX_PICKLE_BYTES: Final = 1 << 21
-# Nested tuples that are each used twice take exponential time to hash; state dicts use none twice.
-_MAX_TUPLE_USES: Final = 16
 
 _STORAGES: Final = ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _TENSORS: Final = frozenset(
@@ -70,7 +56,6 @@ _ADVICE: Final = (
 )
 # Torch's list of allowed globals and Python's filters of warnings are those of the whole process.
 _reading: Final = threading.Lock()
-_TRUNCATED: Final = "It may be truncated: fetch it again, or save it again with a current torch."
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
@@ -79,11 +64,11 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
     Raises:
         CheckpointError: an index is damaged or a shard that it names is missing.
     """
-    for whole, index in zip(_WHOLE_FILES, _SHARD_INDEXES, strict=True):
-        if (folder / whole).is_file():
-            return (folder / whole,)
-        if (folder / index).is_file():
-            return _indexed_shards(folder / index)
+    for whole in (folder / "model.safetensors", folder / "pytorch_model.bin"):
+        if whole.is_file():
+            return (whole,)
+        if (index := whole.with_name(f"{whole.name}.index.json")).is_file():
+            return _indexed_shards(index)
     return ()
 
 
@@ -141,7 +126,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
         try:
             with path.open("rb") as file:
                 header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > _MAX_HEADER_BYTES:
+            # A name in the header takes some 100 bytes, and the largest models have a thousand names.
+            if header_bytes > 1 << 22:
                 raise ValueError(f"it declares a header of {header_bytes:,} bytes")
             return load_file(path), None
         except _DAMAGE as error:
@@ -170,8 +156,9 @@ def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
     Raises:
         CheckpointError: they do, by sharing or repeating values.
     """
+    # Tensors that share storage are counted each: published files tie at most an embedding to the output layer.
     declared = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if declared > _MAX_BYTES_PER_FILE_BYTE * path.stat().st_size:
+    if declared > 2 * path.stat().st_size:
         raise CheckpointError(
             f"{path} declares tensors of {declared:,} bytes, which is more than it holds. Fetch it again."
         )
@@ -194,7 +181,8 @@ def is_finite(tensor: Tensor) -> bool:
 def require_inert(path: Path, allowed: Iterable[str], max_pickle_bytes: int = MAX_PICKLE_BYTES) -> None:
     """Refuses a file whose pickles name anything but tensors, containers and `allowed`, or that expands when read.
 
-    `allowed` are names of inert classes; `max_pickle_bytes` limits everything but the tensors.
+    `allowed` are names of inert classes; `max_pickle_bytes` limits everything but the tensors. What a damaged file makes
+    zipfile and pickletools raise is passed on.
 
     Raises:
         CheckpointError: it is not such a file; says what it is instead.
@@ -204,49 +192,34 @@ def require_inert(path: Path, allowed: Iterable[str], max_pickle_bytes: int = MA
         warnings.simplefilter("ignore")  # about odd strings in what may not be a pickle
         begin = file.read(len(_LEGACY))
         file.seek(0)
-        if begin.startswith(_ARCHIVE):
+        if begin.startswith(b"PK\x03\x04"):
             _require_inert_archive(path, known, max_pickle_bytes)
         elif begin == _LEGACY:
-            for _ in range(_LEGACY_PICKLES):
+            for _ in range(5):
                 _require_inert_pickle(path, file, known, max_pickle_bytes)
-        elif begin.startswith(_PICKLE):
-            content = _first_name(file)
+        elif begin.startswith(b"\x80"):
             raise CheckpointError(
-                f"{path} is a plain Python pickle{f' of {content}' if content else ''}, not a file of torch.save: "
-                f"reading it could run code, so it is not loaded. {_ADVICE}"
+                f"{path} is a plain Python pickle, not a file of torch.save: reading it could run code, so it is not "
+                f"loaded. {_ADVICE}"
             )
         else:
-            raise CheckpointError(
-                f"{path} cannot be read as a torch file: it does not begin like one. {_TRUNCATED}"
-            )
+            raise ValueError("it does not begin like one")
 
 
 def _require_inert_archive(path: Path, known: frozenset[str], max_pickle_bytes: int) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-            pickles = [record for record in records if record.filename.endswith("data.pkl")]
-            # torch.save stores every record once, uncompressed.
-            unfolds = any(record.compress_type != zipfile.ZIP_STORED for record in records)
-            if unfolds or sum(record.file_size for record in records) > path.stat().st_size:
-                raise CheckpointError(
-                    f"{path} is larger in memory than on the disk, which torch.save does not write. {_ADVICE}"
-                )
-            if len(pickles) != 1:
-                raise CheckpointError(
-                    f"{path} has {len(pickles)} pickles where a torch file has one. {_ADVICE}"
-                )
-            with archive.open(pickles[0]) as file:
-                _require_inert_pickle(path, file, known, max_pickle_bytes)
-    except (
-        zipfile.BadZipFile,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        OverflowError,
-    ) as error:
-        raise CheckpointError(f"{path} cannot be read as a torch file ({error}). {_TRUNCATED}") from error
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        pickles = [record for record in records if record.filename.endswith("data.pkl")]
+        # torch.save stores every record once, uncompressed.
+        unfolds = any(record.compress_type != zipfile.ZIP_STORED for record in records)
+        if unfolds or sum(record.file_size for record in records) > path.stat().st_size:
+            raise CheckpointError(
+                f"{path} is larger in memory than on the disk, which torch.save does not write. {_ADVICE}"
+            )
+        if len(pickles) != 1:
+            raise CheckpointError(f"{path} has {len(pickles)} pickles where a torch file has one. {_ADVICE}")
+        with archive.open(pickles[0]) as file:
+            _require_inert_pickle(path, file, known, max_pickle_bytes)
 
 
 def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str], max_pickle_bytes: int) -> None:
@@ -255,44 +228,21 @@ def _require_inert_pickle(path: Path, file: IO[bytes], known: frozenset[str], ma
     tuples: set[object] = set()
     tuple_uses = 0
     before = ""
-    try:
-        for operation, argument, position in pickletools.genops(file):
-            if operation.name in _NAMING and (name := _dotted(operation.name, argument)) not in known:
+    for operation, argument, position in pickletools.genops(file):
+        if operation.name in _NAMING:
+            name = f"object ({operation.name})"
+            if operation.name in ("GLOBAL", "INST"):
+                name = str(argument).replace(" ", ".").replace("__builtin__.", "builtins.")
+            if name not in known:
                 raise CheckpointError(
                     f"{path} holds a pickled {name}, which could run code, so it is not loaded. {_ADVICE}"
                 )
-            if before.startswith("TUPLE") and "PUT" in operation.name:
-                tuples.add(argument)
-            tuple_uses += "GET" in operation.name and argument in tuples
-            if (position or 0) - begin > max_pickle_bytes or tuple_uses > _MAX_TUPLE_USES:
-                raise CheckpointError(
-                    f"{path} holds a pickle that is too complicated for a state dict. {_ADVICE}"
-                )
-            before = operation.name
-    except (ValueError, EOFError, IndexError) as error:
-        raise CheckpointError(f"{path} cannot be read as a torch file ({error}). {_TRUNCATED}") from error
-
-
-def _dotted(operation: str, argument: object) -> str:
-    """What an operation names, as far as its argument tells."""
-    if operation not in ("GLOBAL", "INST"):
-        return f"object ({operation})"
-    return str(argument).replace(" ", ".").replace("__builtin__.", "builtins.")
-
-
-def _first_name(file: IO[bytes]) -> str:
-    """Dotted name of the first class or function that a plain pickle names; "" if there is none."""
-    words: list[str] = []
-    try:
-        for operation, argument, position in pickletools.genops(file):
-            if operation.name == "GLOBAL":
-                return _dotted("GLOBAL", argument)
-            if operation.name == "STACK_GLOBAL":
-                return ".".join(words[-2:])
-            if isinstance(argument, str):
-                words = [*words[-1:], argument]
-            if (position or 0) > MAX_PICKLE_BYTES:
-                break
-    except (ValueError, EOFError, IndexError):
-        pass  # truncated or altered before it names one
-    return ""
+        if before.startswith("TUPLE") and "PUT" in operation.name:
+            tuples.add(argument)
+        tuple_uses += "GET" in operation.name and argument in tuples
+        # Nested tuples that are each used twice take exponential time to hash; state dicts use none twice.
+        if (position or 0) - begin > max_pickle_bytes or tuple_uses > 16:
+            raise CheckpointError(
+                f"{path} holds a pickle that is too complicated for a state dict. {_ADVICE}"
+            )
+        before = operation.name
