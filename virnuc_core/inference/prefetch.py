@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from virnuc_core.batching.packing import distinct_rows, pack
-from virnuc_core.batching.tokenizers import DnabertTokenizer, Esm2Tokenizer, TokenColumn, Tokenizer
+from virnuc_core.batching.tokenizers import Esm2Tokenizer, TokenColumn, Tokenizer
 from virnuc_core.columns import ByteColumn
 from virnuc_core.errors import MismatchError
 from virnuc_core.inference.device import Streams
@@ -204,4 +204,4 @@ class Collator:
 def _load_tokenizer(planned: PlannedModel) -> Tokenizer:
     if planned.family == "esm2":
         return Esm2Tokenizer()
-    return DnabertTokenizer(open_checkpoint(planned.location, planned.family).tokenizer_path)
+    return open_checkpoint(planned.location, planned.family).tokenizer

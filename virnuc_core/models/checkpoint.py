@@ -27,10 +27,6 @@ from virnuc_core.specs import MODEL_IN_WORDS, AttentionBackend, Family, ModelSpe
 
 # The one parameter that is a row of a published table instead of a whole tensor.
 TOKEN_TYPE: Final = "token_type_embedding"  # noqa: S105
-# fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
-_FAIR_ESM_LAYER_NORM_EPS: Final = 1e-5
-_MAX_NAMED: Final = 5
-_MAX_INTEGER: Final = 1 << 31
 
 # Our name of each value of the architecture -> its name in config.json and in the arguments of a fair-esm file.
 _CONFIG_NAMES: Final = {
@@ -55,8 +51,6 @@ _DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp8": torch.bfloat16,
 }
-_RANDOM_SEED: Final = 0
-_RANDOM_STD: Final = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -224,7 +218,7 @@ class Checkpoint:
         if layout is None:
             raise CheckpointError(
                 f"{files[0]} holds neither ESM-2 nor DNABERT-S weights (first tensors: "
-                f"{', '.join(sorted(tensors)[:_MAX_NAMED]) or 'none'}). Give the checkpoint of one of them."
+                f"{', '.join(sorted(tensors)[:5]) or 'none'}). Give the checkpoint of one of them."
             )
         if family not in (None, layout.family):
             raise CheckpointError(
@@ -283,20 +277,6 @@ class Checkpoint:
             )
         return spec
 
-    @property
-    def tokenizer_path(self) -> Path:
-        """The tokenizer.json of a DNABERT-S model.
-
-        Raises:
-            CheckpointError: it is not beside the weights.
-        """
-        if self.tokenizer_file is None:
-            raise CheckpointError(
-                f"checkpoint {self.name} has no tokenizer.json beside {self.files[0]}. "
-                "Put the model's own tokenizer.json there."
-            )
-        return self.tokenizer_file
-
     @cached_property
     def tokenizer(self) -> DnabertTokenizer:
         """The tokenizer of a DNABERT-S model.
@@ -304,7 +284,12 @@ class Checkpoint:
         Raises:
             CheckpointError: it is not beside the weights, or damaged.
         """
-        return DnabertTokenizer(self.tokenizer_path)
+        if self.tokenizer_file is None:
+            raise CheckpointError(
+                f"checkpoint {self.name} has no tokenizer.json beside {self.files[0]}. "
+                "Put the model's own tokenizer.json there."
+            )
+        return DnabertTokenizer(self.tokenizer_file)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -391,7 +376,8 @@ class Checkpoint:
     def _declared(self) -> dict[str, Any]:
         """Values from config.json or the arguments of a fair-esm file."""
         if self.layout is FAIR_ESM:
-            fixed = {"layer_norm_eps": _FAIR_ESM_LAYER_NORM_EPS}
+            # fair-esm builds every LayerNorm of ESM-2 with torch's default and does not record it.
+            fixed = {"layer_norm_eps": 1e-5}
             if self.arguments is None:
                 return fixed | {"token_dropout": True}
             return fixed | self._renamed("its arguments", self.arguments, _FAIR_ESM_NAMES)
@@ -440,9 +426,9 @@ class Checkpoint:
     def _refuse(self, verb: str, names: list[str]) -> None:
         """Raises CheckpointError if any tensors are named."""
         if names:
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise CheckpointError(
-                f"checkpoint {self.name} {verb} tensors: {', '.join(names[:_MAX_NAMED])}{more}. "
+                f"checkpoint {self.name} {verb} tensors: {', '.join(names[:5])}{more}. "
                 f"It is not the whole of {MODEL_IN_WORDS[self.family]}: fetch it again, or give another one."
             )
 
@@ -452,7 +438,7 @@ def _is_valid(name: str, value: object) -> bool:
         return isinstance(value, bool | int)
     if name == "layer_norm_eps":
         return isinstance(value, int | float) and 0 < value < 1
-    return type(value) is int and 0 < value < _MAX_INTEGER
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def _sha256(path: Path) -> str:
@@ -475,10 +461,10 @@ def random_state_dict(spec: ModelSpec, device: torch.device | str, dtype: torch.
     They are spread like trained ones (LayerNorm gains near 1, the rest normal), since the speed of a GPU at its power
     limit depends on them.
     """
-    generator = torch.Generator(device).manual_seed(_RANDOM_SEED)
+    generator = torch.Generator(device).manual_seed(0)
     state = {}
     for name, shape in parameter_shapes(spec).items():
-        values = torch.empty(shape, device=device).normal_(std=_RANDOM_STD, generator=generator)
+        values = torch.empty(shape, device=device).normal_(std=0.02, generator=generator)
         state[name] = (values + 1 if name.endswith("norm.weight") else values).to(dtype)
     return state
 
@@ -540,20 +526,12 @@ def load_model(
     dtype = _DTYPES[precision]
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
-    try:
-        model.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.name} does not fit the {spec.family} architecture that its "
-            f"configuration describes: {error}"
-        ) from error
+    model.load_state_dict(state, assign=True)
     model = model.requires_grad_(False).eval()
     if precision == "fp8":
         model.quantize()
-    elif (
-        compiled_for is None or torch.device(device).type != "cpu"
-    ):  # graphs cannot take weights packed by oneDNN
-        model.prepare_inference()
+    elif compiled_for is None or torch.device(device).type != "cpu":
+        model.prepare_inference()  # graphs cannot take weights packed by oneDNN
     if compiled_for is not None:
         model.compile_layers(compiled_for)
     _log.info(

@@ -11,7 +11,7 @@ Shapes: B sequences, T tokens (special ones included), N heads, H head dim, D em
 """
 
 from abc import abstractmethod
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ from virnuc_core.models.layers import (
 )
 from virnuc_core.specs import AttentionBackend, ModelSpec
 
-_INITIAL_STD = 0.02
 MASK_TOKEN = 32
 _TRAINED_MASK_RATIO = 0.15 * 0.8
 
@@ -50,15 +49,24 @@ class Encoder(nn.Module):
     """A transformer over packed tokens; `pools_special_tokens` says whether means include first and last tokens."""
 
     pools_special_tokens: ClassVar[bool]
-    layers: nn.ModuleList
+    layers: Any  # an nn.ModuleList, which has no type for its elements
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
 
-    @abstractmethod
     def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
         """The layout of one batch on the model's device; `cu_seqlens` is int32 (B + 1,) on the host, starting at 0."""
+        weight = next(self.parameters())
+        has_alibi = self.spec.family == "dnabert_s"
+        return PackedLayout.build(
+            cu_seqlens,
+            backend=backend,
+            device=weight.device,
+            dtype=weight.dtype,
+            rotary_head_dim=None if has_alibi else self.spec.head_dim,
+            alibi_heads=self.spec.num_heads if has_alibi else None,
+        )
 
     @abstractmethod
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
@@ -66,9 +74,6 @@ class Encoder(nn.Module):
 
         `input_ids` is int32 or int64 (T,), special tokens included. `repr_layer` 0 is the embedding, n the output of
         layer n, None the last; later layers are not computed.
-
-        Raises:
-            UsageError: there is no such layer.
         """
 
     def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
@@ -103,7 +108,7 @@ class Encoder(nn.Module):
         """Sets small normal weights and zero biases, for training from scratch."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=_INITIAL_STD)
+                nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
@@ -164,25 +169,15 @@ class ESM2(Encoder):
         self.initialise_weights()
 
     def quantize(self) -> None:
-        for layer in cast(list[ESM2Layer], list(self.layers)):
+        for layer in self.layers:
             layer.quantize()
 
-    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
-        weight = self.embed_tokens.weight
-        return PackedLayout.build(
-            cu_seqlens,
-            backend=backend,
-            device=weight.device,
-            dtype=weight.dtype,
-            rotary_head_dim=self.spec.head_dim,
-        )
-
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
-        last = validate_repr_layer(self.spec, repr_layer)
+        last = self.spec.num_layers if repr_layer is None else repr_layer
         hidden_states = self._embed(input_ids, layout)
         if last == 0:
             return hidden_states
-        layers = cast(list[ESM2Layer], list(self.layers))
+        layers = list(self.layers)
         next_norms = [layer.attention_norm for layer in layers[1:]] + [self.final_norm]
         _, normed = layer_norm(layers[0].attention_norm, hidden_states, layers[0].qkv)
         for layer, next_norm in zip(layers[:last], next_norms, strict=False):
@@ -271,31 +266,21 @@ class DnabertS(Encoder):
         self.initialise_weights()
 
     def prepare_inference(self) -> None:
-        for layer in cast(list[DnabertSLayer], list(self.layers)):
+        for layer in self.layers:
             if isinstance(layer.ffn_in, nn.Linear):
                 layer.ffn_in = arrange_glu(layer.ffn_in)
         super().prepare_inference()
 
     def quantize(self) -> None:
         input_norm = self.embedding_norm
-        for layer in cast(list[DnabertSLayer], list(self.layers)):
+        for layer in self.layers:
             layer.quantize(input_norm)
             input_norm = layer.ffn_norm
 
-    def build_layout(self, cu_seqlens: npt.NDArray[np.int32], backend: AttentionBackend) -> PackedLayout:
-        weight = self.word_embeddings.weight
-        return PackedLayout.build(
-            cu_seqlens,
-            backend=backend,
-            device=weight.device,
-            dtype=weight.dtype,
-            alibi_heads=self.spec.num_heads,
-        )
-
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
-        last = validate_repr_layer(self.spec, repr_layer)
+        last = self.spec.num_layers if repr_layer is None else repr_layer
         embedded = self.word_embeddings(input_ids)
-        layers = cast(list[DnabertSLayer], list(self.layers))
+        layers = list(self.layers)
         hidden_states, gemm_input = layer_norm(
             self.embedding_norm, embedded, layers[0].qkv, self.token_type_embedding
         )

@@ -198,10 +198,10 @@ def test_the_fingerprint_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     folder = dnabert_2(tmp_path)
     without = open_checkpoint(str(folder), None)
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json beside .*pytorch_model\.bin"):
-        str(without.tokenizer_path)
+        str(without.tokenizer)
     (folder / "tokenizer.json").write_text("{}")
     found = open_checkpoint(str(folder), None)
-    assert found.tokenizer_path == folder / "tokenizer.json"
+    assert found.tokenizer_file == folder / "tokenizer.json"
     golden = open_checkpoint(str(GOLDEN / "dnabert_s"), None)
     assert len({without.fingerprint, found.fingerprint, golden.fingerprint}) == 3
     assert open_checkpoint(str(folder), None).fingerprint == found.fingerprint

@@ -9,7 +9,7 @@ from virnuc_core.errors import UsageError
 from virnuc_core.models.catalogue import BUNDLED_HEADS
 from virnuc_core.models.checkpoint import build_model, load_model
 from virnuc_core.models.contig_head import load_contig_head
-from virnuc_core.models.encoders import mean_pool
+from virnuc_core.models.encoders import mean_pool, validate_repr_layer
 from virnuc_core.models.hub import open_checkpoint
 from virnuc_core.specs import Family, ResolvedPrecision
 
@@ -28,7 +28,7 @@ def test_layers_are_counted_from_the_embeddings(family: Family) -> None:
     assert not torch.allclose(model(IDS, layout, 0), model(IDS, layout, 1))
     for wrong in (-1, 3):
         with pytest.raises(UsageError, match=rf"layer {wrong} does not .*choose 0 \(embeddings\) to 2"):
-            model(IDS, layout, wrong)
+            validate_repr_layer(model.spec, wrong)
 
 
 @each_family

@@ -99,7 +99,7 @@ def test_one_form_of_the_weights_is_fetched_and_kept_for_later(hub: str, tmp_pat
 print(*sorted(p.name for p in fetch("lab/both", commit).iterdir()))
 print(*sorted(p.name for p in fetch("lab/bin", commit).iterdir()))
 found = open_checkpoint("lab/both", None)
-print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer_path.name)
+print(found.name, found.family, found.revision, found.files[0].name, found.tokenizer_file.name)
 """
     failing = FAILING.format(names=[("lab/nothing", None), ("lab/absent", None)])
     lines = run(tmp_path, hub, online + failing).splitlines()
