@@ -6,7 +6,6 @@ import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -84,19 +83,22 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     sync_folder(folder.parent)
 
 
-@dataclass(slots=True)
 class _Builder:
-    folder: Path
-    chunk_length: ChunkRule | None
-    alphabet: Alphabet
-    frames: FrameRule
-    min_length: int
-    name_hashes: "array[int]" = field(default_factory=lambda: array("q"))
-    num_records: int = 0
-    num_chunks: int = 0
-    num_frames: int = 0
-    num_rejected: int = 0
-    num_escaped: int = 0
+    def __init__(
+        self,
+        folder: Path,
+        chunk_length: ChunkRule | None,
+        alphabet: Alphabet,
+        frames: FrameRule,
+        min_length: int,
+    ) -> None:
+        self.folder = folder
+        self.chunk_length = chunk_length
+        self.alphabet: Alphabet = alphabet
+        self.frames: FrameRule = frames
+        self.min_length = min_length
+        self.name_hashes = array("q")
+        self.num_records = self.num_chunks = self.num_frames = self.num_rejected = self.num_escaped = 0
 
     def build(self, inputs: Sequence[str | Path], rejected_copy: Path | None) -> None:
         """Reads the inputs and writes everything, meta.json last; raises InputError."""
