@@ -132,7 +132,9 @@ def made_contigs(draw: st.DrawFn) -> list[tuple[int, ChunkScores]]:
     contigs = []
     for number, length in enumerate(draw(st.lists(st.integers(1, 9_000), min_size=1, max_size=5))):
         table = chunk_table(np.array([length]), draw(st.sampled_from([60, 300, 500])))
-        p_virus = st.lists(st.floats(0, 1) | st.just(NAN), min_size=len(table), max_size=len(table))
+        p_virus = st.lists(
+            st.floats(0, 1) | st.just(NAN), min_size=len(table.record), max_size=len(table.record)
+        )
         chunks = ChunkScores(
             contig=table.record + number,
             start=table.start,
