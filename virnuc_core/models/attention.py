@@ -30,14 +30,10 @@ from virnuc_core.models.memory import empty_pinned, to_device
 from virnuc_core.specs import AttentionBackend, AttentionChoice, Family, ResolvedPrecision
 from virnuc_core.versions import FLASH_ATTN, FLASH_ATTN_VERSION, installed_version
 
-_HALF_PRECISIONS: Final = ("fp16", "bf16", "fp8")
 _MAX_HEAD_DIM: Final = 128
-_AMPERE: Final = 8  # major compute capability
-_INSTEAD: Final = "or leave --attention out."
 # Maximum slots per real token. The CPU gains nothing from fewer, larger calls, so it pads nothing; a GPU needs few
 # launches.
 _MAX_PADDED_SHARE: Final = {"cpu": 1.0, "cuda": 1.25}
-_ALIGNMENT: Final = 4  # int32 entries in 16 bytes, the alignment that Triton compiles for
 
 _MAX_BIAS_ELEMENTS: Final = 2**24  # scores or biases held at once: 64 MB in fp32
 _MAX_SCORES: Final = 2**22  # of `_product_attention`: 8 MB in bf16
@@ -164,31 +160,6 @@ class Rectangle:
     unpad_idx: Tensor | None
     bias: Tensor | None
 
-    @classmethod
-    def build(
-        cls,
-        first_token: int,
-        lengths: npt.NDArray[np.int64],
-        slopes: Tensor | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
-        """Lays out the sequences with these lengths; the biases are in `dtype`."""
-        length = int(lengths.max())
-        bias = gather_idx = unpad_idx = None
-        if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
-            bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
-        if (lengths < length).any():
-            is_real = np.arange(length) < lengths[:, None]
-            starts = first_token + np.cumsum(lengths) - lengths
-            slots = starts[:, None] + np.where(is_real, np.arange(length), 0)
-            gather_idx = to_device(slots.ravel(), device)
-            unpad_idx = to_device(np.flatnonzero(is_real), device)
-            mask = to_device(np.where(is_real, np.float32(0), np.float32(-np.inf)), device)[:, None, None, :]
-            bias = mask if bias is None else bias + mask
-        bias = None if bias is None else bias.to(dtype)
-        return cls(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
-
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None) -> Tensor:
         """Attention within the rectangle: (T, N, H) of the whole batch -> (real tokens of the rectangle, N * H)."""
         q, k, v = (self._pad(x) for x in (queries, keys, values))
@@ -237,40 +208,55 @@ class RectangleAttention:
     table: Tensor | None
     slopes: Tensor | None
 
-    @classmethod
-    def build(
-        cls,
-        cu_seqlens: npt.NDArray[np.int32],
-        table: Tensor | None,
-        slopes: Tensor | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
-        """Cuts a batch into rectangles; sequences sorted longest first need the fewest and the least padding.
-
-        `cu_seqlens` is int32 (B + 1,) on the host, starting at 0.
-        """
-        lengths = np.diff(cu_seqlens).astype(np.int64)
-        lengths = lengths[lengths > 0]
-        num_heads = 1 if slopes is None else len(slopes)
-        rectangles = []
-        begin = first_token = 0
-        while begin < len(lengths):
-            longest = np.maximum.accumulate(lengths[begin:])
-            slots = longest * np.arange(1, len(longest) + 1)
-            fits = (slots <= _MAX_PADDED_SHARE[device.type] * np.cumsum(lengths[begin:])) & (
-                num_heads * slots * longest <= _MAX_BIAS_ELEMENTS
-            )
-            end = begin + max(1, len(fits) if fits.all() else int(fits.argmin()))
-            rectangles.append(Rectangle.build(first_token, lengths[begin:end], slopes, device, dtype))
-            first_token += int(lengths[begin:end].sum())
-            begin = end
-        return cls(tuple(rectangles), table, slopes)
-
     def __call__(self, qkv: Tensor) -> Tensor:
         queries, keys, values = split_qkv(qkv, self.table)
         parts = [rectangle.attend(queries, keys, values, self.slopes) for rectangle in self.rectangles]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _build_rectangles(
+    cu_seqlens: npt.NDArray[np.int32], slopes: Tensor | None, device: torch.device, dtype: torch.dtype
+) -> tuple[Rectangle, ...]:
+    """Cuts a batch into rectangles; sequences sorted longest first need the fewest and the least padding."""
+    lengths = np.diff(cu_seqlens).astype(np.int64)
+    lengths = lengths[lengths > 0]
+    num_heads = 1 if slopes is None else len(slopes)
+    rectangles = []
+    begin = first_token = 0
+    while begin < len(lengths):
+        longest = np.maximum.accumulate(lengths[begin:])
+        slots = longest * np.arange(1, len(longest) + 1)
+        fits = (slots <= _MAX_PADDED_SHARE[device.type] * np.cumsum(lengths[begin:])) & (
+            num_heads * slots * longest <= _MAX_BIAS_ELEMENTS
+        )
+        end = begin + max(1, len(fits) if fits.all() else int(fits.argmin()))
+        rectangles.append(_build_rectangle(first_token, lengths[begin:end], slopes, device, dtype))
+        first_token += int(lengths[begin:end].sum())
+        begin = end
+    return tuple(rectangles)
+
+
+def _build_rectangle(
+    first_token: int,
+    lengths: npt.NDArray[np.int64],
+    slopes: Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Rectangle:
+    length = int(lengths.max())
+    bias = gather_idx = unpad_idx = None
+    if slopes is not None and len(slopes) * length * length <= _MAX_BIAS_ELEMENTS:
+        bias = _alibi_bias(slopes, 0, length, length).unsqueeze(0)
+    if (lengths < length).any():
+        is_real = np.arange(length) < lengths[:, None]
+        starts = first_token + np.cumsum(lengths) - lengths
+        slots = starts[:, None] + np.where(is_real, np.arange(length), 0)
+        gather_idx = to_device(slots.ravel(), device)
+        unpad_idx = to_device(np.flatnonzero(is_real), device)
+        mask = to_device(np.where(is_real, np.float32(0), np.float32(-np.inf)), device)[:, None, None, :]
+        bias = mask if bias is None else bias + mask
+    bias = None if bias is None else bias.to(dtype)
+    return Rectangle(len(lengths), length, first_token, gather_idx, unpad_idx, bias)
 
 
 def _product_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
@@ -373,7 +359,7 @@ class PackedLayout:
         slopes = None if alibi_heads is None else _slopes_on(alibi_heads, device)
         if backend == "triton":
             return cls(*_build_triton(cu_seqlens, rotary_head_dim, slopes, device))
-        [bounds] = _upload([cu_seqlens], device)
+        bounds = to_device(cu_seqlens, device)
         table = None
         if rotary_head_dim is not None:
             table = rotary_table(rotary_head_dim, position_ids(bounds, int(cu_seqlens[-1])))
@@ -385,7 +371,9 @@ class PackedLayout:
         elif backend == "flash-attn":
             attention = FlashAttention(bounds, longest, table, slopes)
         else:
-            attention = RectangleAttention.build(cu_seqlens, table, slopes, device, dtype)
+            attention = RectangleAttention(
+                _build_rectangles(cu_seqlens, slopes, device, dtype), table, slopes
+            )
         return cls(bounds, attention)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -420,7 +408,7 @@ def resolve_attention(
         DeviceError: the device cannot run the backend.
     """
     wants_kernel = choice in ("triton", "flash-attn")
-    suits = precision in _HALF_PRECISIONS and head_dim <= _MAX_HEAD_DIM and not head_dim % 2
+    suits = precision != "fp32" and head_dim <= _MAX_HEAD_DIM and not head_dim % 2
     device = torch.device(device)
     on_cuda = device.type == "cuda"
     if wants_kernel and not on_cuda:
@@ -450,29 +438,27 @@ def _require_flash_attn(device: torch.device, family: Family, head_dim: int) -> 
     if found != FLASH_ATTN_VERSION:
         raise UsageError(
             f"--attention flash-attn needs {FLASH_ATTN} {FLASH_ATTN_VERSION}, and {found or 'none'} is installed: "
-            f'pip install "virnuc[gpu]", {_INSTEAD}'
+            'pip install "virnuc[gpu]", or leave --attention out.'
         )
     try:
         _flash_attn()
     except (ImportError, AttributeError, OSError, RuntimeError, TypeError) as error:
         raise UsageError(
             f"--attention flash-attn: {FLASH_ATTN} {found} cannot be imported ({type(error).__name__}: {error}): "
-            f'pip install --force-reinstall "virnuc[gpu]", {_INSTEAD}'
+            'pip install --force-reinstall "virnuc[gpu]", or leave --attention out.'
         ) from error
     if head_dim % 8:
         raise UsageError(
-            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: use sdpa, {_INSTEAD}"
+            f"--attention flash-attn computes heads of a multiple of 8, not of {head_dim}: use sdpa, or leave "
+            "--attention out."
         )
     major, minor = torch.cuda.get_device_capability(device)
-    if major < _AMPERE:
+    # ALiBi, which DNABERT-S needs, is in its kernels for Hopper and newer GPUs.
+    if major < 8 or (major == 8 and family == "dnabert_s"):
+        what, least = ("ALiBi", "9.0") if family == "dnabert_s" else ("attention", "8.0")
         raise DeviceError(
-            f"--attention flash-attn needs a GPU of compute capability 8.0 or later, and this one has {major}.{minor}: "
-            f"use sdpa, {_INSTEAD}"
-        )
-    if major == _AMPERE and family == "dnabert_s":
-        raise DeviceError(
-            f"--attention flash-attn has no ALiBi, which DNABERT-S needs, on GPUs of compute capability {major}.{minor}: "
-            f"use triton, {_INSTEAD}"
+            f"--attention flash-attn has {what} for GPUs of compute capability {least} or later, and this one has "
+            f"{major}.{minor}: use triton or sdpa, or leave --attention out."
         )
 
 
@@ -504,7 +490,8 @@ def _build_triton(
 
 def _upload(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
     """Copies small int32 arrays in one asynchronous transfer."""
-    starts = np.cumsum([0] + [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays])
+    # Triton compiles for an alignment of 16 bytes: 4 entries.
+    starts = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays])
     allocate = empty_pinned if device.type == "cuda" else torch.empty
     buffer = allocate((int(starts[-1]),), dtype=torch.int32)
     host = buffer.numpy()

@@ -195,9 +195,17 @@ def test_flash_attn_is_taken_where_it_runs(family: Family) -> None:
             64,
             (7, 5),
             DeviceError,
-            "8.0 or later, and this one has 7.5: use sdpa",
+            "8.0 or later, and this one has 7.5: use triton or sdpa",
         ),
-        ("flash-attn", "dnabert_s", "fp16", 64, (8, 6), DeviceError, "ALiBi, .* capability 8.6: use triton"),
+        (
+            "flash-attn",
+            "dnabert_s",
+            "fp16",
+            64,
+            (8, 6),
+            DeviceError,
+            "ALiBi .* 9.0 or later, and this one has 8.6: use triton",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused(
