@@ -142,7 +142,7 @@ def _gemms(
     for layer in layers:
         nn.init.normal_(layer.requires_grad_(False).weight, std=WEIGHT_STD)
     if can_pack(layers[0].weight):
-        return [partial(OnednnLinear(layer).multiply, x, "none") for layer in layers]
+        return [partial(OnednnLinear(layer.weight, layer.bias).multiply, x, "none") for layer in layers]
     return [partial(layer, x) for layer in layers]
 
 

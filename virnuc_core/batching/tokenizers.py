@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +45,6 @@ class TokenColumn:
         """Copies the given rows, in the given order."""
         index, offsets = concatenated_ranges(self.offsets[rows], self.num_tokens[rows])
         return TokenColumn(self.input_ids[index], offsets)
-
-
-class Tokenizer(Protocol):
-    """The common interface of both tokenizers."""
-
-    def encode(self, sequences: ByteColumn, /) -> TokenColumn:
-        """Token ids of every row, special tokens included."""
 
 
 class Esm2Tokenizer:
@@ -117,6 +110,9 @@ class DnabertTokenizer:
             blocks.append(np.fromiter(chain.from_iterable(ids), np.int32))
             begin = end
         return TokenColumn(np.concatenate(blocks), np.cumsum(offsets))
+
+
+Tokenizer = Esm2Tokenizer | DnabertTokenizer
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:

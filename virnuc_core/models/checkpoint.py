@@ -313,15 +313,13 @@ class Checkpoint:
         self._refuse("lacks", [source for source in wanted if source not in tensors])
         unknown = [key for key in tensors if key not in wanted and not re.fullmatch(layout.dropped, key)]
         self._refuse("has unknown", unknown)
-        misshapen = [
-            f"{source} of {tensors[source].dtype}"
-            for source in wanted
-            if not tensors[source].is_floating_point()
-        ]
+        misshapen = []
         for source, name in wanted.items():
             found = tuple(tensors[source].shape)
             shape = (shapes[name][0] // len(sources[name]), *shapes[name][1:])
-            if (found[1:] if name == TOKEN_TYPE and found[:1] > (0,) else found) != shape:
+            if not tensors[source].is_floating_point():
+                misshapen.append(f"{source} of {tensors[source].dtype}")
+            elif (found[1:] if name == TOKEN_TYPE and found[:1] > (0,) else found) != shape:
                 misshapen.append(f"{source} {found} where {shape} belongs")
         self._refuse("has misshapen", misshapen)
         return {name: tuple(tensors[source] for source in parts) for name, parts in sources.items()}

@@ -130,12 +130,6 @@ class ESM2Layer(nn.Module):
         self.ffn_in: Linear = nn.Linear(width, spec.ffn_dim)
         self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
 
-    def quantize(self) -> None:
-        self.qkv, self.attention_out = quantize_attention(self.attention_norm, self.qkv, self.attention_out)
-        self.ffn_in, self.ffn_out = quantize_feed_forward(
-            self.ffn_norm, self.ffn_in, self.ffn_out, gated=False
-        )
-
     def forward(
         self,
         hidden_states: Tensor,
@@ -170,7 +164,7 @@ class ESM2(Encoder):
 
     def quantize(self) -> None:
         for layer in self.layers:
-            layer.quantize()
+            _quantize_layer(layer, layer.attention_norm, layer.ffn_norm, gated=False)
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         last = self.spec.num_layers if repr_layer is None else repr_layer
@@ -223,13 +217,6 @@ class DnabertSLayer(nn.Module):
         self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width)
         self.ffn_norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
 
-    def quantize(self, input_norm: nn.LayerNorm) -> None:
-        """To fp8, in place; `input_norm` is what the layer's input comes from."""
-        self.qkv, self.attention_out = quantize_attention(input_norm, self.qkv, self.attention_out)
-        self.ffn_in, self.ffn_out = quantize_feed_forward(
-            self.attention_norm, self.ffn_in, self.ffn_out, gated=True
-        )
-
     def forward(
         self, hidden_states: Tensor, gemm_input: GemmInput, layout: PackedLayout
     ) -> tuple[Tensor, GemmInput]:
@@ -274,7 +261,7 @@ class DnabertS(Encoder):
     def quantize(self) -> None:
         input_norm = self.embedding_norm
         for layer in self.layers:
-            layer.quantize(input_norm)
+            _quantize_layer(layer, input_norm, layer.attention_norm, gated=True)
             input_norm = layer.ffn_norm
 
     def forward(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
@@ -287,6 +274,12 @@ class DnabertS(Encoder):
         for layer in layers[:last]:
             hidden_states, gemm_input = layer(hidden_states, gemm_input, layout)
         return hidden_states
+
+
+def _quantize_layer(layer: Any, input_norm: nn.LayerNorm, ffn_norm: nn.LayerNorm, *, gated: bool) -> None:
+    """To fp8, in place; the norms are what attention and feed-forward take."""
+    layer.qkv, layer.attention_out = quantize_attention(input_norm, layer.qkv, layer.attention_out)
+    layer.ffn_in, layer.ffn_out = quantize_feed_forward(ffn_norm, layer.ffn_in, layer.ffn_out, gated=gated)
 
 
 def validate_repr_layer(spec: ModelSpec, repr_layer: int | None) -> int:

@@ -20,11 +20,9 @@ from torch.nn import functional
 from virnuc_core.errors import UsageError
 from virnuc_core.models.kernels import has_kernels
 
-_GEMM_ALIGNMENT: Final = 8  # of the input width, for loads of 16 bytes
 _FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0  # the largest finite e4m3
 _MIN_ROW_MAX: Final = 1e-12
-_FP8_ALIGNMENT: Final = 16  # of both widths, for the tensor cores
 
 
 class Quantized(NamedTuple):
@@ -59,9 +57,9 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scale: Tensor) -> None:
         super().__init__()
-        if any(width % _FP8_ALIGNMENT for width in weight.shape):
+        if any(width % 16 for width in weight.shape):
             raise UsageError(
-                f"fp8 is for models whose widths are multiples of {_FP8_ALIGNMENT}, and this one multiplies by "
+                f"fp8 is for models whose widths are multiples of 16, and this one multiplies by "
                 f"{' x '.join(map(str, weight.shape))}: use --precision bf16"
             )
         values, scale = quantize_rows(weight.detach().float())
@@ -155,11 +153,11 @@ class OnednnLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous())
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+        reordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        self.register_buffer("weight", reordered)
+        self.register_buffer("bias", None if bias is None else bias.detach())
 
     def multiply(self, x: Tensor, activation: Literal["none", "gelu"]) -> Tensor:
         """(T, I) -> (T, O), with exact (erf) GELU if so asked."""
@@ -177,17 +175,11 @@ class OnednnLinear(nn.Module):
 
 
 class SplitGLU(nn.Module):
-    """The bias-free first layer of a gated feed-forward as two layers, both packed by `pack_layers`."""
-
-    gate: OnednnLinear
-    value: OnednnLinear
+    """The bias-free first layer of a gated feed-forward as two layers."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        for name, weight in zip(("gate", "value"), layer.weight.detach().chunk(2), strict=True):
-            half = nn.Linear(layer.in_features, len(weight), bias=False, device="meta")
-            half.weight = nn.Parameter(weight, requires_grad=False)
-            setattr(self, name, half)
+        self.gate, self.value = (OnednnLinear(half, None) for half in layer.weight.chunk(2))
 
 
 def pack_layers(model: nn.Module) -> None:
@@ -195,7 +187,7 @@ def pack_layers(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and can_pack(layer.weight):
-                setattr(parent, name, OnednnLinear(layer))
+                setattr(parent, name, OnednnLinear(layer.weight, layer.bias))
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -335,7 +327,8 @@ def has_half_kernels(x: Tensor) -> bool:
 
 
 def _fuses_activation(layer: nn.Linear, x: Tensor) -> bool:
-    return _is_half_on_cuda(x) and has_kernels(x.device) and not layer.in_features % _GEMM_ALIGNMENT
+    # The kernel loads 16 bytes at once.
+    return _is_half_on_cuda(x) and has_kernels(x.device) and not layer.in_features % 8
 
 
 def _is_half_on_cuda(x: Tensor) -> bool:

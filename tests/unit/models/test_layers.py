@@ -58,7 +58,7 @@ def test_packing_changes_no_bit_and_rows_do_not_depend_on_each_other(dtype: torc
     layer = nn.Linear(320, 1280).to(dtype)
     if not can_pack(layer.weight):
         pytest.skip("torch without oneDNN")
-    packed = OnednnLinear(layer)
+    packed = OnednnLinear(layer.weight, layer.bias)
     x = torch.randn(600, 320, dtype=dtype)
     plain = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "gelu", [], "none")
     together = packed.multiply(x, "gelu")
