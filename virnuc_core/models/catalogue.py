@@ -5,12 +5,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Annotated, Final
 
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from virnuc_core.errors import CheckpointError, MismatchError, UsageError
-from virnuc_core.files import parse_object
+from virnuc_core.files import from_json, parse_object
 from virnuc_core.settings import RunConfig
 from virnuc_core.specs import (
     CHUNKS_BY_RECORD,
@@ -121,7 +122,7 @@ class HeadPurpose:
         frames: what it scores of a chunk.
     """
 
-    chunk_length: int | None = None
+    chunk_length: Annotated[int, Field(ge=1)] | None = None
     frames: FrameRule = "open"
 
 
@@ -269,13 +270,10 @@ def read_purpose(path: Path) -> HeadPurpose:
     """
     try:
         stated = parse_object(_stated_by(path) or "{}")
-        chunk_length, frames = stated.get("chunk_length"), stated.get("frames", "open")
-        if chunk_length is not None and (type(chunk_length) is not int or chunk_length < 1):
-            raise ValueError(f"its chunk length is {chunk_length!r:.40}")
-        if frames not in get_args(FrameRule):
-            raise ValueError(f"its frames are {frames!r:.40}")
+        return from_json(
+            HeadPurpose, {key: stated[key] for key in ("chunk_length", "frames") if key in stated}
+        )
     except ValueError as error:
         raise CheckpointError(
             f"{path} does not say properly what it was trained for: {error}. Make it again with virnuc train."
         ) from error
-    return HeadPurpose(chunk_length=chunk_length, frames=frames)

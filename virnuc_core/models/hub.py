@@ -211,13 +211,9 @@ def _copy(checkpoint: Checkpoint, folder: Path) -> None:
             )
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    files = [path for path in (*checkpoint.files, checkpoint.config, checkpoint.tokenizer_file) if path]
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as scratch:
-        made = Path(scratch) / folder.name
-        made.mkdir()
-        for path in (*files, *checkpoint.location.glob("*.index.json")):
-            shutil.copyfile(path, made / path.name)
-        write_sums(made, list(made.iterdir()))
+        made = shutil.copytree(checkpoint.location, Path(scratch) / folder.name)
+        write_sums(made, (path for path in made.iterdir() if path.name != SUMS_NAME))
         for path in made.iterdir():
             sync_file(path)
         os.replace(made, folder)

@@ -20,9 +20,7 @@ from torch.nn import functional
 from virnuc_core.errors import UsageError
 from virnuc_core.models.kernels import has_kernels
 
-_FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0  # the largest finite e4m3
-_MIN_ROW_MAX: Final = 1e-12
 
 
 class Quantized(NamedTuple):
@@ -37,8 +35,8 @@ GemmInput = Tensor | Quantized
 
 def quantize_rows(matrix: Tensor) -> Quantized:
     """fp32 (R, C) to fp8, scaled row by row so that the largest magnitude of each becomes the largest finite e4m3."""
-    scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=_MIN_ROW_MAX) / _FP8_MAX
-    return Quantized((matrix / scale).to(_FP8), scale)
+    scale = matrix.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / _FP8_MAX
+    return Quantized((matrix / scale).to(torch.float8_e4m3fn), scale)
 
 
 class Fp8Linear(nn.Module):

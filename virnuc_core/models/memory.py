@@ -21,8 +21,6 @@ _DEVICE_TEXTS = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
 _HOST_TEXT = "can't allocate memory"
-# Large enough for several threads to read a memory-mapped file side by side.
-_PINNED_BYTES = 1 << 24
 
 
 def is_out_of_memory(error: RuntimeError, device: torch.device | str) -> bool:
@@ -97,7 +95,8 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cpu":
         return tensor
     uploaded = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    num_elements = _PINNED_BYTES // tensor.itemsize
+    # 16 MB are enough for several threads to read a memory-mapped file side by side.
+    num_elements = (1 << 24) // tensor.itemsize
     pieces = zip(tensor.flatten().split(num_elements), uploaded.view(-1).split(num_elements), strict=True)
     for piece, target in pieces:
         target.copy_(empty_pinned(piece.shape, piece.dtype).copy_(piece), non_blocking=True)

@@ -40,7 +40,6 @@ Int64 = npt.NDArray[np.int64]
 SCHEMA_VERSION: Final = 4
 REJECTED_NAME: Final = "rejected.tsv"
 _META_NAME: Final = "meta.json"
-_TABLE_ROWS: Final = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,8 +287,8 @@ def write_frames_tsv(store: FrameStore, path: str | Path) -> None:
         is_gzip = path.suffix == ".gz"
         with GzipFile("", "wb", 6, raw, mtime=0) if is_gzip else nullcontext(raw) as stream:
             stream.write(b"frame_id\tnucleotide\tprotein\n")
-            for begin in range(0, store.num_frames, _TABLE_ROWS):
-                end = min(begin + _TABLE_ROWS, store.num_frames)
+            for begin in range(0, store.num_frames, 1 << 14):
+                end = min(begin + (1 << 14), store.num_frames)
                 rows = zip(
                     store.frame_ids(begin, end),
                     store.dna.rows(begin, end).to_strings(),

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 STDIN = "-"
 _stdin_copy: Path | None = None
-MAX_FOREIGN_SHARE = 0.1
 
 _BUFFER_BYTES: Final = 1 << 17
 _BOM = b"\xef\xbb\xbf"
@@ -99,7 +98,7 @@ def rejection_reason(sequence: bytes, alphabet: Alphabet) -> str | None:
         return "empty sequence"
     if alphabet == "dna":
         foreign = len(sequence.translate(None, _NUCLEOTIDE_CODES))
-        if foreign > MAX_FOREIGN_SHARE * len(sequence):
+        if foreign > 0.1 * len(sequence):
             return f"not DNA: {foreign} of {len(sequence)} letters are not IUPAC nucleotide codes"
         return None
     odd = sequence.translate(None, _AMINO_ACID_CODES)
