@@ -12,12 +12,16 @@ if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
 
+def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Running sum of n lengths from 0, int64 (n + 1,)."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
 def concatenated_ranges(
     starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Concatenates the n ranges starts[i]..starts[i] + lengths[i] - 1; also returns their offsets, int64 (n + 1,)."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(lengths)
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets
 
 
@@ -43,9 +47,15 @@ class ByteColumn:
     def from_strings(cls, strings: Iterable[str | bytes]) -> Self:
         """Builds a column; `str` is encoded as UTF-8."""
         encoded = [s.encode() if isinstance(s, str) else s for s in strings]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(s) for s in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets_of([len(s) for s in encoded]))
+
+    @classmethod
+    def gather(
+        cls, source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> Self:
+        """Copies the ranges source[starts[i] : starts[i] + lengths[i]]."""
+        index, offsets = concatenated_ranges(starts, lengths)
+        return cls(source[index], offsets)
 
     def rows(self, begin: int, end: int) -> Self:
         """Rows begin..end-1 as a view."""
@@ -53,8 +63,7 @@ class ByteColumn:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """Copies the given rows in the given order."""
-        index, offsets = concatenated_ranges(self.offsets[rows], self.lengths[rows])
-        return type(self)(self.data[index], offsets)
+        return self.gather(self.data, self.offsets[rows], self.lengths[rows])
 
     def to_strings(self) -> list[str]:
         """Decodes all strings as UTF-8."""

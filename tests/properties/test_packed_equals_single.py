@@ -39,7 +39,7 @@ def embed(model: Encoder, tokens: TokenColumn, budget: int, backend: AttentionBa
         layout = model.build_layout(batch.cu_seqlens, backend)
         hidden_states = model(torch.from_numpy(batch.input_ids), layout)
         pooled = mean_pool(
-            hidden_states, layout.cu_seqlens, include_special_tokens=model.pools_special_tokens
+            hidden_states, layout.cu_seqlens, include_special_tokens=model.spec.family == "dnabert_s"
         )
         vectors[torch.from_numpy(rows)] = pooled
     return vectors

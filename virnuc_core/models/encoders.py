@@ -11,7 +11,7 @@ Shapes: B sequences, T tokens (special ones included), N heads, H head dim, D em
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,8 @@ _TRAINED_MASK_RATIO = 0.15 * 0.8
 
 
 class Encoder(nn.Module):
-    """A transformer over packed tokens; `pools_special_tokens` says whether means include first and last tokens."""
+    """A transformer over packed tokens."""
 
-    pools_special_tokens: ClassVar[bool]
     layers: Any  # an nn.ModuleList, which has no type for its elements
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -79,7 +78,8 @@ class Encoder(nn.Module):
     def embed(self, input_ids: Tensor, layout: PackedLayout, repr_layer: int | None = None) -> Tensor:
         """Mean vectors of `forward`, fp32 (B, D) on the model's device; does not synchronise with the device."""
         hidden_states = self(input_ids, layout, repr_layer)
-        return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=self.pools_special_tokens)
+        is_dna = self.spec.family == "dnabert_s"
+        return mean_pool(hidden_states, layout.cu_seqlens, include_special_tokens=is_dna)
 
     @abstractmethod
     def quantize(self) -> None:
@@ -152,8 +152,6 @@ class ESM2Layer(nn.Module):
 
 class ESM2(Encoder):
     """The protein language model; layer 0 is the scaled embedding, the last is taken after the final LayerNorm."""
-
-    pools_special_tokens: ClassVar[bool] = False
 
     def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
         super().__init__(spec)
@@ -241,8 +239,6 @@ class DnabertSLayer(nn.Module):
 
 class DnabertS(Encoder):
     """The DNA language model; layer 0 is the embedding after its LayerNorm."""
-
-    pools_special_tokens: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec, dropout: float = 0.0) -> None:
         super().__init__(spec)

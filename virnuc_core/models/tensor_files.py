@@ -137,7 +137,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
     content = read_pickle(path)
     arguments = None
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        arguments = _fair_esm_arguments(content)
+        cfg = content.get("cfg")
+        namespace = cfg.get("model") if isinstance(cfg, dict) else None
+        arguments = vars(namespace) if isinstance(namespace, argparse.Namespace) else None
         content = content["model"]
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{path} holds no state dict. Save model.state_dict() and give that file.")
@@ -162,12 +164,6 @@ def require_backed(path: Path, tensors: Iterable[Tensor]) -> None:
         raise CheckpointError(
             f"{path} declares tensors of {declared:,} bytes, which is more than it holds. Fetch it again."
         )
-
-
-def _fair_esm_arguments(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    cfg = content.get("cfg")
-    arguments = cfg.get("model") if isinstance(cfg, dict) else None
-    return vars(arguments) if isinstance(arguments, argparse.Namespace) else None
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from virnuc_core.columns import ByteColumn, concatenated_ranges
+from virnuc_core.columns import ByteColumn, concatenated_ranges, offsets_of
 from virnuc_core.specs import ChunkRule, chunk_steps
 
 Int64 = npt.NDArray[np.int64]
@@ -104,15 +104,17 @@ def open_frames(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     num_stops = _count_between(np.flatnonzero(residues == _STOP), begin, begin + num_codons)
     kept = np.flatnonzero((num_stops == 0) & (num_codons > num_dropped))
 
-    protein = _gather(residues, begin[kept], num_codons[kept])
+    protein = ByteColumn.gather(residues, begin[kept], num_codons[kept])
     if num_dropped[kept].any():
         protein = ByteColumn(
-            protein.data[protein.data != _DROPPED], _offsets((num_codons - num_dropped)[kept])
+            protein.data[protein.data != _DROPPED], offsets_of((num_codons - num_dropped)[kept])
         )
     chunk, frame = np.divmod(kept, 6)
     start = frame % 3
     strand_left = (ends - starts)[chunk] - start
-    dna = _gather(frames.strands, frames.first[kept], np.minimum(3 * protein.lengths + 1, strand_left))
+    dna = ByteColumn.gather(
+        frames.strands, frames.first[kept], np.minimum(3 * protein.lengths + 1, strand_left)
+    )
     return FrameTable(chunk, frame.astype(np.uint8), start, protein, dna)
 
 
@@ -132,8 +134,8 @@ def longest_stretches(bases: UInt8, starts: Int64, ends: Int64) -> FrameTable:
     chunk, frame = np.divmod(kept, 6)
     codons, num_codons = left[kept], longest[kept]
     skipped = 3 * (codons - frames.begin[kept])
-    protein = _gather(frames.residues, codons, num_codons)
-    dna = _gather(frames.strands, frames.first[kept] + skipped, 3 * num_codons)
+    protein = ByteColumn.gather(frames.residues, codons, num_codons)
+    dna = ByteColumn.gather(frames.strands, frames.first[kept] + skipped, 3 * num_codons)
     return FrameTable(chunk, frame.astype(np.uint8), frame % 3 + skipped, protein, dna)
 
 
@@ -177,7 +179,7 @@ def _longest_runs(frames: _SixFrames) -> tuple[Int64, Int64]:
 
     # The breaks of a frame cut it into one run more, possibly empty ones.
     within, _ = concatenated_ranges(first_break, num_breaks)
-    offsets = _offsets(num_breaks + 1)
+    offsets = offsets_of(num_breaks + 1)
     is_last = np.zeros(offsets[-1], np.bool_)
     is_last[offsets[1:] - 1] = True
     is_first = np.roll(is_last, 1)
@@ -211,16 +213,3 @@ def _count_between(positions: Int64, begin: Int64, end: Int64) -> Int64:
     """int64 (n,): how many of the ascending positions are in begin[i]..end[i]-1."""
     counts: Int64 = np.searchsorted(positions, end) - np.searchsorted(positions, begin)
     return counts
-
-
-def _gather(source: UInt8, begin: Int64, lengths: Int64) -> ByteColumn:
-    """Copies the ranges source[begin[i] : begin[i] + lengths[i]] into a column."""
-    index, offsets = concatenated_ranges(begin, lengths)
-    return ByteColumn(source[index], offsets)
-
-
-def _offsets(lengths: Int64) -> Int64:
-    """int64 (n + 1,): running sum of the lengths, from 0."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
