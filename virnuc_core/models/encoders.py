@@ -250,8 +250,7 @@ class DnabertS(Encoder):
 
     def prepare_inference(self) -> None:
         for layer in self.layers:
-            if isinstance(layer.ffn_in, nn.Linear):
-                layer.ffn_in = arrange_glu(layer.ffn_in)
+            layer.ffn_in = arrange_glu(layer.ffn_in)
         super().prepare_inference()
 
     def quantize(self) -> None:

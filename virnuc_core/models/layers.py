@@ -82,13 +82,11 @@ class Fp8Linear(nn.Module):
         return result
 
 
-def quantize_attention(norm: nn.LayerNorm, qkv: nn.Module, out: nn.Module) -> tuple[Fp8Linear, Fp8Linear]:
+def quantize_attention(norm: nn.LayerNorm, qkv: nn.Linear, out: nn.Linear) -> tuple[Fp8Linear, Fp8Linear]:
     """The products before and after attention in fp8; `qkv` takes `norm`.
 
     Attention averages values. They are divided by the largest possible one beforehand, in their weights.
     """
-    assert isinstance(qkv, nn.Linear)
-    assert isinstance(out, nn.Linear)
     scale = output_bounds(norm, qkv).chunk(3)[2].max() / _FP8_MAX
     factors = torch.ones(qkv.out_features, device=scale.device)
     factors[-qkv.out_features // 3 :] /= scale
@@ -98,11 +96,9 @@ def quantize_attention(norm: nn.LayerNorm, qkv: nn.Module, out: nn.Module) -> tu
 
 
 def quantize_feed_forward(
-    norm: nn.LayerNorm, first: nn.Module, second: nn.Module, *, gated: bool
+    norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, *, gated: bool
 ) -> tuple[Fp8Linear, Fp8Linear]:
     """The products of a feed-forward layer, which takes `norm`, in fp8; GELU makes no value larger."""
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
     bounds, weight = output_bounds(norm, first), first.weight
     if gated:
         gate, value = bounds.chunk(2)

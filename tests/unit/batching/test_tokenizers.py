@@ -101,7 +101,7 @@ def test_unusable_files_are_refused(path: Path) -> None:
     path.write_bytes(CRAFTED["plain"])
     assert rows_of(DnabertTokenizer(path).encode(ByteColumn.from_strings(["CN"]))) == [[1, 4, 0, 2]]
     make_tokenizer(path, special_tokens=False)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json does not put \[CLS\]"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read \(it does not put \[CLS\]"):
         DnabertTokenizer(path)
     for content in HOSTILE.values():
         path.write_bytes(content)
