@@ -97,12 +97,14 @@ def _locate(name: str, entry: CatalogueEntry | None) -> tuple[Path, str | None]:
 def fetch(repo: str, revision: str | None) -> Path:
     """The folder of a repository in the hub's local cache, named by its commit; downloaded if it is not there.
 
+    It holds the configuration, the tokenizer and one form of the weights, preferably safetensors.
     A pinned `revision` (40-digit commit) in the cache is used without contacting the hub. None is the newest one, or
     the newest in the cache if the hub is unreachable.
 
     Raises:
         CheckpointError: the hub is unreachable or the repository has no weights; says how to fetch it elsewhere.
     """
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     if revision is not None and (folder := find_cached(repo, revision)):
@@ -111,7 +113,17 @@ def fetch(repo: str, revision: str | None) -> Path:
     client_errors = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
     failures: tuple[type[Exception], ...] = (OSError, ValueError, *client_errors)
     try:
-        return _download(repo, revision)
+        # Unlike downloads, this request is not retried, so a machine without a network fails at once.
+        info = HfApi().model_info(repo, revision=revision, timeout=20)
+        names = [file.rfilename for file in info.siblings or ()]
+        weights = [name for name in names if name.startswith("model") and ".safetensors" in name]
+        weights = weights or [name for name in names if name.startswith("pytorch_model") and ".bin" in name]
+        if not weights:
+            raise CheckpointError(
+                f"{repo} on the model hub holds no model*.safetensors or pytorch_model*.bin. Give another one."
+            )
+        logger.info("fetching %s at %s from the model hub", repo, info.sha)
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_DESCRIPTIONS, *weights]))
     except failures as error:
         if revision is None and (folder := find_cached(repo, None)):
             logger.warning("the model hub cannot be reached; %s is taken from its cache, %s", repo, folder)
@@ -136,23 +148,6 @@ def find_cached(repo: str, revision: str | None) -> Path | None:
         return Path(folder) if find_weight_files(Path(folder)) else None
     except (LocalEntryNotFoundError, CheckpointError):
         return None
-
-
-def _download(repo: str, revision: str | None) -> Path:
-    """Downloads the configuration, the tokenizer and one form of the weights, preferably safetensors."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    # Unlike downloads, this request is not retried, so a machine without a network fails at once.
-    info = HfApi().model_info(repo, revision=revision, timeout=20)
-    names = [file.rfilename for file in info.siblings or ()]
-    weights = [name for name in names if name.startswith("model") and ".safetensors" in name]
-    weights = weights or [name for name in names if name.startswith("pytorch_model") and ".bin" in name]
-    if not weights:
-        raise CheckpointError(
-            f"{repo} on the model hub holds no model*.safetensors or pytorch_model*.bin. Give another one."
-        )
-    logger.info("fetching %s at %s from the model hub", repo, info.sha)
-    return Path(snapshot_download(repo, revision=revision, allow_patterns=[*_DESCRIPTIONS, *weights]))
 
 
 def pull(name: str, to: Path | None) -> tuple[Checkpoint, Path | None]:

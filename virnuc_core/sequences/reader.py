@@ -267,32 +267,32 @@ def _reading(path: str) -> Iterator[io.BufferedReader]:
     try:
         with io.FileIO(source, closefd=isinstance(source, str)) as file:
             yield io.BufferedReader(file, _BUFFER_BYTES)
-    except FileNotFoundError as error:
-        raise UnreadableInputError(f"{path} does not exist. Check the path of the sequence file.") from error
-    except IsADirectoryError as error:
-        raise UnreadableInputError(f"{path} is a folder. Name the sequence files in it.") from error
-    except EOFError as error:
-        raise InputError(
-            f"{path} is truncated: its compressed data end early. Copy or download it again."
-        ) from error
-    except _DAMAGE as error:
-        raise InputError(f"{path} is damaged: {error}. Copy or download it again.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: "
-            f"iconv -f latin1 -t utf-8"
-        ) from error
-    except MemoryError as error:
-        raise InputError(
-            f"{path} holds a record that does not fit into memory. Split it, or use a machine with more memory."
-        ) from error
-    except FileFormatError as error:
-        raise InputError(f"{path} cannot be parsed: {error}. Mend or remove that record.") from error
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
+    except (OSError, ValueError, EOFError, MemoryError, FileFormatError, *_DAMAGE) as error:
         # Decompressors report damaged data as an OSError without a number.
         is_from_disk = isinstance(error, OSError) and error.errno is not None
-        kind = UnreadableInputError if is_from_disk else InputError
-        raise kind(f"{path} cannot be read: {error}. Check the file and its permissions.") from error
+        raise (UnreadableInputError if is_from_disk else InputError)(f"{path} {_problem(error)}") from error
+
+
+def _problem(error: Exception) -> str:
+    match error:
+        case FileNotFoundError():
+            return "does not exist. Check the path of the sequence file."
+        case IsADirectoryError():
+            return "is a folder. Name the sequence files in it."
+        case EOFError():
+            return "is truncated: its compressed data end early. Copy or download it again."
+        case UnicodeDecodeError():
+            return f"is not text in UTF-8 ({error.reason}). If its headers are Latin-1, convert it: iconv -f latin1 -t utf-8"
+        case MemoryError():
+            return (
+                "holds a record that does not fit into memory. Split it, or use a machine with more memory."
+            )
+        case FileFormatError():
+            return f"cannot be parsed: {error}. Mend or remove that record."
+        case OSError() | ValueError():  # ValueError: an invalid path
+            return f"cannot be read: {error}. Check the file and its permissions."
+        case _:
+            return f"is damaged: {error}. Copy or download it again."
 
 
 class _Stream(io.RawIOBase):
