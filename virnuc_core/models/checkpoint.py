@@ -44,13 +44,6 @@ _FAIR_ESM_NAMES: Final = {
     "token_dropout": "token_dropout",
 }
 
-# The dtype of everything but the matrix products of fp8.
-_DTYPES: Final[dict[ResolvedPrecision, torch.dtype]] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8": torch.bfloat16,
-}
 
 _log = logging.getLogger(__name__)
 
@@ -184,7 +177,6 @@ class Checkpoint:
     family: Family
     location: Path
     files: tuple[Path, ...] = ()
-    config: Path | None = None
     tokenizer_file: Path | None = None
     revision: str | None = None
     random_spec: ModelSpec | None = None
@@ -225,13 +217,12 @@ class Checkpoint:
                 f"{path} holds {MODEL_IN_WORDS[layout.family]} where {MODEL_IN_WORDS[family]} is needed. "
                 f"Give the checkpoint of {MODEL_IN_WORDS[family]}."
             )
-        config, tokenizer = folder / "config.json", folder / "tokenizer.json"
+        tokenizer = folder / "tokenizer.json"
         return cls(
             name=name or path.name,
             family=layout.family,
             location=path,
             files=files,
-            config=config if config.is_file() else None,
             tokenizer_file=tokenizer if layout.family == "dnabert_s" and tokenizer.is_file() else None,
             revision=revision,
             layout=layout,
@@ -261,16 +252,8 @@ class Checkpoint:
                 f"checkpoint {self.name} does not say how many heads it has. "
                 "Give the whole published file instead of its state dict."
             )
-        spec = ModelSpec(
-            family=self.family,
-            num_layers=int(merged["num_layers"]),
-            embedding_dim=int(merged["embedding_dim"]),
-            num_heads=int(merged["num_heads"]),
-            ffn_dim=int(merged["ffn_dim"]),
-            vocab_size=int(merged["vocab_size"]),
-            layer_norm_eps=float(merged["layer_norm_eps"]),
-            token_dropout=bool(merged.get("token_dropout", False)),
-        )
+        merged["token_dropout"] = bool(merged.get("token_dropout", False))
+        spec = ModelSpec(family=self.family, **merged)
         if problem := self._problem_of(spec):
             raise CheckpointError(
                 f"checkpoint {self.name} is not {MODEL_IN_WORDS[self.family]}: {problem}. Give another checkpoint."
@@ -344,7 +327,7 @@ class Checkpoint:
             return pair_rows(queries, keys, values, self.spec.num_heads)
         return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
-    def _measured(self) -> dict[str, float]:
+    def _measured(self) -> dict[str, int]:
         """Values derived from the shapes of the tensors."""
         assert self.layout is not None  # it has files
         is_esm2 = self.family == "esm2"
@@ -359,7 +342,7 @@ class Checkpoint:
         # More layers than tensors would take long to report, name by name.
         self._refuse("lacks", [self.layout.layer.format(n=0)] if num_layers > len(self.tensors) else [])
         vocab_size, embedding_dim = shapes[0]
-        measured: dict[str, float] = {
+        measured = {
             "num_layers": num_layers,
             "embedding_dim": embedding_dim,
             "ffn_dim": shapes[1][0 if is_esm2 else 1],
@@ -379,22 +362,18 @@ class Checkpoint:
             if self.arguments is None:
                 return fixed | {"token_dropout": True}
             return fixed | self._renamed("its arguments", self.arguments, _FAIR_ESM_NAMES)
-        if self.config is None:
-            raise CheckpointError(
-                f"checkpoint {self.name} has no config.json beside {self.files[0]}. "
-                "Put the model's own config.json there: the number of heads is nowhere else."
-            )
+        path = self.files[0].parent / "config.json"
         try:
-            config = parse_object(self.config.read_bytes())
+            config = parse_object(path.read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self.config} cannot be read ({error}). Put the model's own config.json there."
+                f"{path} cannot be read ({error}). Put the model's own config.json there: the number of heads is nowhere else."
             ) from error
-        declared = self._renamed(str(self.config), config, _CONFIG_NAMES)
+        declared = self._renamed(str(path), config, _CONFIG_NAMES)
         if self.family == "esm2":
             if config.get("position_embedding_type") != "rotary" or config.get("emb_layer_norm_before"):
                 raise CheckpointError(
-                    f"{self.config} describes another model than ESM-2 (its positions are not rotary, or "
+                    f"{path} describes another model than ESM-2 (its positions are not rotary, or "
                     "it normalises its embeddings). Give an ESM-2 checkpoint; ESM-1b and ESM-1v are not."
                 )
             declared["token_dropout"] = config.get("token_dropout", False)
@@ -521,7 +500,8 @@ def load_model(
     """
     spec = checkpoint.spec
     model = _without_storage(spec)
-    dtype = _DTYPES[precision]
+    # In fp8, of everything but the matrix products.
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     is_random = checkpoint.random_spec is not None
     state = random_state_dict(spec, device, dtype) if is_random else read_weights(checkpoint, device, dtype)
     model.load_state_dict(state, assign=True)

@@ -317,7 +317,9 @@ UNUSABLE: dict[str, Callable[[Path], Path]] = {
     r"config\.json cannot be read": lambda folder: with_content(
         in_folder(folder, masked_lm()) / "config.json", "{"
     ),
-    r"has no config\.json beside": lambda folder: without(in_folder(folder, masked_lm()) / "config.json"),
+    r"config\.json cannot be read \(.*No such file": lambda folder: without(
+        in_folder(folder, masked_lm()) / "config.json"
+    ),
     r"holds no model\.safetensors or pytorch_model\.bin": lambda folder: folder,
     r"holds neither ESM-2 nor DNABERT-S weights \(first tensors: roberta\.weight\)": (
         lambda folder: in_folder(folder, {"roberta.weight": torch.zeros(1)})
